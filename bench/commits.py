@@ -1,14 +1,11 @@
 """How many commits per second can a server make, on one table and on 100 tables, with one client and with
 eight?
 
-A property commit has no requirements. An append adds a snapshot and moves `main`, with the requirements
-that engines
-send. A client that gets a conflict (409) loads the current snapshot and tries again; only successful
-commits count.
-A change (Seamark's own route) adds a file. Each table has one client for changes, because the server
-writes the
-manifest and the manifest list. Each round uses new tables, so the history of an earlier round costs
-nothing.
+A property commit has no requirements. An append adds a snapshot and moves `main`, with the requirements that
+engines send. A client that gets a conflict (409) loads the current snapshot and tries again; only successful
+commits count. A change (Seamark's own route) adds a file. Each table has one client for changes, because the
+server writes the manifest and the manifest list. Each round uses new tables, so the history of an earlier
+round costs nothing.
 """
 
 from __future__ import annotations

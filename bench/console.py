@@ -1,10 +1,8 @@
 """How fast does the console show a page of a large catalog? Run `python -m bench.console`.
 
-The server has 10,000 tables, and one table with 100,000 files. Chromium has an empty cache at each
-visit. The browser
-measures the time from the start of the navigation to the first paint. The data are complete when no
-request is open.
-There is no peer, because no other Iceberg catalog has such pages.
+The server has 10,000 tables, and one table with 100,000 files. Chromium has an empty cache at each visit. The
+browser measures the time from the start of the navigation to the first paint. The data are complete when no
+request is open. There is no peer, because no other Iceberg catalog has such pages.
 """
 
 from __future__ import annotations

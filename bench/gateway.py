@@ -1,10 +1,9 @@
 """Measure what the objects gateway costs: it reads ranges through the gateway and directly, alternately.
 
-Each pair reads the same object from the same store: first a real S3 server, then the same server behind
-a proxy that
-delays each answer as a store in the cloud does (15 ms in the median, up to 200 ms). The gateway over a
-folder is
-compared with the S3 server over a folder. The client sends presigned requests, so it does not sign.
+Each pair reads the same object from the same store: first a real S3 server, then the same server behind a
+proxy that delays each answer as a store in the cloud does (15 ms in the median, up to 200 ms). The gateway
+over a folder is compared with the S3 server over a folder. The client sends presigned requests, so it does
+not sign.
 
     python -m bench.gateway
 """
@@ -49,13 +48,10 @@ _START = re.compile(rb"\r\nrange: *bytes=([0-9]*)", re.IGNORECASE)
 class Delays:
     """Log-normal delays of requests.
 
-    The n-th presigned request for a number of bytes, which a client sends itself, and the n-th request of
-    the gateway,
-    which signs in a header, have the same delay. A read through the gateway and the direct read therefore
-    wait equally
-    long, and the difference is the cost of the gateway. With 60 independent pairs, the medians would differ
-    by a fifth by
-    chance.
+    The n-th presigned request for a number of bytes, which a client sends itself, and the n-th request of the
+    gateway, which signs in a header, have the same delay. A read through the gateway and the direct read
+    therefore wait equally long, and the difference is the cost of the gateway. With 60 independent pairs, the
+    medians would differ by a fifth by chance.
     """
 
     def __init__(self, seed: int, sigma: float) -> None:

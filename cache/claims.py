@@ -40,7 +40,7 @@ class Claims:
 
         The method never waits. The claim is refused while another task or process has it.
         """
-        offset = _offset(key)
+        offset = _hash_to_offset(key)
         if offset in self._held:
             return False
         if self._file >= 0:
@@ -55,7 +55,7 @@ class Claims:
 
     def release(self, key: str) -> None:
         """Release the claim, if this instance has it."""
-        offset = _offset(key)
+        offset = _hash_to_offset(key)
         if offset in self._held:
             self._held.discard(offset)
             if self._file >= 0:
@@ -72,5 +72,5 @@ class Claims:
             self._file = -1
 
 
-def _offset(key: str) -> int:
+def _hash_to_offset(key: str) -> int:
     return int.from_bytes(key_digest(key)[:7])

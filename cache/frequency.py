@@ -43,10 +43,10 @@ class FrequencySketch:
         self._counted = 0
 
     def count(self, key: Hashable) -> None:
-        slots = self._slots(key)
+        slots = self._find_slots(key)
         self._counted += 1
         if self._counted >= self._sample:
-            self._age()
+            self._halve_counts()
         if not self._add_to_doorkeeper(slots):
             return
         rows = self._rows
@@ -59,11 +59,11 @@ class FrequencySketch:
 
     def estimate(self, key: Hashable) -> int:
         """Return the estimated number of recent requests, from 0 to 16."""
-        slots = self._slots(key)
+        slots = self._find_slots(key)
         count = min(row[slot] for row, slot in zip(self._rows, slots, strict=True))
         return count + self._is_inside(slots)
 
-    def _slots(self, key: Hashable) -> tuple[int, int, int, int]:
+    def _find_slots(self, key: Hashable) -> tuple[int, int, int, int]:
         value = hash(key) & _MASK64
         value ^= value >> 32
         shift = self._shift
@@ -86,7 +86,7 @@ class FrequencySketch:
         door = self._doorkeeper
         return bool(door[slots[0]] >> (slots[1] & 7) & 1 and door[slots[2]] >> (slots[3] & 7) & 1)
 
-    def _age(self) -> None:
+    def _halve_counts(self) -> None:
         for row in self._rows:
             row[:] = row.translate(_HALVED)
         self._doorkeeper[:] = bytes(len(self._doorkeeper))

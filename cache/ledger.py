@@ -195,12 +195,12 @@ class Ledger:
                 return self._attempt(action)
             except (*_FAILURES, _Corrupt) as error:
                 if not _is_corruption(error):
-                    raise LedgerUnavailable(_words(error)) from error
+                    raise LedgerUnavailable(_describe(error)) from error
             try:
                 self._rebuild()
                 return self._attempt(action)
             except (*_FAILURES, _Corrupt) as error:
-                raise LedgerUnavailable(_words(error)) from error
+                raise LedgerUnavailable(_describe(error)) from error
 
     def make_room(self, cache: Any, need_bytes: int) -> bool:
         """Evict entries until `need_bytes` more bytes fit, and return whether they fit.
@@ -280,7 +280,7 @@ class Ledger:
     def _open(self) -> Any:
         """Return the account that is on the disk now, because another process may have removed or replaced it."""
         path = self._folder / _DATABASE
-        if self._cache is None or _inode(path) != self._inode:
+        if self._cache is None or _read_inode(path) != self._inode:
             self._forget()
             with closing(sqlite3.connect(path, timeout=_SQLITE_TIMEOUT_S, isolation_level=None)) as connection:
                 # This statement detects a foreign lock within a second; the later statements would take a minute.
@@ -305,7 +305,7 @@ class Ledger:
             except BaseException:
                 cache.close()
                 raise
-            self._cache, self._inode = cache, _inode(path)
+            self._cache, self._inode = cache, _read_inode(path)
         return self._cache
 
     def _audit(self, cache: Any) -> None:
@@ -324,7 +324,7 @@ class Ledger:
             raise _Corrupt("the sizes of the cached files in the account do not add up")
         if any(row[1] < BLOCK_BYTES or row[2] != file_name(row[0]) for row in rows):
             raise _Corrupt("the account of the cached files contains file names that are not derived from the keys")
-        files = set(self._files())
+        files = set(self._list_files())
         recorded = {name for _, _, name in rows}
         for name in files - recorded:
             with suppress(OSError):
@@ -333,7 +333,7 @@ class Ledger:
             if name not in files:
                 cache.delete(key)
 
-    def _files(self) -> Iterator[str]:
+    def _list_files(self) -> Iterator[str]:
         """Yield all files in the shards, including incomplete files."""
         for shard in range(SHARDS):
             try:
@@ -350,7 +350,7 @@ class Ledger:
         self._forget()
         for name in (_DATABASE, f"{_DATABASE}-journal", f"{_DATABASE}-wal", f"{_DATABASE}-shm"):
             (self._folder / name).unlink(missing_ok=True)
-        for name in self._files():
+        for name in self._list_files():
             (self._folder / name).unlink(missing_ok=True)
 
     @contextmanager
@@ -362,7 +362,7 @@ class Ledger:
                 self._folder.mkdir(parents=True, exist_ok=True)
                 lock = os.open(self._folder / "write.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             except OSError as error:
-                raise LedgerUnavailable(_words(error)) from error
+                raise LedgerUnavailable(_describe(error)) from error
             try:
                 for _ in range(int(wait_s / _LOCK_POLL_S) + 1):
                     try:
@@ -388,7 +388,7 @@ class Ledger:
 
         def check(cache: Any) -> None:
             rows = {file_name(key): key for key in cache}
-            assert set(self._files()) == set(rows), "files without rows, or rows without files"
+            assert set(self._list_files()) == set(rows), "files without rows, or rows without files"
             sizes = {name: charge((self._folder / name).stat().st_size) for name in rows}
             pages = cache.volume() - cache.size
             assert cache.size == sum(sizes.values()), f"{cache.size} on the account, {sum(sizes.values())} on the disk"
@@ -401,7 +401,7 @@ class Ledger:
         self.run(check)
 
 
-def _inode(path: Path) -> int:
+def _read_inode(path: Path) -> int:
     try:
         return path.stat().st_ino
     except OSError:
@@ -425,6 +425,6 @@ def _find_cause(error: BaseException) -> BaseException:
     return error
 
 
-def _words(error: BaseException) -> str:
+def _describe(error: BaseException) -> str:
     first = _find_cause(error)
     return f"{type(first).__name__}: {first}"

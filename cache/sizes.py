@@ -30,10 +30,10 @@ def object_bytes(value: object) -> int:
 
     The result is right within a few percent if the elements of long sequences have similar sizes.
     """
-    return _size(value, set())
+    return _measure(value, set())
 
 
-def _size(value: Any, counted_ids: set[int]) -> int:
+def _measure(value: Any, counted_ids: set[int]) -> int:
     kind, identity = type(value), id(value)
     if value is None or kind is bool or identity in counted_ids or (kind is int and value in _SMALL_INTS):
         return 0
@@ -44,27 +44,27 @@ def _size(value: Any, counted_ids: set[int]) -> int:
         return 0
     size = sys.getsizeof(value)
     if isinstance(value, np.ndarray | memoryview):
-        return size + _owner_bytes(value.obj if isinstance(value, memoryview) else value.base, counted_ids)
-    for name in _attributes(kind):  # type: ignore[arg-type]  # mypy: a class is not Hashable
-        size += _size(getattr(value, name, None), counted_ids)
+        return size + _measure_owner(value.obj if isinstance(value, memoryview) else value.base, counted_ids)
+    for name in _list_attributes(kind):  # type: ignore[arg-type]  # mypy: a class is not Hashable
+        size += _measure(getattr(value, name, None), counted_ids)
     if isinstance(value, Mapping):
-        return size + _size_of_many(
-            list(value.items()), lambda pair: _size(pair[0], counted_ids) + _size(pair[1], counted_ids)
+        return size + _estimate_size_of_many(
+            list(value.items()), lambda pair: _measure(pair[0], counted_ids) + _measure(pair[1], counted_ids)
         )
     if isinstance(value, Sequence):
-        return size + _size_of_many(value, lambda part: _size(part, counted_ids))
+        return size + _estimate_size_of_many(value, lambda part: _measure(part, counted_ids))
     if isinstance(value, AbstractSet):
-        return size + _size_of_many(list(value), lambda part: _size(part, counted_ids))
+        return size + _estimate_size_of_many(list(value), lambda part: _measure(part, counted_ids))
     return size
 
 
-def _owner_bytes(owner: Any, counted_ids: set[int]) -> int:
+def _measure_owner(owner: Any, counted_ids: set[int]) -> int:
     """Return the size of the whole object to which a view refers.
 
     The owner is another view, an object, or memory of the kernel or of a library.
     """
     if owner is None or isinstance(owner, np.ndarray | memoryview | bytes | bytearray):
-        return _size(owner, counted_ids)
+        return _measure(owner, counted_ids)
     if id(owner) in counted_ids:
         return 0
     counted_ids.add(id(owner))
@@ -72,21 +72,21 @@ def _owner_bytes(owner: Any, counted_ids: set[int]) -> int:
 
 
 @lru_cache(maxsize=1024)  # The cache has one entry for each class.
-def _attributes(kind: type) -> tuple[str, ...]:
+def _list_attributes(kind: type) -> tuple[str, ...]:
     """Return the names of the attributes of a struct, or of a class with slots or a dict."""
     fields = getattr(kind, "__struct_fields__", None)
     if fields is not None:
         return tuple(fields)
-    slots = [name for base in kind.__mro__ for name in _slots(base)]
+    slots = [name for base in kind.__mro__ for name in _list_slots(base)]
     return (*slots, "__dict__") if hasattr(kind, "__dict__") and kind.__dictoffset__ else tuple(slots)
 
 
-def _slots(kind: type) -> Sequence[str]:
+def _list_slots(kind: type) -> Sequence[str]:
     slots = kind.__dict__.get("__slots__", ())
     return (slots,) if isinstance(slots, str) else [name for name in slots if not name.startswith("__")]
 
 
-def _size_of_many(values: Sequence[Any], size_of: Callable[[Any], int]) -> int:
+def _estimate_size_of_many(values: Sequence[Any], size_of: Callable[[Any], int]) -> int:
     if len(values) <= 2 * _SAMPLE:
         return sum(map(size_of, values))
     # The size of the first element includes the objects that all elements share.

@@ -98,7 +98,7 @@ def create(
     ttl_s = None if expires_in is None else parse_duration(expires_in, "--expires-in")
 
     def make_grants() -> list[Grant] | None:
-        return None if role is None else [make_grant(name, role, path) for path in _paths(namespaces)]
+        return None if role is None else [make_grant(name, role, path) for path in _parse_paths(namespaces)]
 
     if from_file is not None:
         _create_from_file(name, ttl_s, make_grants, from_file, config, flags, as_json=as_json)
@@ -196,7 +196,7 @@ def add(
     """Grant ROLE to PRINCIPAL: a token's name, or oidc:SUBJECT for a user of the OIDC issuer."""
 
     async def work(store: PointerStore, clock: Clock) -> tuple[list[Grant], bool]:
-        grants = [make_grant(principal, role, path) for path in _paths(namespaces)]
+        grants = [make_grant(principal, role, path) for path in _parse_paths(namespaces)]
         await store.transact([SaveGrant(grant) for grant in grants])
         for grant in grants:
             await _audit(store, clock, "addGrant", f"{principal} {_describe_grant(grant)}")
@@ -221,7 +221,7 @@ def remove(
     """Remove a grant of ROLE to PRINCIPAL with the same namespace."""
 
     async def work(store: PointerStore, clock: Clock) -> list[Grant]:
-        grants = [make_grant(principal, role, path) for path in _paths(namespaces)]
+        grants = [make_grant(principal, role, path) for path in _parse_paths(namespaces)]
         await store.transact([RemoveGrant(grant) for grant in grants])
         for grant in grants:
             await _audit(store, clock, "removeGrant", f"{principal} {_describe_grant(grant)}")
@@ -315,7 +315,7 @@ def account_name() -> str:
         return "unknown"
 
 
-def _paths(namespaces: tuple[str, ...]) -> list[NamespacePath]:
+def _parse_paths(namespaces: tuple[str, ...]) -> list[NamespacePath]:
     return [parse_path(text) for text in namespaces] if namespaces else [()]
 
 

@@ -75,12 +75,12 @@ def buckets(
         text = f"{resized.column}: {count} from now on{again} (partition spec {resized.spec_id})"
         print_result(resized, text, as_json=as_json)
     elif as_json:
-        print_json([_json(size) for size in shown_sizes])
+        print_json([_to_json(size) for size in shown_sizes])
     else:
         _print_sizes(table, shown_sizes)
 
 
-def _json(sizes: BucketSizes) -> dict[str, Any]:
+def _to_json(sizes: BucketSizes) -> dict[str, Any]:
     each = zip(*(part.tolist() for part in (sizes.files, sizes.rows, sizes.bytes)), strict=True)
     return {
         "column": sizes.column,

@@ -167,12 +167,12 @@ def _print_explanation(table: str, explanation: Explanation, *, is_whole: bool =
                     stage.name + ("" if stage.complete else " (out of time)"),
                     *(f"{count:,}" for count in (stage.files_in, stage.files_removed, stage.files_left)),
                     show_size(stage.bytes_left),
-                    _time(stage.microseconds),
+                    _format_time(stage.microseconds),
                 )
                 for stage in explanation.stages
             ),
             right_aligned=("files in", "removed", "left", "bytes left", "time"),
-            title=_title(explanation),
+            title=_make_title(explanation),
         )
     )
     for index in explanation.indexes:
@@ -212,7 +212,7 @@ def _print_explanation(table: str, explanation: Explanation, *, is_whole: bool =
     if not explanation.residuals_complete:
         console.print("… and more in other partitions.")
     if explanation.kept is not None:
-        console.print(_files(explanation))
+        console.print(_describe_files(explanation))
 
 
 def suggest_improvements(table: str, explanation: Explanation) -> Iterator[str]:
@@ -260,11 +260,11 @@ def suggest_improvements(table: str, explanation: Explanation) -> Iterator[str]:
         yield f"{layout_text}, the table would be read from about {files}: seamark table set {table} {setting}"
 
 
-def _title(explanation: Explanation) -> str:
+def _make_title(explanation: Explanation) -> str:
     return "No snapshot" if explanation.snapshot_id is None else f"Snapshot {explanation.snapshot_id}"
 
 
-def _files(explanation: Explanation) -> Table:
+def _describe_files(explanation: Explanation) -> Table:
     assert explanation.kept is not None
     return make_table(
         ("file", "partition", "records", "size", "delete files"),
@@ -283,5 +283,5 @@ def _files(explanation: Explanation) -> Table:
     )
 
 
-def _time(microseconds: int) -> str:
+def _format_time(microseconds: int) -> str:
     return f"{microseconds:,} µs" if microseconds < 10_000 else f"{microseconds / 1000:,.0f} ms"

@@ -61,7 +61,7 @@ def index() -> None:
     """
 
 
-def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
+def _add_parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add an option to a command for each parameter of an index kind."""
     for parameter in parameters().values():
         kinds = ", ".join(kinds_with_parameter(parameter.name))
@@ -88,7 +88,7 @@ def _parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     help="Of a cube: an aggregate of columns, such as 'sum(price * (1 - discount))' or 'count(*)'. Several are "
     "separated by commas.",
 )
-@_parameter_options
+@_add_parameter_options
 @click.option("--name", help="Name of the index. Default: derived from columns and kind.")
 @server_command
 def create(
@@ -161,7 +161,7 @@ def show(client: IndexClient, table: str, name: str, as_json: bool) -> None:
             f"Audited {datetime.fromtimestamp(described.audited_ms / 1000, UTC):%Y-%m-%d %H:%M} UTC.", highlight=False
         )
     if files := described.json.get("index-files"):
-        console.print(_files(files))
+        console.print(_list_files(files))
 
 
 @index.command()
@@ -222,7 +222,7 @@ def _render_indexes(indexes: list[Index]) -> Table:
     )
 
 
-def _files(files: list[dict[str, Any]]) -> Table:
+def _list_files(files: list[dict[str, Any]]) -> Table:
     return make_table(
         ("location", "state", "level", "files", "rows", "size"),
         (

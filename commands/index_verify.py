@@ -66,13 +66,13 @@ def verify_command(
         if not as_json:
             _print_audit(audit)
     if as_json:
-        print_json([_json(audit) for audit in audits])
+        print_json([_to_json(audit) for audit in audits])
     wrong = sum(bool(audit.problems) for audit in audits)
     if wrong:
         raise click.ClickException(f"{wrong} of {len(names)} indexes are not correct")
 
 
-def _json(audit: Audit) -> dict[str, Any]:
+def _to_json(audit: Audit) -> dict[str, Any]:
     return {
         "name": audit.index.name,
         "problems": list(audit.problems),

@@ -75,11 +75,11 @@ def main() -> None:
     )
     gc.collect()
     gc.freeze()  # Children share the pages that they do not write.
-    for line in _lines(sys.stdin.fileno()):
+    for line in _read_lines(sys.stdin.fileno()):
         _run_in_child(from_json(line, JobRequest), answers)
 
 
-def _lines(descriptor: int) -> Iterator[bytes]:
+def _read_lines(descriptor: int) -> Iterator[bytes]:
     """Yield the lines of the input.
 
     The input is not buffered, so that `_run_in_child` detects its end.

@@ -52,7 +52,7 @@ def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], 
             else:
                 metavar = {int: "N", float: "N", Path: "DIR"}.get(type(field.default), "TEXT")
                 option = click.option(
-                    flag, name, default=None, multiple=many, metavar=metavar, help=text, callback=_none_if_empty
+                    flag, name, default=None, multiple=many, metavar=metavar, help=text, callback=_replace_empty
                 )
                 command = option(command)
         config = click.option("--config", type=click.Path(path_type=Path), help="TOML file. [SEAMARK_CONFIG]")
@@ -61,7 +61,7 @@ def settings_flags(names: tuple[str, ...] | None = None) -> Callable[[Command], 
     return add
 
 
-def _none_if_empty(context: click.Context, option: click.Parameter, value: Any) -> Any:
+def _replace_empty(context: click.Context, option: click.Parameter, value: Any) -> Any:
     return None if value == () else value
 
 

@@ -57,8 +57,8 @@ def settings_page() -> str:
         secret = " *Secret.*" if metadata["secret"] else ""
         parts.append(f"## {name}\n\n{metadata['description']}{secret}\n\n")
         parts.append(f"- flag `{flag_name(name)}`, variable `{environment_name(name)}`, key `{name}`\n")
-        parts.append(f"- default {_default(field.default)}\n")
-        if bounds := _bounds(metadata):
+        parts.append(f"- default {_write_default(field.default)}\n")
+        if bounds := _write_bounds(metadata):
             parts.append(f"- {bounds}\n")
         parts.append("\n")
     return "".join(parts).rstrip() + "\n"
@@ -96,13 +96,13 @@ def openapi_document() -> str:
     return msgspec.json.format(msgspec.json.encode(build_document(app)), indent=2).decode() + "\n"
 
 
-def _default(default: Any) -> str:
+def _write_default(default: Any) -> str:
     if default in ("", ()):
         return "empty"
     return f"`{str(default).lower() if isinstance(default, bool) else default}`"
 
 
-def _bounds(metadata: Any) -> str:
+def _write_bounds(metadata: Any) -> str:
     if metadata["choices"]:
         return "one of " + ", ".join(f"`{choice}`" for choice in metadata["choices"])
     if metadata["schemes"]:

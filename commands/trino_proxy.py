@@ -210,7 +210,7 @@ def trino_proxy(
             **given,
         )
         settings.check()
-        tls = _tls(tls_cert, tls_key)
+        tls = _make_tls_context(tls_cert, tls_key)
         _check_plain_http(settings, host, tls, allowed=allow_plain_http)
     except ConfigError as error:
         raise refuse(error) from None
@@ -285,7 +285,7 @@ def _answer(url: str, tls: ssl.SSLContext | None) -> _Answer | None:
         return None
 
 
-def _tls(certificate: Path | None, key: Path | None) -> Certificate | None:
+def _make_tls_context(certificate: Path | None, key: Path | None) -> Certificate | None:
     if certificate is None and key is None:
         return None
     if certificate is None or key is None:

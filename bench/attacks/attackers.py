@@ -1,8 +1,7 @@
 """The attacks. Each attack is an endless coroutine of a malicious client on 127.0.0.2; the caller ends it.
 
-The attacks run in a separate process (`python -m bench.attacks.attackers URL TOKEN ATTACK SECONDS`), so
-they take no
-time from the event loop of the good client. They connect to loopback addresses only, and end after
+The attacks run in a separate process (`python -m bench.attacks.attackers URL TOKEN ATTACK SECONDS`), so they
+take no time from the event loop of the good client. They connect to loopback addresses only, and end after
 SECONDS.
 """
 

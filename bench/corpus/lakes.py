@@ -1,10 +1,8 @@
 """Three star schemas on one server: TPC-H, the Star Schema Benchmark, and a retail schema (`retail.sql`).
 
-Fact tables have many files in the order of their dates, as ingestion writes them. They have bitmap and
-Bloom indexes
-on the columns that queries look up. Dimension tables have few files. DuckDB generates all data, and our
-writer writes
-them.
+Fact tables have many files in the order of their dates, as ingestion writes them. They have bitmap and Bloom
+indexes on the columns that queries look up. Dimension tables have few files. DuckDB generates all data, and
+our writer writes them.
 """
 
 from __future__ import annotations

@@ -1,17 +1,12 @@
 """Which of 119 queries, and of the 99 queries of TPC-DS, read fewer files in DuckDB with Seamark?
 
-Run `python -m bench.corpus.run [--quick]`. DuckDB's own Iceberg reader and `seamark.duckdb` run each
-query, and both
-must return the same rows. The benchmark compares the data files that DuckDB's profile reports as read.
-DuckDB's own
-reader prunes files by column bounds, and by the bounds of the other side of a join. "all files" counts
-the files of
-the tables of a query, once for each reference. "needed" is the smallest number of files that any reader
-must read
-(`needed.py`). For each query without a gain, and each table that is read whole, `explain` and
-`seamark.duckdb.rewrite_query` must state a reason. No time is measured. `--share` is the share of the
-rows and files;
-results are written only with the default.
+Run `python -m bench.corpus.run [--quick]`. DuckDB's own Iceberg reader and `seamark.duckdb` run each query,
+and both must return the same rows. The benchmark compares the data files that DuckDB's profile reports as
+read. DuckDB's own reader prunes files by column bounds, and by the bounds of the other side of a join. "all
+files" counts the files of the tables of a query, once for each reference. "needed" is the smallest number of
+files that any reader must read (`needed.py`). For each query without a gain, and each table that is read
+whole, `explain` and `seamark.duckdb.rewrite_query` must state a reason. No time is measured. `--share` is the
+share of the rows and files; results are written only with the default.
 """
 
 from __future__ import annotations

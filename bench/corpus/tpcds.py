@@ -1,10 +1,8 @@
 """The 99 queries and the tables of TPC-DS, from DuckDB's own extension.
 
 The queries and the generator belong to TPC, so this repository does not contain them. pip downloads the
-extension when
-the benchmark first runs. Fact tables are stored in the order of their dates, with indexes on their keys,
-like those of
-the other star schemas.
+extension when the benchmark first runs. Fact tables are stored in the order of their dates, with indexes on
+their keys, like those of the other star schemas.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """Run the demo with `python -m bench.demo` or `make demo`.
 
-The data of the Star Schema Benchmark are generated once and kept in `.cache/ssb`. `seamark serve` starts
-with default
-settings, Spark writes the tables through it, and the server builds the indexes. DuckDB checks every
-answer on the
-source data. One wrong row fails the demo. `bench/demo/options.py` lists the environment variables.
+The data of the Star Schema Benchmark are generated once and kept in `.cache/ssb`. `seamark serve` starts with
+default settings, Spark writes the tables through it, and the server builds the indexes. DuckDB checks every
+answer on the source data. One wrong row fails the demo. `bench/demo/options.py` lists the environment
+variables.
 """
 
 from __future__ import annotations

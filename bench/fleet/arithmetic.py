@@ -115,8 +115,7 @@ def hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) ->
     """Simulate the tiers with tables, files and budgets at 1/`scale` of their size, and return the hit rates.
 
     The simulation has a tenth of the replicas. For the peer tier, each has a budget that is ten times as
-    large. The number
-    of replicas changes only which replica owns a table.
+    large. The number of replicas changes only which replica owns a table.
     """
     rng = random.Random(SEED)
     replicas, tables = fleet.replicas // 10, fleet.tables // scale

@@ -1,15 +1,11 @@
 """How much faster are the queries of SSB with the objects gateway, in stock Trino and Spark, if the store
 is far away?
 
-Both ways read the same data files of the same store, behind a proxy that delays each request. `direct`
-is a Seamark
-server without a gateway: its clients read from the store with the keys of the store. The clients of the
-other server
-read through its gateway with vended keys. Each query runs both ways in turn. The engines warm up with a
-small copy of
-the tables, so the first round reads objects that are not in the cache of the gateway. Later rounds find
-them in the
-cache. All answers are compared with the answers of DuckDB.
+Both ways read the same data files of the same store, behind a proxy that delays each request. `direct` is a
+Seamark server without a gateway: its clients read from the store with the keys of the store. The clients of
+the other server read through its gateway with vended keys. Each query runs both ways in turn. The engines
+warm up with a small copy of the tables, so the first round reads objects that are not in the cache of the
+gateway. Later rounds find them in the cache. All answers are compared with the answers of DuckDB.
 
     python -m bench.fleet.engines
 """

@@ -17,37 +17,37 @@ def expression_text(expression: Any) -> str:
         return str(expression).lower()
     kind = str(expression.get("type"))
     if kind in ("and", "or"):
-        return f" {kind.upper()} ".join(_operand(expression[side], within=kind) for side in ("left", "right"))
+        return f" {kind.upper()} ".join(_write_operand(expression[side], within=kind) for side in ("left", "right"))
     if kind == "not":
         return f"NOT ({expression_text(expression['child'])})"
     if kind in ("true", "false"):
         return kind
-    term = _term(expression.get("term"))
+    term = _write_term(expression.get("term"))
     if kind in _TESTS:
         return f"{term} {_TESTS[kind]}"
     if kind in ("in", "not-in"):
         values = expression["values"]
-        shown_values = ", ".join(map(_value, values[:VALUES_SHOWN]))
+        shown_values = ", ".join(map(_write_value, values[:VALUES_SHOWN]))
         more = f", … {len(values):,} values" if len(values) > VALUES_SHOWN else ""
         return f"{term} {kind.replace('-', ' ').upper()} ({shown_values}{more})"
     if kind in _PREFIXES:
-        return f"{term} {_PREFIXES[kind]} {_value(str(expression['value']) + '%')}"
-    return f"{term} {_OPERATORS.get(kind, kind)} {_value(expression.get('value'))}"
+        return f"{term} {_PREFIXES[kind]} {_write_value(str(expression['value']) + '%')}"
+    return f"{term} {_OPERATORS.get(kind, kind)} {_write_value(expression.get('value'))}"
 
 
-def _operand(operand: Any, *, within: str) -> str:
+def _write_operand(operand: Any, *, within: str) -> str:
     text = expression_text(operand)
     kind = operand.get("type") if isinstance(operand, Mapping) else None
     return f"({text})" if kind in ("and", "or") and kind != within else text
 
 
-def _term(term: Any) -> str:
+def _write_term(term: Any) -> str:
     if isinstance(term, Mapping):
-        return f"{term.get('transform')}({_term(term.get('term', term.get('reference')))})"
+        return f"{term.get('transform')}({_write_term(term.get('term', term.get('reference')))})"
     return str(term)
 
 
-def _value(value: Any) -> str:
+def _write_value(value: Any) -> str:
     if isinstance(value, str):
         return "'" + value.replace("'", "''") + "'"
     return str(value).lower() if isinstance(value, bool) else str(value)

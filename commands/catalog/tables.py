@@ -85,7 +85,7 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
     fields = schemas[metadata["current-schema-id"]]["fields"]
     names = {field["id"]: field["name"] for field in fields}
     parts = [
-        field["name"] if field["transform"] == "identity" else f"{field['transform']}({_source(field, names)})"
+        field["name"] if field["transform"] == "identity" else f"{field['transform']}({_name_source(field, names)})"
         for field in specs[metadata["default-spec-id"]]["fields"]
     ]
     current = metadata.get("current-snapshot-id")
@@ -100,24 +100,24 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
         say(f"snapshot {current} of {time_text(snapshot['timestamp-ms'])}: {', '.join(totals) or 'no totals'}")
     print_rows(
         ("id", "column", "type", "required"),
-        ((str(f["id"]), f["name"], _type_text(f["type"]), "yes" if f["required"] else "") for f in fields),
+        ((str(f["id"]), f["name"], _write_type(f["type"]), "yes" if f["required"] else "") for f in fields),
         right_aligned=("id",),
     )
     print_properties(metadata)
 
 
-def _source(field: dict[str, Any], names: dict[int, str]) -> str:
+def _name_source(field: dict[str, Any], names: dict[int, str]) -> str:
     return names.get(field.get("source-id", -1), str(field.get("source-id")))
 
 
-def _type_text(kind: Any) -> str:
+def _write_type(kind: Any) -> str:
     if isinstance(kind, str):
         return kind
     if kind["type"] == "list":
-        return f"list<{_type_text(kind['element'])}>"
+        return f"list<{_write_type(kind['element'])}>"
     if kind["type"] == "map":
-        return f"map<{_type_text(kind['key'])}, {_type_text(kind['value'])}>"
-    fields = (f"{field['name']}: {_type_text(field['type'])}" for field in kind["fields"])
+        return f"map<{_write_type(kind['key'])}, {_write_type(kind['value'])}>"
+    fields = (f"{field['name']}: {_write_type(field['type'])}" for field in kind["fields"])
     return f"struct<{', '.join(fields)}>"
 
 
@@ -152,15 +152,15 @@ def create(
     as_json: bool,
 ) -> None:
     """Create an empty table TABLE. The namespace must exist."""
-    fields = [_field(number, text) for number, text in enumerate(columns, 1)]
+    fields = [_parse_field(number, text) for number, text in enumerate(columns, 1)]
     schema = {"type": "struct", "schema-id": 0, "fields": fields}
     table_properties = check_properties(parse_properties(properties, "--property"))
-    spec = _spec(partition, fields) if partition else None
+    spec = _parse_spec(partition, fields) if partition else None
     create_table(client, table, schema, partition_spec=spec, location=location, properties=table_properties)
     print_changed(client, _TABLES, table, f"Table {table} is created", as_json=as_json)
 
 
-def _field(number: int, text: str) -> dict[str, Any]:
+def _parse_field(number: int, text: str) -> dict[str, Any]:
     name, colon, kind = text.rpartition(":")
     if not colon or not name:
         raise click.UsageError(f"--column {text!r} has no type; write NAME:TYPE, for example id:long")
@@ -175,7 +175,7 @@ def _field(number: int, text: str) -> dict[str, Any]:
     return {"id": number, "name": name, "type": canonical, "required": required}
 
 
-def _spec(terms: Sequence[str], fields: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _parse_spec(terms: Sequence[str], fields: Sequence[dict[str, Any]]) -> dict[str, Any]:
     ids = {field["name"]: field["id"] for field in fields}
     parts = []
     for text in terms:

@@ -59,7 +59,7 @@ def forbid_reads_except(folders: Iterable[str]) -> bool:
     if _read_abi_version() < 1:
         return False
     reads = _READ_FILE | _READ_DIR
-    return _restrict(reads, dict.fromkeys([*folders, *_system_paths()], reads))
+    return _restrict(reads, dict.fromkeys([*folders, *_list_system_paths()], reads))
 
 
 def confine_files(
@@ -85,14 +85,14 @@ def confine_files(
         return False
     reads = _READ_FILE | _READ_DIR
     handled = _CHANGES | reads | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
-    rights = dict.fromkeys([*readable, *_system_paths()], reads)
+    rights = dict.fromkeys([*readable, *_list_system_paths()], reads)
     rights["/dev/null"] = reads | _WRITE_FILE
     rights |= dict.fromkeys(writable, handled & ~_EXECUTE)
     ports = None if abi < 4 or connectable is None else frozenset(connectable)
     return _restrict(handled, rights, ports=ports, scoped=_SCOPED if abi >= 6 else 0)
 
 
-def _system_paths() -> list[str]:
+def _list_system_paths() -> list[str]:
     """Return the paths that Python and the system read."""
     names = ("SSL_CERT_FILE", "SSL_CERT_DIR", "SEAMARK_CA", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE")
     variables = (os.environ.get(name) for name in names)
@@ -106,7 +106,7 @@ def _read_abi_version() -> int:
     """Return the version of Landlock, or 0 or less if the kernel has no Landlock."""
     if sys.platform != "linux":
         return 0
-    return int(_call(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ABI)))
+    return int(_call_kernel(_CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint32(_ABI)))
 
 
 def _restrict(handled: int, rights: Mapping[str, int], *, ports: frozenset[int] | None = None, scoped: int = 0) -> bool:
@@ -125,7 +125,7 @@ def _restrict(handled: int, rights: Mapping[str, int], *, ports: frozenset[int] 
     if ports is not None or scoped:
         attributes += struct.pack("=Q", 0 if ports is None else _BIND_TCP | _CONNECT_TCP)
         attributes += struct.pack("=Q", scoped) if scoped else b""
-    ruleset = _call(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
+    ruleset = _call_kernel(_CREATE_RULESET, attributes, ctypes.c_size_t(len(attributes)), ctypes.c_uint32(0))
     if ruleset < 0:
         raise OSError(ctypes.get_errno(), "Landlock: the kernel creates no ruleset")
     try:
@@ -134,7 +134,7 @@ def _restrict(handled: int, rights: Mapping[str, int], *, ports: frozenset[int] 
                 _allow(ruleset, access & handled, path)
         for port in ports or ():
             _add_rule(ruleset, _NET_PORT, struct.pack("=QQ", _CONNECT_TCP, port), f"port {port}")
-        if _call(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)) != 0:
+        if _call_kernel(_RESTRICT_SELF, ctypes.c_int(ruleset), ctypes.c_uint32(0)) != 0:
             raise OSError(ctypes.get_errno(), "Landlock: the kernel refuses the ruleset")
     finally:
         os.close(ruleset)
@@ -151,11 +151,11 @@ def _allow(ruleset: int, access: int, path: str) -> None:
 
 
 def _add_rule(ruleset: int, kind: int, rule: bytes, subject: str) -> None:
-    if _call(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(kind), rule, ctypes.c_uint32(0)) != 0:
+    if _call_kernel(_ADD_RULE, ctypes.c_int(ruleset), ctypes.c_int(kind), rule, ctypes.c_uint32(0)) != 0:
         raise OSError(ctypes.get_errno(), f"Landlock: the kernel refuses the rule for {subject}")
 
 
-def _call(number: int, *arguments: object) -> int:
+def _call_kernel(number: int, *arguments: object) -> int:
     library = ctypes.CDLL(None, use_errno=True)
     library.syscall.restype = ctypes.c_long
     return int(library.syscall(ctypes.c_long(number), *arguments))

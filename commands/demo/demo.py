@@ -132,7 +132,7 @@ def _server(folder: Path) -> Iterator[str]:
             argv, stdout=output, stderr=output, cwd=folder, env=environment, start_new_session=True
         )
     try:
-        yield _url(process, home / "server.json", log)
+        yield _wait_for_url(process, home / "server.json", log)
     finally:
         process.send_signal(signal.SIGTERM)
         try:
@@ -142,7 +142,7 @@ def _server(folder: Path) -> Iterator[str]:
             process.wait()
 
 
-def _url(process: subprocess.Popen[bytes], server_json: Path, log: Path) -> str:
+def _wait_for_url(process: subprocess.Popen[bytes], server_json: Path, log: Path) -> str:
     ends_s = _CLOCK.monotonic() + START_S
     while process.poll() is None and _CLOCK.monotonic() < ends_s:
         with contextlib.suppress(OSError, msgspec.DecodeError, KeyError):

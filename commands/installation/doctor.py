@@ -98,7 +98,7 @@ def doctor(
     else:
         findings += check_server(url, token)
     if spark is not None:
-        findings += _run_check(spark, lambda: check_spark(spark, _spark_setup(spark), url))
+        findings += _run_check(spark, lambda: check_spark(spark, _check_spark_setup(spark), url))
     if trino_file is not None:
         findings += _run_check(str(trino_file), lambda: check_trino(trino_file, url))
     if as_json:
@@ -109,7 +109,7 @@ def doctor(
         raise click.exceptions.Exit(1)
 
 
-def _spark_setup(spark: str) -> SparkSetup:
+def _check_spark_setup(spark: str) -> SparkSetup:
     return read_running_spark(spark) if spark.startswith(_WEB) else SparkSetup(read_properties(Path(spark)))
 
 
@@ -155,11 +155,11 @@ def check_server(url: str, token: str | None) -> Iterator[Finding]:
     else:
         yield Finding(
             "server",
-            f"{url} is not ready: {_checks(ready)}",
+            f"{url} is not ready: {_read_checks(ready)}",
             "Repair what it names; the server's log has details",
             True,
         )
-    skew_s = _skew_s(ready.headers.get("Date"), clock.now_ms() / 1000)
+    skew_s = _measure_skew_s(ready.headers.get("Date"), clock.now_ms() / 1000)
     if abs(skew_s) > SKEW_S_MAX:
         fix = "Synchronise both clocks (NTP): tokens and signed requests have end times"
         yield Finding("clock", f"it differs from the server's by {skew_s:.0f} s", fix)
@@ -181,7 +181,7 @@ def check_server(url: str, token: str | None) -> Iterator[Finding]:
         with_client.close()
 
 
-def _checks(answer: urllib3.BaseHTTPResponse) -> str:
+def _read_checks(answer: urllib3.BaseHTTPResponse) -> str:
     try:
         checks = json.loads(answer.data)["checks"]
         return ", ".join(f"{name}: {state}" for name, state in checks.items() if state != "ok")
@@ -189,7 +189,7 @@ def _checks(answer: urllib3.BaseHTTPResponse) -> str:
         return f"HTTP status {answer.status}; it may be another server"
 
 
-def _skew_s(date: str | None, now_s: float) -> float:
+def _measure_skew_s(date: str | None, now_s: float) -> float:
     try:
         return 0.0 if date is None else parsedate_to_datetime(date).timestamp() - now_s
     except ValueError:

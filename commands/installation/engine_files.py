@@ -86,10 +86,10 @@ def read_running_spark(url: str) -> SparkSetup:
     """
     base = f"{url.rstrip('/')}/api/v1/applications"
     with urllib3.PoolManager(retries=False, timeout=UI_TIMEOUT_S) as pool:
-        applications = _ui_answer(pool, base)
+        applications = _request_ui(pool, base)
         try:
             application = applications[0]
-            environment = _ui_answer(pool, f"{base}/{quote(application['id'], safe='')}/environment")
+            environment = _request_ui(pool, f"{base}/{quote(application['id'], safe='')}/environment")
             return SparkSetup(
                 {str(name): str(value) for name, value in environment["sparkProperties"]},
                 str(application["attempts"][-1].get("appSparkVersion", "")),
@@ -99,7 +99,7 @@ def read_running_spark(url: str) -> SparkSetup:
             raise ValueError(f"{base} does not answer like Spark's web interface") from None
 
 
-def _ui_answer(pool: urllib3.PoolManager, url: str) -> Any:
+def _request_ui(pool: urllib3.PoolManager, url: str) -> Any:
     try:
         answer = pool.request("GET", url, preload_content=False)
         try:

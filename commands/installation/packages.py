@@ -39,7 +39,7 @@ def check_installation() -> Iterator[Finding]:
     yield Finding("Python", version, "Install Python 3.11 or newer" if old else "", is_fault=old)
     missing = [name for name in KERNELS if importlib.util.find_spec(f"seamark.formats.{name}") is None]
     if missing:
-        first = "" if shutil.which("cc") else f"{_compiler_command()}, then "
+        first = "" if shutil.which("cc") else f"{_choose_compiler_command()}, then "
         yield Finding("compiled kernels", f"{missing[0]} is missing", f"Run: {first}make venv", is_fault=True)
     else:
         yield Finding("compiled kernels", "present")
@@ -56,7 +56,7 @@ def lacking_modules(extra: str) -> list[str]:
     return [name for name in EXTRAS[extra] if importlib.util.find_spec(name) is None]
 
 
-def _compiler_command() -> str:
+def _choose_compiler_command() -> str:
     return next((command for program, command in INSTALLERS.items() if shutil.which(program)), "install a C compiler")
 
 
@@ -66,7 +66,7 @@ def _check_iceberg_jar() -> Iterator[Finding]:
         spark = ".".join(metadata.version("pyspark").split(".")[:2])
     except metadata.PackageNotFoundError:
         return
-    jars = sorted(jar for folder in _jar_folders() for jar in folder.glob("*iceberg-spark-runtime-*.jar"))
+    jars = sorted(jar for folder in _list_jar_folders() for jar in folder.glob("*iceberg-spark-runtime-*.jar"))
     fitting = [jar for jar in jars if (match := RUNTIME_NAME.search(jar.name)) is not None and match[1] == spark]
     if fitting:
         yield Finding("Iceberg's jar", str(fitting[-1]))
@@ -78,7 +78,7 @@ def _check_iceberg_jar() -> Iterator[Finding]:
         yield Finding("Iceberg's jar", "it is not on this machine", fix)
 
 
-def _jar_folders() -> Iterator[Path]:
+def _list_jar_folders() -> Iterator[Path]:
     """Yield the folders with jars of Spark, of a checkout, and of Ivy, which stores the downloads of --packages."""
     spec = importlib.util.find_spec("pyspark")
     if spec is not None and spec.origin is not None:

@@ -106,15 +106,15 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     query = await read_in_turn(call, len(body.query), partial(query_tables.read_query, body.query, body.dialect))
     if len(query.names) > TABLES_MAX:
         raise BadRequest(f"The query names {len(query.names)} tables; the limit is {TABLES_MAX}")
-    paths = {key: _path(parts, body.namespace) for key, parts in query.names.items()}
+    paths = {key: _make_path(parts, body.namespace) for key, parts in query.names.items()}
     call.allow(*(path[:-1] for path in paths.values()))
     tables = {path: await load_to_read(call, path[:-1], path[-1]) for path in dict.fromkeys(paths.values())}
     loaded = {key: tables[path] for key, path in paths.items()}
-    columns = {key: names for key, table in loaded.items() if (names := _columns(table)) is not None}
+    columns = {key: names for key, table in loaded.items() if (names := _list_columns(table)) is not None}
     references = await read_in_turn(call, len(body.query), partial(query.references, columns))
     if len(references) > TABLES_MAX:
         raise BadRequest(f"The query reads {len(references)} tables; the limit is {TABLES_MAX}")
-    requested, beside = _joins(references, paths, loaded)
+    requested, unrequested_reasons = _list_joins(references, paths, loaded)
     column_names = {column.name.lower() for table in tables.values() for column in table.metadata.current_schema.fields}
     find_unknown = partial(
         query_notes.find_unknown_columns, body.query, body.dialect, list(query.names.values()), column_names
@@ -122,7 +122,7 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     notes = await read_in_turn(call, len(body.query), find_unknown)
     explained = []
     for number, reference in sorted(references.items(), key=lambda item: item[1].start):
-        requested_joins = requested.get(number, []), beside[number]
+        requested_joins = requested.get(number, []), unrequested_reasons[number]
         plan = await _explain_table(
             call, body.query, paths[reference.key], loaded[reference.key], reference, requested_joins, notes
         )
@@ -131,7 +131,7 @@ async def explain_query(call: Call, body: ExplainQueryRequest) -> web.Response:
     return web.Response(body=encode_json(ExplainQueryResponse(explained)), content_type="application/json")
 
 
-def _path(parts: tuple[str, ...], default: list[str]) -> tuple[str, ...]:
+def _make_path(parts: tuple[str, ...], default: list[str]) -> tuple[str, ...]:
     """Return the levels of the namespace and the name.
 
     If there are three parts, the first part is a catalog and is left out.
@@ -142,13 +142,13 @@ def _path(parts: tuple[str, ...], default: list[str]) -> tuple[str, ...]:
     return (*(check_name(level, "namespace") for level in namespace), check_name(parts[-1], "table name"))
 
 
-def _columns(table: LoadedTable) -> dict[str, str] | None:
+def _list_columns(table: LoadedTable) -> dict[str, str] | None:
     """Return the types of the columns by name in lower case, or None if two names differ only in case."""
     fields = table.metadata.current_schema.fields
     return async_client.column_types([(field.name, msgspec.to_builtins(field.type)) for field in fields])
 
 
-def _joins(
+def _list_joins(
     references: Mapping[int, query_tables.TableReference],
     paths: Mapping[Hashable, tuple[str, ...]],
     loaded: Mapping[Hashable, LoadedTable],
@@ -217,7 +217,7 @@ async def _explain_table(
             ),
             read,
             requested_joins[0],
-            beside=requested_joins[1],
+            unrequested_reasons=requested_joins[1],
             max_kept_fraction=rewrites.MAX_KEPT_FRACTION,
         )
     except BadRequest as error:

@@ -70,11 +70,11 @@ def find_unused_conditions(condition: Condition, schema: Schema, schemas: Iterab
             break
         if resolve_literals(expression_of(part), schema, known_schemas) == TRUE:
             text = sql_of(part)
-            notes[_shorten(text)] = _reason(text, schema, known_schemas)
+            notes[_shorten(text)] = _explain_reason(text, schema, known_schemas)
     return notes
 
 
-def _reason(text: str, schema: Schema, schemas: Iterable[Schema]) -> str:
+def _explain_reason(text: str, schema: Schema, schemas: Iterable[Schema]) -> str:
     if len(text) > _TEXT_MAX:
         return _MISFIT
     try:
@@ -108,7 +108,7 @@ def find_unknown_columns(
     ordered = sorted(columns)
     compared: dict[str, list[str]] = {}
     notes: dict[str, str] = {}
-    for column in _single_names(tree):
+    for column in _list_single_names(tree):
         lower = column.name.lower()
         if lower in known_names or lower.startswith(_HIDDEN) or lower in _ENGINES_OWN:
             continue
@@ -143,7 +143,7 @@ def _reads_only_tables(tree: exp.Expr, tables: Collection[str]) -> bool:
     )
 
 
-def _single_names(tree: exp.Expr) -> Iterator[exp.Column]:
+def _list_single_names(tree: exp.Expr) -> Iterator[exp.Column]:
     for column in tree.find_all(exp.Column):
         if isinstance(column.this, exp.Identifier) and len(column.parts) == 1:
             yield column

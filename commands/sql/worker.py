@@ -73,7 +73,7 @@ class StatementAnswers:
 
     def send(self, kind: bytes, content: bytes) -> None:
         self.flush()
-        self._frame(kind, content)
+        self._write_frame(kind, content)
 
     def write(self, data: bytes) -> int:
         """Write data.
@@ -94,12 +94,12 @@ class StatementAnswers:
     def flush(self) -> None:
         data, self._pending, self._size = b"".join(self._pending), [], 0
         for start in range(0, len(data), _FLUSH_BYTES):
-            self._frame(DATA, data[start : start + _FLUSH_BYTES])
+            self._write_frame(DATA, data[start : start + _FLUSH_BYTES])
 
     def discard(self) -> None:
         self._pending, self._size = [], 0
 
-    def _frame(self, kind: bytes, content: bytes) -> None:
+    def _write_frame(self, kind: bytes, content: bytes) -> None:
         self._out.write(FRAME.pack(kind, len(content)) + content)
         self._out.flush()
 
@@ -290,7 +290,7 @@ def _make_head(request: StatementRequest, chosen: ChosenPlan) -> StatementHead:
     return StatementHead(plan, tuple(dict.fromkeys(table.name[:-1] for table in chosen.tables)))
 
 
-def _batches(request: StatementRequest, result: SqlResult, status: dict[str, bool]) -> Iterator[pa.RecordBatch]:
+def _limit_batches(request: StatementRequest, result: SqlResult, status: dict[str, bool]) -> Iterator[pa.RecordBatch]:
     """Yield at most `rows_max` rows.
 
     Raises:
@@ -313,7 +313,7 @@ def _write_arrow(request: StatementRequest, result: SqlResult, plan: StatementPl
     schema = result.schema.with_metadata({"seamark": msgspec.json.encode(plan)})
     sink: Any = pa.PythonFile(_Sink(answers), "w")
     with pa.ipc.new_stream(sink, schema) as writer:
-        for batch in _batches(request, result, {}):
+        for batch in _limit_batches(request, result, {}):
             writer.write_batch(batch.replace_schema_metadata(schema.metadata))
 
 
@@ -323,7 +323,7 @@ def _write_json(request: StatementRequest, result: SqlResult, plan: StatementPla
     answers.write(head + b',"rows":[')
     status = {"truncated": False}
     separator = b""
-    for batch in _batches(request, result, status):
+    for batch in _limit_batches(request, result, status):
         if batch.num_rows:
             answers.write(separator + msgspec.json.encode(json_rows(batch))[1:-1])
             separator = b","

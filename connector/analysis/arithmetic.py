@@ -71,7 +71,7 @@ def _compare_shifted(
     value = EXACT.add(sign * Decimal(literal.value), added)
     if abs(value.adjusted()) > _DIGITS_MAX or len(value.as_tuple().digits) > _DIGITS_MAX:
         return None
-    return reader.compare(op, side, _number_literal(value))
+    return reader.compare(op, side, _make_number_literal(value))
 
 
 def _compare_multiple(op: str, side: exp.Expr, literal: Literal, by: int, reader: ComparisonReader) -> Condition | None:
@@ -81,10 +81,10 @@ def _compare_multiple(op: str, side: exp.Expr, literal: Literal, by: int, reader
         case "=" | "<>":
             if remainder:
                 return NEVER if op == "=" else None
-            return reader.compare(op, side, _number_literal(Decimal(down)))
+            return reader.compare(op, side, _make_number_literal(Decimal(down)))
         case "<" | ">=":
-            return reader.compare(op, side, _number_literal(Decimal(down + bool(remainder))))
-    return reader.compare(op, side, _number_literal(Decimal(down)))
+            return reader.compare(op, side, _make_number_literal(Decimal(down + bool(remainder))))
+    return reader.compare(op, side, _make_number_literal(Decimal(down)))
 
 
 def compare_quotient(
@@ -150,7 +150,7 @@ def _compare_scaled(
         is_lower = (direction == ">=") == (by > 0)
         rounding = ROUND_FLOOR if is_lower else ROUND_CEILING
         rounded = bound.quantize(_BOUND_UNIT, rounding=rounding, context=EXACT)
-        number = _number_literal(rounded.normalize(EXACT)) if is_exact else Literal("double", f"{rounded:.25e}")
+        number = _make_number_literal(rounded.normalize(EXACT)) if is_exact else Literal("double", f"{rounded:.25e}")
         bounds.append(reader.compare(">=" if is_lower else "<=", side, number))
     return all_of(bounds)
 
@@ -189,7 +189,7 @@ def _is_whole(node: exp.Expr, reader: ComparisonReader) -> bool:
     return True
 
 
-def _number_literal(value: Decimal) -> Literal:
+def _make_number_literal(value: Decimal) -> Literal:
     if value == value.to_integral_value():
         return Literal("integer", str(int(value)))
     return Literal("decimal", format(value, "f"))

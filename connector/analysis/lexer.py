@@ -137,13 +137,13 @@ def extract_query(statement: str, parameters: Sequence[str] = ()) -> QueryText:
     """
     text, offsets = statement, range(len(statement) + 1)
     tokens = tokens_of(text)
-    if _words(tokens, 2) == ("EXPLAIN", "ANALYZE"):
-        tokens = tokens[3:] if _words(tokens[2:], 1) == ("VERBOSE",) else tokens[2:]
-    elif _words(tokens, 1) == ("EXPLAIN",):
+    if _take_words(tokens, 2) == ("EXPLAIN", "ANALYZE"):
+        tokens = tokens[3:] if _take_words(tokens[2:], 1) == ("VERBOSE",) else tokens[2:]
+    elif _take_words(tokens, 1) == ("EXPLAIN",):
         tokens = tokens[1:]
-        if tokens and tokens[0].word == "(" and _words(tokens[1:], 1)[0] in _OPTIONS:
+        if tokens and tokens[0].word == "(" and _take_words(tokens[1:], 1)[0] in _OPTIONS:
             tokens = tokens[_find_closing(tokens, 0) + 1 :]
-    if _words(tokens, 2) == ("EXECUTE", "IMMEDIATE"):
+    if _take_words(tokens, 2) == ("EXECUTE", "IMMEDIATE"):
         if len(tokens) < 3 or tokens[2].kind != "string" or parameters:
             raise UnsupportedStatement
         parameters = _parse_using(tokens[3:])
@@ -176,7 +176,7 @@ def parse_execute(statement: str) -> ExecuteStatement | None:
         while start < len(tokens) and tokens[start].word in ("EXPLAIN", "ANALYZE", "VERBOSE"):
             start += 1
         tokens = tokens[start:]
-        if _words(tokens, 1) != ("EXECUTE",) or len(tokens) < 2 or _words(tokens, 2)[1] == "IMMEDIATE":
+        if _take_words(tokens, 1) != ("EXECUTE",) or len(tokens) < 2 or _take_words(tokens, 2)[1] == "IMMEDIATE":
             return None
         return ExecuteStatement(name_of(tokens[1]), _parse_using(tokens[2:]))
     except UnsupportedStatement:
@@ -196,7 +196,7 @@ def name_of(token: TrinoToken) -> str:
     raise UnsupportedStatement
 
 
-def _words(tokens: Sequence[TrinoToken], count: int) -> tuple[str, ...]:
+def _take_words(tokens: Sequence[TrinoToken], count: int) -> tuple[str, ...]:
     return tuple(token.word for token in tokens[:count]) or ("",)
 
 

@@ -84,7 +84,7 @@ def parse_literal(node: exp.Expr | None, *, casts_decimal: bool) -> Literal | No
             if inner is None or inner.kind not in ("integer", "decimal", "double") or inner.value.startswith("-"):
                 return None
             if inner.kind == "integer":  # Trino may read the sign as a part of the number.
-                return _integer_literal(-int(inner.value), min(inner.bits, _bits_of(-int(inner.value))))
+                return _make_integer_literal(-int(inner.value), min(inner.bits, _bits_of(-int(inner.value))))
             return Literal(inner.kind, f"-{inner.value}")
         case exp.Add() | exp.Sub():
             return _sum(node, casts_decimal)
@@ -111,7 +111,7 @@ def _parse_number(text: str) -> Literal | None:
     if "e" in text.lower():
         return _parse_double(text)
     if _INTEGER.fullmatch(text):
-        return _integer_literal(int(text), _bits_of(int(text)))
+        return _make_integer_literal(int(text), _bits_of(int(text)))
     return _parse_decimal(text)
 
 
@@ -124,7 +124,7 @@ def _fits(value: int, bits: int) -> bool:
     return -(1 << bits - 1) <= value < 1 << bits - 1
 
 
-def _integer_literal(value: int, bits: int) -> Literal | None:
+def _make_integer_literal(value: int, bits: int) -> Literal | None:
     return Literal("integer", str(value), bits=bits) if _fits(value, bits) else None
 
 
@@ -220,7 +220,7 @@ def _cast(literal: Literal | None, to: exp.DataType, casts_decimal: bool) -> Lit
     if kind not in ("text", "integer", "decimal"):
         return None
     if target in _BITS and _INTEGER.fullmatch(text):
-        return _integer_literal(int(text), _BITS[target])
+        return _make_integer_literal(int(text), _BITS[target])
     if target is _Type.DOUBLE and kind == "text" and _DOUBLE.fullmatch(text):
         return _parse_double(text if "e" in text.lower() else f"{text}E0")
     if target is _Type.DECIMAL and kind == "text" and not to.expressions:
@@ -241,7 +241,7 @@ def _sum(node: exp.Add | exp.Sub, casts_decimal: bool) -> Literal | None:
     if right is None or not kinds <= {"integer", "decimal"}:
         return None
     if kinds == {"integer"}:
-        return _integer_literal(int(left.value) + sign * int(right.value), max(left.bits, right.bits))
+        return _make_integer_literal(int(left.value) + sign * int(right.value), max(left.bits, right.bits))
     parts = Decimal(left.value), Decimal(right.value)
     total = EXACT.add(parts[0], sign * parts[1])
     scale = max(_scale(part) for part in parts)

@@ -134,10 +134,10 @@ def _as_double(literal: Literal) -> Literal | None:
 
 def common_type(classes: Iterable[str | None], *, utc: bool) -> CommonType:
     """Return the common type of operands of these classes. One of the classes may be `ANY`."""
-    return CommonType(_target(list(classes)), utc)
+    return CommonType(_choose_target(list(classes)), utc)
 
 
-def _target(classes: Sequence[str | None]) -> str | None:
+def _choose_target(classes: Sequence[str | None]) -> str | None:
     known_classes = [class_ for class_ in classes if class_ != ANY]
     return common_class(known_classes) if len(classes) - len(known_classes) <= 1 else None
 
@@ -156,7 +156,7 @@ class OperandClasses:
 
     def common_type(self, operands: Iterable[exp.Expr], *, utc: bool) -> CommonType:
         classes = [(id(operand), self.of(operand)) for operand in operands]
-        return CommonType(_target([class_ for _, class_ in classes]), utc, dict(classes))
+        return CommonType(_choose_target([class_ for _, class_ in classes]), utc, dict(classes))
 
     def of(self, node: exp.Expr) -> str | None:
         """Return the class of the type of `node`, or None if it is unknown."""

@@ -145,7 +145,7 @@ class Queries:
 
     def literal_rows(self, node: exp.Expr) -> LiteralRows | None:
         """Return the rows of VALUES, or of UNNEST of one array, or None if one of the values is not a literal."""
-        if _arguments(node, set(node.args) - {"this", "alias", "expressions"}):
+        if _list_arguments(node, set(node.args) - {"this", "alias", "expressions"}):
             return None
         rows: list[list[exp.Expr]]
         if isinstance(node, exp.Values):
@@ -164,19 +164,19 @@ class Queries:
         return PushdownBarrier(rows, tuple(query for _, query in self.read_subqueries(cuts, visible))) if cuts else rows
 
     def _read_subquery(self, node: exp.Expr, visible: _Visible) -> Relation:
-        return self._add_barrier(self.read(node.this, visible), _arguments(node, _CUTS), visible)
+        return self._add_barrier(self.read(node.this, visible), _list_arguments(node, _CUTS), visible)
 
     def _read_set_operation(self, node: exp.Expr, visible: _Visible) -> Relation:
         both = SetOperation(self.read(node.this, visible), self.read(node.expression, visible))
-        return self._add_barrier(both, _arguments(node, _CUTS), visible)
+        return self._add_barrier(both, _list_arguments(node, _CUTS), visible)
 
     def _read_select(self, node: exp.Expr, visible: _Visible) -> Relation:
         distinct, where, clause = (node.args.get(name) for name in ("distinct", "where", "from_"))
-        if distinct is not None and _arguments(distinct, distinct.args):
+        if distinct is not None and _list_arguments(distinct, distinct.args):
             raise UnsupportedStatement  # The statement has DISTINCT ON.
         for projection in node.expressions:
             star = projection.this if type(projection) is exp.Column else projection
-            if isinstance(projection, exp.Aliases) or (isinstance(star, exp.Star) and _arguments(star, star.args)):
+            if isinstance(projection, exp.Aliases) or (isinstance(star, exp.Star) and _list_arguments(star, star.args)):
                 raise UnsupportedStatement
         tables = _FromClause(self, visible)
         if clause is not None:
@@ -184,7 +184,7 @@ class Queries:
             tables.tree = tables.join(tables.relation(clause.this), node.args.get("joins") or [])
         elif node.args.get("joins"):
             raise UnsupportedStatement
-        expressions = [*node.expressions, *_arguments(node, ("where", "order", *_BELOW))]
+        expressions = [*node.expressions, *_list_arguments(node, ("where", "order", *_BELOW))]
         conditions = [join.on for join in tables.joins if join.on is not None]
         windows = list(_windows_in([*expressions, *conditions]))
         passes = _passes_conditions(node)
@@ -202,7 +202,7 @@ class Queries:
         queries = [*subqueries, *(query for _, each in on_subqueries for query in each)]
         predicates = PredicateReader(names, self._reader, {id(query): rows for query, rows in queries}, self._selects)
         keys = frozenset(
-            reference for key in _grouping_keys(node) if (reference := names.resolve_node(key)) is not None
+            reference for key in _find_grouping_keys(node) if (reference := names.resolve_node(key)) is not None
         )
         having, filters = node.args.get("having"), _filter_conditions(node)
         block = QueryBlock(
@@ -255,8 +255,7 @@ class Queries:
 
     def _make_lateral_query(self, number: int, tables: _FromClause, predicates: PredicateReader) -> InnerQuery:
         # Every engine lets a LATERAL subquery refer to the left side of its join. Not every engine lets it refer to
-        # sources
-        # before a comma.
+        # sources before a comma.
         sides = (sources_in(join.left) for join in joins_in(tables.tree) if join.right == number)
         return self._make_inner_query(tables.sources[number].relation, predicates, next(sides, frozenset()), number)
 
@@ -308,7 +307,7 @@ class _FromClause:
     def relation(self, node: exp.Expr) -> ParsedTree:
         joins = node.args.get("joins") or []
         if _is_bracket(node):
-            if not _arguments(node, set(node.args) - {"this", "joins"}):
+            if not _list_arguments(node, set(node.args) - {"this", "joins"}):
                 return self.join(self.relation(node.this), joins)
             rows: Relation = hide(node, self._visible)  # The brackets contain a join, and have an alias.
         else:
@@ -328,7 +327,7 @@ class _FromClause:
                 return self._read_table(node)
             case exp.Subquery():
                 return self._queries.read(node, self._visible)
-            case exp.Lateral() if isinstance(node.this, exp.Subquery) and not _arguments(
+            case exp.Lateral() if isinstance(node.this, exp.Subquery) and not _list_arguments(
                 node, set(node.args) - {"this", "alias"}
             ):
                 return self._queries.read(node.this, self._visible)
@@ -364,21 +363,21 @@ def _passes_conditions(node: exp.Expr) -> bool:
 
     It can if the result has distinct rows, or if the column is a key that all rows of a group share.
     """
-    if _arguments(node, ("limit", "offset", "windows")):
+    if _list_arguments(node, ("limit", "offset", "windows")):
         return False
     if node.args.get("group") is None:
         return node.args.get("having") is None
-    return bool(_grouping_keys(node))
+    return bool(_find_grouping_keys(node))
 
 
-def _grouping_keys(node: exp.Expr) -> list[exp.Expr]:
+def _find_grouping_keys(node: exp.Expr) -> list[exp.Expr]:
     """Return the expressions that have a single value in each group.
 
     With several grouping sets, these are the expressions that are in every set. If there is no such expression, there
     may be a group of all rows.
     """
     group = node.args.get("group")
-    if group is None or _arguments(group, set(group.args) - {"expressions"}):
+    if group is None or _list_arguments(group, set(group.args) - {"expressions"}):
         return []
     return [key for element in group.expressions for key in _keys_in(element, node.expressions)]
 
@@ -410,7 +409,7 @@ def _filter_conditions(node: exp.Expr) -> list[exp.Expr]:
 
     Otherwise the list is empty. The list is also empty if the rows of the block are grouped.
     """
-    if _arguments(node, ("group", "having", "order", "windows", "distinct")):
+    if _list_arguments(node, ("group", "having", "order", "windows", "distinct")):
         return []
     conditions: list[exp.Expr] = []
     pending = list(node.expressions)
@@ -418,7 +417,7 @@ def _filter_conditions(node: exp.Expr) -> list[exp.Expr]:
         part = pending.pop()
         if type(part) is exp.Filter and isinstance(part.this, exp.AggFunc):
             conditions.append(part.expression.this)
-        elif branches := _case_conditions(part):
+        elif branches := _find_case_conditions(part):
             conditions += branches
         elif type(part) in _AROUND_FILTERED:
             pending += [
@@ -429,20 +428,20 @@ def _filter_conditions(node: exp.Expr) -> list[exp.Expr]:
     return conditions
 
 
-def _case_conditions(aggregate: exp.Expr) -> list[exp.Expr]:
+def _find_case_conditions(aggregate: exp.Expr) -> list[exp.Expr]:
     """Return the conditions of `sum(CASE WHEN … THEN … END)`.
 
     For rows that meet none of the conditions, CASE is null, and the aggregate ignores nulls.
     """
     if type(aggregate) is exp.CountIf:
         return [aggregate.this]
-    if type(aggregate) not in _WITHOUT_NULLS or _arguments(aggregate, set(aggregate.args) - {"this", "big_int"}):
+    if type(aggregate) not in _WITHOUT_NULLS or _list_arguments(aggregate, set(aggregate.args) - {"this", "big_int"}):
         return []
     value = aggregate.this
     if value is None:  # This is count() without an argument.
         return []
     if isinstance(value, exp.Distinct):
-        if _arguments(value, ("on",)) or len(value.expressions) != 1:
+        if _list_arguments(value, ("on",)) or len(value.expressions) != 1:
             return []
         value = value.expressions[0]
     value = value.unnest()
@@ -527,7 +526,7 @@ def _is_bracket(node: exp.Expr) -> bool:
         return False
     inner = node.this
     return isinstance(inner, exp.Table) or (
-        isinstance(inner, exp.Subquery) and (_is_bracket(inner) or bool(_arguments(inner, ("alias", "joins"))))
+        isinstance(inner, exp.Subquery) and (_is_bracket(inner) or bool(_list_arguments(inner, ("alias", "joins"))))
     )
 
 
@@ -568,7 +567,7 @@ def _queries_in(expression: exp.Expr) -> Iterator[exp.Expr]:
             pending.extend(node.iter_expressions())
 
 
-def _arguments(node: exp.Expr, names: Iterable[str]) -> list[exp.Expr]:
+def _list_arguments(node: exp.Expr, names: Iterable[str]) -> list[exp.Expr]:
     """Return the values of a node's arguments with these names, without empty values."""
     values = []
     for name in names:
@@ -583,5 +582,5 @@ def _check_arguments(node: exp.Expr, allowed: frozenset[str]) -> None:
     Raises:
         UnsupportedStatement: The node has an argument that is not in `allowed`.
     """
-    if _arguments(node, set(node.args) - allowed):
+    if _list_arguments(node, set(node.args) - allowed):
         raise UnsupportedStatement

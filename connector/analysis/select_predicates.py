@@ -88,7 +88,7 @@ class PredicateReader:
 
     def predicate(self, node: exp.Expr) -> Predicate:
         """Return the predicate of WHERE."""
-        condition, equalities = self._read_condition(node, None), tuple(self._equalities(node))
+        condition, equalities = self._read_condition(node, None), tuple(self._find_equalities(node))
         return Predicate(condition, equalities, partial(self._read_exactly, node))
 
     def _read_exactly(self, node: exp.Expr) -> Condition | None:
@@ -109,7 +109,9 @@ class PredicateReader:
         It uses only the sources of the join, because any other name may refer to an outer block.
         """
         own = sources_in(join)
-        equalities = [(left, right) for left, right in self._equalities(join.on) if left[0] in own and right[0] in own]
+        equalities = [
+            (left, right) for left, right in self._find_equalities(join.on) if left[0] in own and right[0] in own
+        ]
         equalities += self._equate_using_columns(join)
         return Predicate(restrict_to_sources(self._read_condition(join.on, own), own), tuple(equalities))
 
@@ -121,12 +123,16 @@ class PredicateReader:
         """
         if node is None:
             return None
-        values = [*self._subquery_values(node), *self._period_values(node, seen), *self._range_values(node, seen)]
+        values = [
+            *self._read_subquery_values(node),
+            *self._read_period_values(node, seen),
+            *self._read_range_values(node, seen),
+        ]
         return all_of([self.condition(node), *values])
 
     # Equal columns
 
-    def _equalities(self, node: exp.Expr | None) -> list[Equality]:
+    def _find_equalities(self, node: exp.Expr | None) -> list[Equality]:
         """Return the columns that are equal for each row where `node` is true.
 
         For an OR, these are the columns that every branch requires to be equal.
@@ -134,17 +140,17 @@ class PredicateReader:
         equalities: list[Equality] = []
         for part in split_conjunction(node):
             if isinstance(part, exp.Or):
-                equalities += self._equalities_in_each(part)
+                equalities += self._find_equalities_in_each(part)
             elif type(part) is exp.EQ:
                 left, right = self._names.resolve_node(part.this), self._names.resolve_node(part.expression)
                 if left is not None and right is not None and self._are_comparable(left, right):
                     equalities.append((left, right))
         return equalities
 
-    def _equalities_in_each(self, either: exp.Or) -> list[Equality]:
+    def _find_equalities_in_each(self, either: exp.Or) -> list[Equality]:
         common: dict[Equality, None] | None = None
         for branch in either.flatten():
-            equalities = {(min(equality), max(equality)): None for equality in self._equalities(branch)}
+            equalities = {(min(equality), max(equality)): None for equality in self._find_equalities(branch)}
             common = equalities if common is None else {each: None for each in common if each in equalities}
             if not common:
                 break
@@ -167,7 +173,7 @@ class PredicateReader:
 
     # Values of subqueries
 
-    def _subquery_values(self, node: exp.Expr) -> Iterator[Condition]:
+    def _read_subquery_values(self, node: exp.Expr) -> Iterator[Condition]:
         """Yield conditions that columns have values of the subqueries in `node`.
 
         The conditions are true for each row where `node` is true.
@@ -177,20 +183,20 @@ class PredicateReader:
                 case exp.In() if {name for name, value in part.args.items() if value} == {"this", "query"}:
                     query = self._queries.get(id(part.args["query"]))
                     columns = part.this.expressions if isinstance(part.this, exp.Tuple) else [part.this]
-                    yield from self._values_in(columns, query)
-                    yield from self._values_of_exists(query)
+                    yield from self._read_values_in(columns, query)
+                    yield from self._read_values_of_exists(query)
                 case exp.EQ():
                     for column, other in ((part.this, part.expression), (part.expression, part.this)):
                         inner = other.this if isinstance(other, exp.Any) else other
-                        yield from self._values_in([column], self._queries.get(id(inner)))
+                        yield from self._read_values_in([column], self._queries.get(id(inner)))
                 case exp.Exists():
-                    yield from self._values_of_exists(self._queries.get(id(part.this)))
+                    yield from self._read_values_of_exists(self._queries.get(id(part.this)))
                 case _:
                     for column, op, other in self._read_inequalities(part):
                         inner = other.this if isinstance(other, exp.Any) else other
-                        yield from self._values_beside(column, op, self._queries.get(id(inner)))
+                        yield from self._read_values_beside(column, op, self._queries.get(id(inner)))
 
-    def _values_in(self, columns: Sequence[exp.Expr], query: Relation | None) -> Iterator[Condition]:
+    def _read_values_in(self, columns: Sequence[exp.Expr], query: Relation | None) -> Iterator[Condition]:
         """Yield conditions on columns that together equal the columns of one row of the query."""
         names = None if query is None else query.names()
         if query is None or names is None or len(names) != len(columns):
@@ -207,7 +213,7 @@ class PredicateReader:
         if pairs:
             yield from partner_values(pairs, query)
 
-    def _values_beside(self, column: exp.Expr, op: str, query: Relation | None) -> Iterator[SemiJoin]:
+    def _read_values_beside(self, column: exp.Expr, op: str, query: Relation | None) -> Iterator[SemiJoin]:
         """Yield semi-joins for a column that is less or greater than the column of one row of the query."""
         names = None if query is None else query.names()
         reference = self._names.resolve_node(column)
@@ -219,7 +225,7 @@ class PredicateReader:
         if has_ranges(kind, _kind_of_output(query, name)) and not is_beyond_extreme(op, query, name):
             yield from range_values(reference, [Limit(op, name)], query)
 
-    def _values_of_exists(self, query: Relation | None) -> Iterator[SemiJoin]:
+    def _read_values_of_exists(self, query: Relation | None) -> Iterator[SemiJoin]:
         """Yield semi-joins for columns of this SELECT that a subquery's WHERE compares with the subquery's columns."""
         select = self._selects.get(id(query))
         if select is not None:
@@ -246,7 +252,7 @@ class PredicateReader:
 
     # Periods
 
-    def _period_values(self, node: exp.Expr, seen: frozenset[int] | None) -> Iterator[SemiJoin]:
+    def _read_period_values(self, node: exp.Expr, seen: frozenset[int] | None) -> Iterator[SemiJoin]:
         """Yield semi-joins for columns whose day, month, year or hour equals a value of another source."""
         for part in split_conjunction(node):
             sides = (part.this, part.expression) if type(part) is exp.EQ else ()
@@ -291,7 +297,7 @@ class PredicateReader:
         literal = self._reader.literal(operand)
         return None if literal is None else class_of_literal(literal)
 
-    def _range_values(self, node: exp.Expr, seen: frozenset[int] | None) -> Iterator[SemiJoin]:
+    def _read_range_values(self, node: exp.Expr, seen: frozenset[int] | None) -> Iterator[SemiJoin]:
         """Yield semi-joins for columns that are less or greater than columns of another source."""
         limits: dict[tuple[ColumnReference, int], list[Limit]] = {}
         for part in split_conjunction(node):

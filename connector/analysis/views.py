@@ -173,24 +173,24 @@ class ViewPlanner:
         tables_by_name = {name: answer for name, answer in answers.items() if isinstance(answer, KnownTable)}
         unchanged = {name: opened for name, opened in views.items() if answers.get(name) == opened.view}
         for name, opened in unchanged.items():
-            tables_by_name[name] = await self._columns(opened, tables_by_name, until_s)
+            tables_by_name[name] = await self._read_columns(opened, tables_by_name, until_s)
         requests.missing.update(name for name in answers if name not in tables_by_name)
         for name in views.keys() & answers.keys() - unchanged.keys():
             self._known.discard(name)
         return ViewDefinitions(unchanged, tables_by_name)
 
     async def _open(self, view: View, until_s: float) -> ResolvedView:
-        table_names = (await self._reader.read(_text(view), {}, until_s)).table_names
+        table_names = (await self._reader.read(_describe_view(view), {}, until_s)).table_names
         return ResolvedView(
             view, {names: table for names in table_names if (table := self._named(names, view)) is not None}
         )
 
-    async def _columns(
+    async def _read_columns(
         self, opened: ResolvedView, known_tables: Mapping[Name, KnownTable], until_s: float
     ) -> KnownTable:
         """Return the columns of a view. A column to which no condition may be pushed has the type `COMPUTED`."""
         view, tables = opened.view, _select_tables(opened, known_tables)
-        kinds = (await self._reader.read(_text(view), tables, until_s)).kinds
+        kinds = (await self._reader.read(_describe_view(view), tables, until_s)).kinds
         stored = {
             name: kind if kind != NESTED and kinds.get(name) == kind else COMPUTED
             for name, kind in view.columns.items()
@@ -353,5 +353,5 @@ def _select_tables(opened: ResolvedView, tables: Mapping[Name, KnownTable]) -> d
     return {names: tables[name] for names, (_, name) in opened.named.items() if name in tables}
 
 
-def _text(view: View) -> StatementText:
+def _describe_view(view: View) -> StatementText:
     return StatementText(view.text, columns=tuple(view.columns))

@@ -236,7 +236,7 @@ def _drop_validity(array: pa.Array) -> pa.Array:
 
 def _cast_struct(array: pa.Array, kind: StructType, within: Mask | None, path: str) -> pa.Array:
     if not pa.types.is_struct(array.type):
-        raise _type_error(array, kind, path)
+        raise _make_type_error(array, kind, path)
     mask = None
     if array.null_count:
         mask = array.is_null()
@@ -259,7 +259,7 @@ _LISTS: tuple[Callable[[pa.DataType], bool], ...] = (
 
 def _cast_list(array: pa.Array, kind: ListType, path: str) -> pa.Array:
     if not any(is_list(array.type) for is_list in _LISTS):
-        raise _type_error(array, kind, path)
+        raise _make_type_error(array, kind, path)
     lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
     values = _cast_elements(pc.list_flatten(array), kind.element, kind.element_required, f"{path}.element")
     mask = array.is_null() if array.null_count else None
@@ -268,7 +268,7 @@ def _cast_list(array: pa.Array, kind: ListType, path: str) -> pa.Array:
 
 def _cast_map(array: pa.Array, kind: MapType, path: str) -> pa.Array:
     if not pa.types.is_map(array.type):
-        raise _type_error(array, kind, path)
+        raise _make_type_error(array, kind, path)
     offsets = array.offsets.to_numpy()
     lengths = np.diff(offsets)
     keys, items = (child.slice(offsets[0], offsets[-1] - offsets[0]) for child in (array.keys, array.items))
@@ -307,7 +307,7 @@ def _cast_primitive(array: pa.Array, kind: str, path: str) -> pa.Array:
         return array
     accepts, cast = _CASTS[name]
     if not any(is_of(source) for is_of in accepts):
-        raise _type_error(array, kind, path)
+        raise _make_type_error(array, kind, path)
     if pa.types.is_timestamp(source) and (source.tz is None) != (target.tz is None):
         has, needs = ("no time zone", "instants") if source.tz is None else ("a time zone", "local times")
         raise Unwritable(f"column {path} is {kind}, of {needs}; the data's {source} has {has}")
@@ -335,13 +335,13 @@ def _format_range(array: pa.Array) -> str:
     return f" from {least} to {most}"
 
 
-def _type_error(array: pa.Array, kind: Type, path: str) -> Unwritable:
+def _make_type_error(array: pa.Array, kind: Type, path: str) -> Unwritable:
     return Unwritable(
         f"column {path} is {type_name(kind)}; the data has {array.type}, which cannot be cast to this type"
     )
 
 
-def _safe_cast(array: pa.Array, target: pa.DataType) -> pa.Array:
+def _cast_safely(array: pa.Array, target: pa.DataType) -> pa.Array:
     return array.cast(target)
 
 
@@ -388,22 +388,22 @@ def _to_fixed(array: pa.Array, target: pa.DataType) -> pa.Array:
 _TEXTS = (pa.types.is_string, pa.types.is_large_string)
 _BYTES = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary)
 _Cast = tuple[tuple[Callable[[pa.DataType], bool], ...], Callable[[pa.Array, pa.DataType], pa.Array]]
-_TIMESTAMP: _Cast = ((pa.types.is_timestamp,), _safe_cast)
+_TIMESTAMP: _Cast = ((pa.types.is_timestamp,), _cast_safely)
 _CASTS: dict[str, _Cast] = {
-    "boolean": ((pa.types.is_boolean,), _safe_cast),
-    "int": ((pa.types.is_integer,), _safe_cast),
-    "long": ((pa.types.is_integer,), _safe_cast),
+    "boolean": ((pa.types.is_boolean,), _cast_safely),
+    "int": ((pa.types.is_integer,), _cast_safely),
+    "long": ((pa.types.is_integer,), _cast_safely),
     "float": ((pa.types.is_floating, pa.types.is_integer), _to_float),
     "double": ((pa.types.is_floating, pa.types.is_integer), _to_float),
     "decimal": ((pa.types.is_decimal, pa.types.is_integer), _to_decimal),
-    "date": ((pa.types.is_date,), _safe_cast),
-    "time": ((pa.types.is_time,), _safe_cast),
+    "date": ((pa.types.is_date,), _cast_safely),
+    "time": ((pa.types.is_time,), _cast_safely),
     "timestamp": _TIMESTAMP,
     "timestamptz": _TIMESTAMP,
     "timestamp_ns": _TIMESTAMP,
     "timestamptz_ns": _TIMESTAMP,
-    "string": (_TEXTS, _safe_cast),
-    "binary": (_BYTES, _safe_cast),
+    "string": (_TEXTS, _cast_safely),
+    "binary": (_BYTES, _cast_safely),
     "fixed": (_BYTES, _to_fixed),
     "uuid": ((*_BYTES, *_TEXTS), _to_uuid),
 }

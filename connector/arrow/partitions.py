@@ -153,16 +153,18 @@ class Partitioner:
             return []
         columns = [term.apply(batch) for term in self.terms if term.transform != VOID]
         if all(len(column.values) == 1 for column in columns):
-            return [(self._tuple([column.values[0] for column in columns]), None)]
+            return [(self._make_tuple([column.values[0] for column in columns]), None)]
         codes = _combine_codes(columns)
         if codes.max() < _INT16_CODES_MAX:
             codes = codes.astype(np.int16)
         order = np.argsort(codes, kind="stable")
         starts = np.flatnonzero(np.diff(codes[order], prepend=codes[order[0]] - 1))
         groups = np.split(order, starts[1:])
-        return [(self._tuple([column.values[column.codes[rows[0]]] for column in columns]), rows) for rows in groups]
+        return [
+            (self._make_tuple([column.values[column.codes[rows[0]]] for column in columns]), rows) for rows in groups
+        ]
 
-    def _tuple(self, values: Sequence[Any]) -> Partition:
+    def _make_tuple(self, values: Sequence[Any]) -> Partition:
         remaining = iter(values)
         return tuple(None if term.transform == VOID else next(remaining) for term in self.terms)
 
@@ -201,7 +203,7 @@ def apply_transform(transform: str, kind: str, column: pa.Array | pa.ChunkedArra
         return _encode_by_dictionary(transform, kind, column)
     keys = keys_of(column, kind)
     if base in FLOATS:
-        return _distinct_floats(keys)
+        return _encode_floats(keys)
     if name == "bucket" and base == "decimal":
         apply = function(transform, kind)
         return _map_values(_encode_numbers(_to_numbers(keys), keys), apply)
@@ -239,7 +241,7 @@ def _encode_numbers(numbers: Longs, keys: Keys) -> Values:
     return Values(codes, [*distinct.tolist(), *([] if present.all() else [None])])
 
 
-def _distinct_floats(keys: Keys) -> Values:
+def _encode_floats(keys: Keys) -> Values:
     """Encode floats by their bits: -0.0 and 0.0 are different, and all NaN are equal."""
     assert keys.codes is not None
     codes = keys.codes if keys.nan is None else np.where(mask_of(keys.nan, keys.rows), np.uint64(2**64 - 1), keys.codes)
@@ -283,7 +285,7 @@ def _encode_by_dictionary(transform: str, kind: str, column: pa.Array | pa.Chunk
 # Vectorised transforms of numbers
 
 
-def _identity(numbers: Longs, _transform: str, _kind: str) -> Longs:
+def _apply_identity(numbers: Longs, _transform: str, _kind: str) -> Longs:
     return numbers
 
 
@@ -292,7 +294,7 @@ def _truncate(numbers: Longs, transform: str, kind: str) -> Longs:
     return truncated.astype(np.int32).astype(np.int64) if kind == "int" else truncated
 
 
-def _bucket(numbers: Longs, transform: str, kind: str) -> Longs:
+def _apply_bucket(numbers: Longs, transform: str, kind: str) -> Longs:
     hashed = numbers // 1000 if kind.endswith("_ns") else numbers
     return _bucket_of_hash(_murmur.hash_fixed(hashed.view(np.uint8), 8, 0, 32), width_of(transform))
 
@@ -308,33 +310,33 @@ def _bucket_of_hash(hashes: npt.NDArray[np.uint64], width: int) -> Longs:
     return (hashes & np.uint64(0x7FFFFFFF)).view(np.int64) % width
 
 
-def _days(numbers: Longs, kind: str) -> Longs:
+def _convert_to_days(numbers: Longs, kind: str) -> Longs:
     return numbers // UNITS_PER_DAY[kind]
 
 
-def _day(numbers: Longs, _transform: str, kind: str) -> Longs:
-    return _days(numbers, kind)
+def _apply_day(numbers: Longs, _transform: str, kind: str) -> Longs:
+    return _convert_to_days(numbers, kind)
 
 
-def _hour(numbers: Longs, _transform: str, kind: str) -> Longs:
+def _apply_hour(numbers: Longs, _transform: str, kind: str) -> Longs:
     hours = numbers // (UNITS_PER_DAY[kind] // 24)
     return hours.astype(np.int32).astype(np.int64)  # The value is truncated to 32 bits, like in Java.
 
 
-def _month(numbers: Longs, _transform: str, kind: str) -> Longs:
-    return _days(numbers, kind).view("datetime64[D]").astype("datetime64[M]").view(np.int64)
+def _apply_month(numbers: Longs, _transform: str, kind: str) -> Longs:
+    return _convert_to_days(numbers, kind).view("datetime64[D]").astype("datetime64[M]").view(np.int64)
 
 
-def _year(numbers: Longs, _transform: str, kind: str) -> Longs:
-    return _days(numbers, kind).view("datetime64[D]").astype("datetime64[Y]").view(np.int64)
+def _apply_year(numbers: Longs, _transform: str, kind: str) -> Longs:
+    return _convert_to_days(numbers, kind).view("datetime64[D]").astype("datetime64[Y]").view(np.int64)
 
 
 _VECTORISED: dict[str, Callable[[Longs, str, str], Longs]] = {
-    IDENTITY: _identity,
+    IDENTITY: _apply_identity,
     "truncate": _truncate,
-    "bucket": _bucket,
-    "day": _day,
-    "hour": _hour,
-    "month": _month,
-    "year": _year,
+    "bucket": _apply_bucket,
+    "day": _apply_day,
+    "hour": _apply_hour,
+    "month": _apply_month,
+    "year": _apply_year,
 }

@@ -34,7 +34,7 @@ def create_namespace(client: SeamarkClient, namespace: Name, properties: Mapping
         Refused: The namespace exists already. The status is 409.
         NotFound: The parent namespace does not exist.
     """
-    body = {"namespace": list(_levels(namespace)), "properties": dict(properties)}
+    body = {"namespace": list(_split_levels(namespace)), "properties": dict(properties)}
     _send(client, "POST", f"{client._catalog()}/namespaces", body)
 
 
@@ -93,7 +93,7 @@ def rename_table(client: SeamarkClient, table: Name, to: Name) -> None:
         NotFound: The table does not exist.
         Refused: The new name is taken. The status is 409.
     """
-    body = {"source": _identifier(table), "destination": _identifier(to)}
+    body = {"source": _make_identifier(table), "destination": _make_identifier(to)}
     _send(client, "POST", f"{client._catalog()}/tables/rename", body)
 
 
@@ -103,7 +103,7 @@ def list_views(client: SeamarkClient, namespace: Name) -> Iterator[tuple[str, ..
     Raises:
         NotFound: The namespace does not exist.
     """
-    for identifier in client._list_names(f"namespaces/{namespace_path(_levels(namespace))}/views", "identifiers"):
+    for identifier in client._list_names(f"namespaces/{namespace_path(_split_levels(namespace))}/views", "identifiers"):
         yield (*identifier["namespace"], identifier["name"])
 
 
@@ -113,7 +113,7 @@ def load_view(client: SeamarkClient, view: Name) -> dict[str, Any]:
     Raises:
         NotFound: The view does not exist.
     """
-    metadata: dict[str, Any] = client._json("GET", _view_route(client, view))["metadata"]
+    metadata: dict[str, Any] = client._json("GET", _make_view_route(client, view))["metadata"]
     return metadata
 
 
@@ -124,7 +124,7 @@ def rename_view(client: SeamarkClient, view: Name, to: Name) -> None:
         NotFound: The view does not exist.
         Refused: The new name is taken. The status is 409.
     """
-    body = {"source": _identifier(view), "destination": _identifier(to)}
+    body = {"source": _make_identifier(view), "destination": _make_identifier(to)}
     _send(client, "POST", f"{client._catalog()}/views/rename", body)
 
 
@@ -134,10 +134,10 @@ def drop_view(client: SeamarkClient, view: Name) -> None:
     Raises:
         NotFound: The view does not exist.
     """
-    _send(client, "DELETE", _view_route(client, view))
+    _send(client, "DELETE", _make_view_route(client, view))
 
 
-def _view_route(client: SeamarkClient, view: Name) -> str:
+def _make_view_route(client: SeamarkClient, view: Name) -> str:
     return standard_path(client._catalog(), "views", split_table(view))
 
 
@@ -147,7 +147,7 @@ def list_dropped_entries(client: SeamarkClient, namespace: Name | None = None) -
     docs/reference/openapi.json defines the form of an entry (listDropped).
     """
     query: dict[str, Any] = {"pageSize": _PAGE}
-    query |= {} if namespace is None else {"namespace": NAMESPACE_SEPARATOR.join(_levels(namespace))}
+    query |= {} if namespace is None else {"namespace": NAMESPACE_SEPARATOR.join(_split_levels(namespace))}
     for page in client._list_pages("/api/v1/dropped", query, "pageToken"):
         yield from page["dropped"]
 
@@ -155,7 +155,7 @@ def list_dropped_entries(client: SeamarkClient, namespace: Name | None = None) -
 def list_retained_entries(client: SeamarkClient, namespace: Name | None = None) -> Iterator[dict[str, Any]]:
     """Yield the dropped tables and views that cannot be restored, but still reserve their locations."""
     query: dict[str, Any] = {"pageSize": _PAGE, "retained": "true"}
-    query |= {} if namespace is None else {"namespace": NAMESPACE_SEPARATOR.join(_levels(namespace))}
+    query |= {} if namespace is None else {"namespace": NAMESPACE_SEPARATOR.join(_split_levels(namespace))}
     for page in client._list_pages("/api/v1/dropped", query, "pageToken"):
         yield from page["dropped"]
 
@@ -187,7 +187,7 @@ def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None
         NotFound: There is no dropped entry with this id.
         Refused: The name is taken. The status is 409.
     """
-    body = {} if to is None else _identifier(to)
+    body = {} if to is None else _make_identifier(to)
     answer = _send(client, "POST", f"/api/v1/dropped/{quote(entry_id, safe='')}/undrop", body)
     parsed: dict[str, Any] = json.loads(answer)
     return parsed
@@ -216,13 +216,13 @@ def _send(
 
 
 def namespace_route(client: SeamarkClient, namespace: Name) -> str:
-    return f"{client._catalog()}/namespaces/{namespace_path(_levels(namespace))}"
+    return f"{client._catalog()}/namespaces/{namespace_path(_split_levels(namespace))}"
 
 
-def _levels(namespace: Name) -> Sequence[str]:
+def _split_levels(namespace: Name) -> Sequence[str]:
     return split_name(namespace) if isinstance(namespace, str) else tuple(namespace)
 
 
-def _identifier(table: Name) -> dict[str, Any]:
+def _make_identifier(table: Name) -> dict[str, Any]:
     levels = split_table(table)
     return {"namespace": list(levels[:-1]), "name": levels[-1]}

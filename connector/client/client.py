@@ -100,7 +100,7 @@ class SeamarkClient:
         self._retries = retries
         self.fence = fence
         self.certificates = certificates
-        self._connections = ClientConnections(self._timeout(timeout_s), certificates)
+        self._connections = ClientConnections(self._make_timeout(timeout_s), certificates)
         self._roots: dict[str, str] = {}
         """The root of the routes of Iceberg's REST specification, by URL; shared by the copies of a client."""
         self._read_headers: Mapping[str, str] = {}
@@ -595,7 +595,7 @@ class SeamarkClient:
         headers = {**own, **content, **self._read_headers, **(headers or {})}
         headers |= {} if self.token is None else {"Authorization": f"Bearer {self.token}"}
         address = f"{self.url}{path}" + (f"?{urlencode(query, quote_via=quote)}" if query else "")
-        own_timeout: dict[str, Any] = {} if timeout_s is None else {"timeout": self._timeout(timeout_s)}
+        own_timeout: dict[str, Any] = {} if timeout_s is None else {"timeout": self._make_timeout(timeout_s)}
         for number in range(self._retries + 1):
             retries = connection_retries(self._retries - number, repeatable=repeatable)
             try:
@@ -615,5 +615,5 @@ class SeamarkClient:
             time.sleep(wait_s)
         raise AssertionError("the loop returns or raises")
 
-    def _timeout(self, read_s: float) -> urllib3.Timeout:
+    def _make_timeout(self, read_s: float) -> urllib3.Timeout:
         return urllib3.Timeout(total=None, connect=self._timeout_s, read=read_s)

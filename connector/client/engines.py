@@ -59,7 +59,7 @@ def connection_text(
         on_s3: Whether the tables are in S3.
         authority: A file (PEM) with the authority of the server's certificate, if the system does not know it.
     """
-    configure = _trino_on_s3 if engine == "trino" and on_s3 else _CONFIGURATIONS[engine]
+    configure = _configure_trino_on_s3 if engine == "trino" and on_s3 else _CONFIGURATIONS[engine]
     text = configure(name, uri, has_token)
     return _add_authority(engine, text, authority) if authority and uri.startswith("https:") else text
 
@@ -90,7 +90,7 @@ def _add_authority(engine: str, text: str, authority: str) -> str:
     return f"{commented}# Add to etc/jvm.config, with the path of the file: {option}\n{text}"
 
 
-def _spark(name: str, uri: str, has_token: bool) -> str:
+def _configure_spark(name: str, uri: str, has_token: bool) -> str:
     token = f"${TOKEN}" if has_token else ""
     conf = {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf(name, uri, token=token)}
     # The text is in double quotes, so the shell inserts the token.
@@ -101,7 +101,7 @@ def _spark(name: str, uri: str, has_token: bool) -> str:
     return " \\\n  ".join([f"spark-sql --packages {RUNTIME}", *flags])
 
 
-def _pyspark(name: str, uri: str, has_token: bool) -> str:
+def _configure_pyspark(name: str, uri: str, has_token: bool) -> str:
     conf = {
         "spark.jars.packages": RUNTIME,
         "spark.sql.extensions": EXTENSIONS,
@@ -116,7 +116,7 @@ def _pyspark(name: str, uri: str, has_token: bool) -> str:
     return head + "\n".join(lines) + f'\n    .getOrCreate()\n)\nspark.sql("SHOW NAMESPACES IN {name}").show()'
 
 
-def _pyiceberg(name: str, uri: str, has_token: bool) -> str:
+def _configure_pyiceberg(name: str, uri: str, has_token: bool) -> str:
     head = "import os\n\n" if has_token else ""
     token = f', token=os.environ["{TOKEN}"]' if has_token else ""
     return (
@@ -126,16 +126,16 @@ def _pyiceberg(name: str, uri: str, has_token: bool) -> str:
     )
 
 
-def _trino(name: str, uri: str, has_token: bool) -> str:
+def _configure_trino(name: str, uri: str, has_token: bool) -> str:
     """Return the configuration of Trino for tables in local files. Trino must run on the server's machine."""
-    return _properties(
+    return _format_properties(
         name, trino_properties(uri, has_token) | {"fs.native-local.enabled": "true", "local.location": "/"}
     )
 
 
-def _trino_on_s3(name: str, uri: str, has_token: bool) -> str:
+def _configure_trino_on_s3(name: str, uri: str, has_token: bool) -> str:
     """Return the configuration of Trino for tables in S3. Trino reads and writes S3 with its own keys."""
-    return _properties(
+    return _format_properties(
         name,
         trino_properties(uri, has_token)
         | {
@@ -165,12 +165,12 @@ def trino_properties(uri: str, has_token: bool) -> dict[str, str]:
     }
 
 
-def _properties(name: str, properties: Mapping[str, str]) -> str:
+def _format_properties(name: str, properties: Mapping[str, str]) -> str:
     lines = "\n".join(f"{key}={value}" for key, value in properties.items())
     return f"# etc/catalog/{name}.properties\n{lines}"
 
 
-def _duckdb(name: str, uri: str, has_token: bool) -> str:
+def _configure_duckdb(name: str, uri: str, has_token: bool) -> str:
     """Return the configuration for DuckDB's shell. Other DuckDB clients have no `getenv`.
 
     INSTALL downloads the extension once.
@@ -185,11 +185,11 @@ def _duckdb(name: str, uri: str, has_token: bool) -> str:
 
 
 _CONFIGURATIONS: dict[str, Callable[[str, str, bool], str]] = {
-    "spark": _spark,
-    "pyspark": _pyspark,
-    "pyiceberg": _pyiceberg,
-    "trino": _trino,
-    "duckdb": _duckdb,
+    "spark": _configure_spark,
+    "pyspark": _configure_pyspark,
+    "pyiceberg": _configure_pyiceberg,
+    "trino": _configure_trino,
+    "duckdb": _configure_duckdb,
 }
 """For each engine, a function that returns the output of `seamark connect`.
 

@@ -91,7 +91,7 @@ def open_confined_folders() -> Iterator[list[str]]:
 
 
 @lru_cache(maxsize=256)
-def _root(path: str) -> RootFolder:
+def _parse_root(path: str) -> RootFolder:
     return RootFolder(path)
 
 
@@ -176,14 +176,14 @@ class LocalPath:
         try:
             yield
         except SymbolicLinkError:
-            raise _outside(self.path) from None
+            raise _make_outside_error(self.path) from None
 
 
-def _outside(path: str) -> PermissionError:
+def _make_outside_error(path: str) -> PermissionError:
     return PermissionError(f"{path!r} is outside the warehouse, or a symbolic link leads to it")
 
 
-def _local_path(path: str, local_root: str) -> LocalPath:
+def _confine_path(path: str, local_root: str) -> LocalPath:
     """Return the path below a folder of `confine`. Without such folders, return the path below `local_root`.
 
     Raises:
@@ -192,19 +192,19 @@ def _local_path(path: str, local_root: str) -> LocalPath:
     plain = re.sub("/{2,}", "/", path)
     if ".." in plain.split("/"):
         if _confined_to is not None or local_root:
-            raise _outside(path)
+            raise _make_outside_error(path)
     elif _confined_to is not None:
         for folder in _confined_to:
             below = folder.root.path_below(plain)
             if below is not None and (not folder.below or below.startswith(f"{folder.below}/")):
                 return LocalPath(path, folder.root, below)
     elif local_root:
-        root = _root(local_root)
+        root = _parse_root(local_root)
         below = root.path_below(plain)
         if below is not None:
             return LocalPath(path, root, below)
     if _confined_to is not None:
-        raise _outside(path)
+        raise _make_outside_error(path)
     return LocalPath(path, None)
 
 
@@ -300,7 +300,7 @@ class Storage:
         return None if path is None else self._local(path)
 
     def _local(self, path: str) -> LocalPath:
-        return _local_path(path, self.local_root)
+        return _confine_path(path, self.local_root)
 
     def read(self, location: str) -> memoryview:
         """Return the whole object. A local file is mapped into memory, so it is read only on demand."""

@@ -179,7 +179,7 @@ class Indexer:
         round_ = Round()
         due: list[_DueAudit] = []
         with self.open_workers() as workers:
-            for table in self._tables():
+            for table in self._list_tables():
                 round_.tables += 1
                 self._run_unless_backed_off(
                     (table, "", "look"), partial(self._maintain_table, table, workers, round_, due), round_
@@ -203,7 +203,7 @@ class Indexer:
         self._run_audits(sorted(due), round_)
         return round_
 
-    def _tables(self) -> Iterator[Table]:
+    def _list_tables(self) -> Iterator[Table]:
         for namespace in self.client.namespaces():
             with suppress(NotFound):
                 yield from self.client.tables(namespace)

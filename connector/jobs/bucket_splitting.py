@@ -1,8 +1,7 @@
 """Splits data files of earlier bucket counts: after a resize, it writes their rows to files of the current buckets.
 
-Invariant: the job adds, loses and changes no row (`write/replacements.py`). Each batch of files is a separate commit.
-    So an
-interrupted split keeps the batches that it has committed, and writers never wait.
+Invariant: the job adds, loses and changes no row (`write/replacements.py`). Each batch of files is a separate
+commit. So an interrupted split keeps the batches that it has committed, and writers never wait.
 """
 
 from __future__ import annotations

@@ -477,19 +477,19 @@ class _EncryptedFile(io.RawIOBase):
 
     def write(self, data: Any) -> int:
         data = data[:_SEALED_BYTES]  # The writer calls this function again with the rest of a long column.
-        block = self._cipher.encrypt(self._nonce(), bytes(data), None)
+        block = self._cipher.encrypt(self._make_nonce(), bytes(data), None)
         self._size_bytes += self._file.write(len(block).to_bytes(4, "little") + block)
         return len(data)
 
     def readinto(self, into: Any) -> int:
         if not self._left:
             size = int.from_bytes(self._file.read(4), "little")
-            self._left = self._cipher.decrypt(self._nonce(), self._file.read(size), None) if size else b""
+            self._left = self._cipher.decrypt(self._make_nonce(), self._file.read(size), None) if size else b""
         data, self._left = self._left[: len(into)], self._left[len(into) :]
         into[: len(data)] = data
         return len(data)
 
-    def _nonce(self) -> bytes:
+    def _make_nonce(self) -> bytes:
         self._blocks += 1
         return self._blocks.to_bytes(12, "little")
 

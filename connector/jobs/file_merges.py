@@ -230,7 +230,7 @@ class _DroppedColumns(NamedTuple):
             BadRequest: A struct or the table would have no column left.
         """
         remaining = _drop_columns(schema, ids)
-        structs_left = [field.type for field in _all_fields(remaining.fields) if isinstance(field.type, StructType)]
+        structs_left = [field.type for field in _list_fields(remaining.fields) if isinstance(field.type, StructType)]
         if not remaining.fields or not all(kind.fields for kind in structs_left):
             raise BadRequest("These are all columns of the table or of a struct; drop the struct or the table instead")
         dropped_leaves = [
@@ -325,9 +325,9 @@ def _find_droppable(opened: OpenTable, name: str) -> int:
         BadRequest: The table has no column with this name, or its values cannot be dropped.
     """
     schema, metadata = opened.schema, opened.metadata
-    column = _column(schema, name)
+    column = _find_column(schema, name)
     if column is None:
-        raise BadRequest(f"There is no column {name!r}: the table's columns are {', '.join(_names(schema))[:500]}")
+        raise BadRequest(f"There is no column {name!r}: the table's columns are {', '.join(_list_names(schema))[:500]}")
     path = _find_path(schema.fields, column.id)
     if path is None:
         raise BadRequest(f"{name} is inside a list or map; drop the whole column")
@@ -340,7 +340,7 @@ def _find_droppable(opened: OpenTable, name: str) -> int:
     return field.id
 
 
-def _column(schema: Schema, name: str) -> Column | None:
+def _find_column(schema: Schema, name: str) -> Column | None:
     """Return the column with this name, or the only column whose name differs from it only in case.
 
     Raises:
@@ -354,15 +354,15 @@ def _column(schema: Schema, name: str) -> Column | None:
     return schema.column(alike.pop()) if alike else None
 
 
-def _all_fields(fields: Iterable[Field]) -> Iterator[Field]:
+def _list_fields(fields: Iterable[Field]) -> Iterator[Field]:
     """Yield the fields, and the fields of structs in them."""
     for field in fields:
         yield field
         if isinstance(field.type, StructType):
-            yield from _all_fields(field.type.fields)
+            yield from _list_fields(field.type.fields)
 
 
-def _names(schema: Schema) -> list[str]:
+def _list_names(schema: Schema) -> list[str]:
     return [field.name for field in schema.fields]
 
 

@@ -146,9 +146,9 @@ class _Parser:
             return None
         where = self._parse_predicate() if self._accept_words("PARTITION") else None
         if self._accept_words("MERGE", "FILES"):
-            return self._require_end(MergeFiles(table, where, self._target_bytes()))
+            return self._require_end(MergeFiles(table, where, self._parse_target_bytes()))
         if where is not None and self._accept_words("DROP", "COLUMNS"):
-            return self._require_end(DropColumns(table, where, self._columns()))
+            return self._require_end(DropColumns(table, where, self._parse_columns()))
         return None
 
     @property
@@ -191,7 +191,7 @@ class _Parser:
             return None
         return self._text[begin : self._tokens[self._at - 1].start].strip() or None
 
-    def _target_bytes(self) -> int | None:
+    def _parse_target_bytes(self) -> int | None:
         if not self._accept_words("TARGET"):
             return None
         if not self._accept_words("SIZE") or self._next.kind != "string":
@@ -202,7 +202,7 @@ class _Parser:
         self._at += 1
         return size_bytes
 
-    def _columns(self) -> tuple[str, ...]:
+    def _parse_columns(self) -> tuple[str, ...]:
         if not self._accept_mark("("):
             self._fail("the columns in parentheses")
         columns = []

@@ -84,7 +84,7 @@ def read_columns(
         raise Unreadable(path, f"it cannot be read: {(str(error).splitlines() or [''])[0][:200]}") from error
     for column_id in distinct_ids:
         if column_id not in columns:
-            if reason := _non_null_reason(column_id, projection):
+            if reason := _explain_non_null(column_id, projection):
                 raise Unreadable(path, reason)
             columns[column_id] = pa.chunked_array([pa.nulls(rows)])
     return {column_id: columns[column_id] for column_id in distinct_ids}
@@ -171,7 +171,7 @@ class _Overlaid(io.RawIOBase):
         return len(data)
 
 
-def _non_null_reason(column_id: int, projection: Projection) -> str:
+def _explain_non_null(column_id: int, projection: Projection) -> str:
     """Return the reason why readers do not see null for a column that the file does not have.
 
     Empty if they see null.

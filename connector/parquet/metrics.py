@@ -84,27 +84,29 @@ _TRUNCATED = Mode(True, True, _DEFAULT)
 
 def leaves_of(schema: Schema) -> list[LeafColumn]:
     """Return the leaf columns in the order of a Parquet file."""
-    return list(_leaves(schema.fields, (), False, ""))
+    return list(_list_leaves(schema.fields, (), False, ""))
 
 
-def _leaves(fields: tuple[Field, ...], positions: tuple[int, ...], repeated: bool, path: str) -> Iterator[LeafColumn]:
+def _list_leaves(
+    fields: tuple[Field, ...], positions: tuple[int, ...], repeated: bool, path: str
+) -> Iterator[LeafColumn]:
     written = [field for field in fields if field.type != UNKNOWN]
     for position, field in enumerate(written):
-        yield from _leaves_within(
+        yield from _list_leaves_within(
             field.id, field.type, (*positions, position), repeated, path + file_name_of(field.name)
         )
 
 
-def _leaves_within(
+def _list_leaves_within(
     field_id: int, kind: Type, positions: tuple[int, ...], repeated: bool, path: str
 ) -> Iterator[LeafColumn]:
     if isinstance(kind, StructType):
-        yield from _leaves(kind.fields, positions, repeated, f"{path}.")
+        yield from _list_leaves(kind.fields, positions, repeated, f"{path}.")
     elif isinstance(kind, ListType):
-        yield from _leaves_within(kind.element_id, kind.element, (), True, f"{path}.list.element")
+        yield from _list_leaves_within(kind.element_id, kind.element, (), True, f"{path}.list.element")
     elif isinstance(kind, MapType):
-        yield from _leaves_within(kind.key_id, kind.key, (), True, f"{path}.key_value.key")
-        yield from _leaves_within(kind.value_id, kind.value, (), True, f"{path}.key_value.value")
+        yield from _list_leaves_within(kind.key_id, kind.key, (), True, f"{path}.key_value.key")
+        yield from _list_leaves_within(kind.value_id, kind.value, (), True, f"{path}.key_value.value")
     else:
         yield LeafColumn(field_id, kind, positions, repeated, path)
 
@@ -251,7 +253,7 @@ class Metrics:
                 if None not in counted:
                     nans[leaf.id] = sum(filter(None, counted))
             has_bounds = mode.bounds and leaf.id in nulls
-            if has_bounds and (min_max := self._min_max(leaf, chunks)) is not None:
+            if has_bounds and (min_max := self._read_min_max(leaf, chunks)) is not None:
                 lower[leaf.id] = encode(leaf.kind, compute_lower_bound(leaf.kind, min_max[0], mode.length))
                 upper_value = compute_upper_bound(leaf.kind, min_max[1], mode.length)
                 if upper_value is not None:
@@ -265,7 +267,7 @@ class Metrics:
             "upper-bounds": _to_bounds_map(upper),
         }
 
-    def _min_max(self, leaf: LeafColumn, chunks: list[Any]) -> tuple[Any, Any] | None:
+    def _read_min_max(self, leaf: LeafColumn, chunks: list[Any]) -> tuple[Any, Any] | None:
         """Return the minimum and maximum of a column, or None if it has no values or they are unknown."""
         values: list[Any] = []
         for group, chunk in enumerate(chunks):

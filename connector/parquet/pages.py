@@ -126,7 +126,7 @@ class Pages:
         leaves = [self._leaf_numbers.get(name) for name in names]
         if None in leaves or self._file.metadata.num_columns * self._file.metadata.num_row_groups > COLUMNS_MAX:
             return None
-        chunks = self._chunks(number, group.num_rows, [(name, self._leaf_numbers[name]) for name in names])
+        chunks = self._read_chunks(number, group.num_rows, [(name, self._leaf_numbers[name]) for name in names])
         if chunks is None:
             return None
         pages = [chunk.pages_of(rows) for chunk in chunks]
@@ -144,7 +144,7 @@ class Pages:
         columns_by_name: dict[str, pa.Array] = {}
         # Columns with the same page boundaries are put into one file.
         for same_rows in by_rows.values():
-            columns = self._columns(
+            columns = self._read_columns(
                 number, [chunk for chunk, _ in same_rows], [chunk_pages for _, chunk_pages in same_rows], rows
             )
             if columns is None:
@@ -172,7 +172,7 @@ class Pages:
         group: Fields = self._footer[_ROW_GROUPS][1][1][number]
         return group
 
-    def _chunks(self, number: int, rows: int, leaves: Iterable[tuple[str, int]]) -> list[_Chunk] | None:
+    def _read_chunks(self, number: int, rows: int, leaves: Iterable[tuple[str, int]]) -> list[_Chunk] | None:
         chunk_meta = []
         for name, leaf in leaves:
             raw_chunk: Fields = self._group(number)[_CHUNKS][1][1][leaf]
@@ -193,7 +193,7 @@ class Pages:
             chunks.append(chunk)
         return chunks
 
-    def _columns(
+    def _read_columns(
         self, number: int, chunks: Sequence[_Chunk], pages: Sequence[Longs], wanted_rows: Longs
     ) -> dict[str, pa.Array] | None:
         """Read columns whose pages have the same row boundaries."""

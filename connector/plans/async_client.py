@@ -133,13 +133,13 @@ class JoinRequest:
         if self.unless is not None:
             body["unless"] = expression_json(self.unless)
         if self.likes:
-            body["likes"] = [[_like_body(one) for one in either] for either in self.likes]
+            body["likes"] = [[_encode_like(one) for one in either] for either in self.likes]
         if self.joins:
             body["joins"] = [join.body() for join in self.joins]
         return body
 
 
-def _like_body(like: Like) -> dict[str, Any]:
+def _encode_like(like: Like) -> dict[str, Any]:
     body = {"column": like.column[1], "pattern": like.pattern, "escape": like.escape, "function": like.function}
     return {**{name: value for name, value in body.items() if value is not None}, "negated": like.negated}
 
@@ -377,13 +377,13 @@ class Seamark:
             "metrics": {},
             "metadata": {"engine-name": PROXY_ENGINE},
         }
-        path = f"{await self._path(table, 'tables')}/metrics"
+        path = f"{await self._make_path(table, 'tables')}/metrics"
         await self._ask("POST", path, msgspec.json.encode(body), headers={"Content-Type": "application/json"})
 
     async def view(self, name: Name) -> View | None:
         """Return the current view, or None if there is no such view or it has no text in Trino's dialect."""
         try:
-            _, raw = await self._ask("GET", await self._path(name, "views"))
+            _, raw = await self._ask("GET", await self._make_path(name, "views"))
         except NotFound:
             return None
         try:
@@ -428,7 +428,7 @@ class Seamark:
     async def columns(self, table: Name) -> KnownTable | None:
         """Return the current state of a table, or None if there is no table of this name."""
         cached = self._known.get(table)
-        path = f"{await self._path(table, 'tables')}?snapshots=refs"
+        path = f"{await self._make_path(table, 'tables')}?snapshots=refs"
         try:
             version, raw = await self._ask(
                 "GET", path, known_version=cached.version if cached else "", headers={FRESH_HEADER: "true"}
@@ -449,14 +449,14 @@ class Seamark:
             version,
             column_types([(one.name, one.type) for one in schema.fields]),
             None if snapshot is None else snapshot.snapshot_id,
-            *(_total(snapshot, name) for name in ("total-files-size", "total-data-files")),
+            *(_read_total(snapshot, name) for name in ("total-files-size", "total-data-files")),
             refs={name: ref.snapshot_id for name, ref in metadata.refs.items()},
         )
         if version:
             self._known.put(table, current, _BYTES_PER_COLUMN * (1 + len(schema.fields) + len(metadata.refs)))
         return current
 
-    async def _path(self, name: Name, kind: str) -> str:
+    async def _make_path(self, name: Name, kind: str) -> str:
         """Return the path of a table or view in Iceberg's REST routes."""
         if self._root is None:
             _, raw = await self._ask("GET", "/v1/config")
@@ -513,11 +513,11 @@ def column_types(fields: Sequence[tuple[str, Any]]) -> dict[str, str] | None:
         return None
     if not any("." in name for name in columns):
         for name, kind in fields:
-            columns |= _fields(name.lower(), kind)
+            columns |= _list_fields(name.lower(), kind)
     return columns
 
 
-def _fields(name: str, kind: Any) -> dict[str, str]:
+def _list_fields(name: str, kind: Any) -> dict[str, str]:
     """Return the types of the struct's fields, as `struct.field`. Fields of nested types are left out."""
     fields = kind.get("fields", ()) if isinstance(kind, dict) and kind.get("type") == "struct" else ()
     below = {str(field_name["name"]).lower(): field_name["type"] for field_name in fields}
@@ -525,11 +525,13 @@ def _fields(name: str, kind: Any) -> dict[str, str]:
         return {}
     types: dict[str, str] = {}
     for field_name, inner in below.items():
-        types |= {f"{name}.{field_name}": inner} if isinstance(inner, str) else _fields(f"{name}.{field_name}", inner)
+        types |= (
+            {f"{name}.{field_name}": inner} if isinstance(inner, str) else _list_fields(f"{name}.{field_name}", inner)
+        )
     return types
 
 
-def _total(snapshot: _Snapshot | None, name: str) -> int:
+def _read_total(snapshot: _Snapshot | None, name: str) -> int:
     return 0 if snapshot is None else count_of(snapshot.summary, name, 0)
 
 

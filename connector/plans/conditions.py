@@ -308,11 +308,11 @@ def sql_of(condition: Condition) -> str:
             return "(" + " OR ".join(sql_of(part) for part in parts) + ")"
         case SemiJoin() | Like():
             raise ValueError("a semi-join or LIKE cannot be written as SQL")
-    text = _comparison_sql(condition)
+    text = _write_comparison(condition)
     return f"NOT ({text})" if condition.negated else text
 
 
-def _comparison_sql(comparison: ColumnComparison) -> str:
+def _write_comparison(comparison: ColumnComparison) -> str:
     term = _TERMS[comparison.transform].format(quote_name(comparison.column[1]))
     texts = [one.sql for one in comparison.literals]
     match comparison.op:
@@ -347,10 +347,10 @@ def expression_of(condition: Condition) -> Expression:
             return iceberg.any_of(*map(expression_of, parts))
         case SemiJoin() | Like():
             raise ValueError("a semi-join or LIKE cannot be written as an expression")
-    return _comparison_expression(condition)
+    return _convert_comparison(condition)
 
 
-def _comparison_expression(comparison: ColumnComparison) -> Expression:
+def _convert_comparison(comparison: ColumnComparison) -> Expression:
     negated, literals = comparison.negated, comparison.literals
     name = comparison.column[1]
     is_null, not_null = Unbound(Op.IS_NULL, name, IDENTITY, ()), Unbound(Op.NOT_NULL, name, IDENTITY, ())

@@ -105,7 +105,7 @@ class PlanRequests:
         plans |= await self._plans(repeated)
         _drop_inconsistent(groups, dimensions, plans)
         await self._drop_moved_refs(groups, dimensions, plans)
-        effective = (_effective_joins(dimensions.get(planned, ()), plan) for planned, plan in plans.items())
+        effective = (_select_effective_joins(dimensions.get(planned, ()), plan) for planned, plan in plans.items())
         needed = {one.planned.read for joins in effective for one, _ in joins}
         for read in pins.keys() - needed:
             # The scan was pinned to this snapshot for a join with another table, but the join is not used.
@@ -221,7 +221,7 @@ def drop_scans(
 
 def find_used_joins(dimensions: Sequence[Dimension], plan: TablePlanResponse) -> list[tuple[str, int]]:
     """Return the columns by which files were left out, and the number of keys."""
-    used = _effective_joins(dimensions, plan)
+    used = _select_effective_joins(dimensions, plan)
     return [
         ("+".join(dict.fromkeys(column for column, _ in one.on)), outcome.keys or 0)
         for one, outcome in used
@@ -248,7 +248,9 @@ def _request_of(
     return TablePlanRequest(planned.table, filter, snapshot_id, kept_max, past, wanted, ref)
 
 
-def _effective_joins(dimensions: Sequence[Dimension], plan: TablePlanResponse) -> list[tuple[Dimension, JoinResult]]:
+def _select_effective_joins(
+    dimensions: Sequence[Dimension], plan: TablePlanResponse
+) -> list[tuple[Dimension, JoinResult]]:
     """Return the dimensions whose rows left out files, and their outcomes."""
     if not plan.is_made:
         return []
@@ -257,7 +259,7 @@ def _effective_joins(dimensions: Sequence[Dimension], plan: TablePlanResponse) -
 
 def _is_consistent(dimensions: Sequence[Dimension], plan: TablePlanResponse, plans: Plans) -> bool:
     """Return whether each table whose rows left out files is read at the snapshot that has these rows."""
-    for dimension, outcome in _effective_joins(dimensions, plan):
+    for dimension, outcome in _select_effective_joins(dimensions, plan):
         other = plans.get(dimension.planned)
         if other is None or not other.is_made or not other.snapshot_id == outcome.snapshot_id == dimension.snapshot_id:
             return False

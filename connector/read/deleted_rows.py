@@ -125,8 +125,8 @@ class Deletes:
         positions, keys, vectors = [], [], 0
         for json in files:
             file = decode_delete_file(json)
-            columns = self._columns(file)
-            content = self._content(file, columns)
+            columns = self._read_columns(file)
+            content = self._read_content(file, columns)
             vectors += file.is_vector
             if isinstance(content, Positions):
                 positions.append(content.of(path))
@@ -138,7 +138,7 @@ class Deletes:
             positions[0] if len(positions) == 1 else union_positions(NOTHING.positions, *positions), tuple(keys)
         )
 
-    def _columns(self, file: DeleteFile) -> Columns:
+    def _read_columns(self, file: DeleteFile) -> Columns:
         if file.content != EQUALITY:
             return ()
         try:
@@ -152,15 +152,15 @@ class Deletes:
             raise Unreadable(file.path, "its manifest entry does not list its key columns")
         return tuple((term.column_id, term.kind) for term in terms)
 
-    def _content(self, file: DeleteFile, columns: Columns) -> Content:
+    def _read_content(self, file: DeleteFile, columns: Columns) -> Content:
         key = (file.path, file.offset, columns)
         content = self._cache.get(key)
         if content is None:
-            content = decode_delete_content(self._bytes(file), file, columns, limit_bytes=DECODED_BYTES_MAX)
+            content = decode_delete_content(self._read_bytes(file), file, columns, limit_bytes=DECODED_BYTES_MAX)
             self._cache.put(key, content, object_bytes(content))
         return content
 
-    def _bytes(self, file: DeleteFile) -> memoryview:
+    def _read_bytes(self, file: DeleteFile) -> memoryview:
         try:
             if not file.is_vector:
                 return self._storage.read(file.path)

@@ -58,7 +58,7 @@ class FileRowReader:
             tested_columns |= set() if row_set is None else row_set.column_ids
         tested: dict[int, Field] = {}
         for column_id in tested_columns:
-            root, steps = _path_to(column_id, read_plan.schema, read_plan.metadata.schemas)
+            root, steps = _find_path(column_id, read_plan.schema, read_plan.metadata.schemas)
             tested[root.id] = root
             self._column_paths[column_id] = (root.id, steps)
         self._inherited = InheritedLineage.of(task.file) if read_plan.lineage else None
@@ -234,7 +234,7 @@ def _build_batch(arrays: list[pa.Array], schema: pa.Schema, rows: int) -> pa.Rec
     return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
 
 
-def _path_to(column_id: int, schema: Schema, schemas: Iterable[Schema]) -> tuple[Field, tuple[int, ...]]:
+def _find_path(column_id: int, schema: Schema, schemas: Iterable[Schema]) -> tuple[Field, tuple[int, ...]]:
     """Return the top-level column that contains a column, and the positions of the struct fields on the path to it.
 
     If the schema does not have the column, the other schemas are searched, from the highest id to the lowest.

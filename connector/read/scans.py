@@ -211,7 +211,7 @@ class TaskReader:
             Unreadable: The file cannot be read.
         """
         with _add_path_to_errors(task.path):
-            where = self._residual(task)
+            where = self._compute_residual(task)
         chosen = _decode_positions(task) if positions is None else positions
         if where == FALSE or (chosen is not None and not len(chosen)):
             return
@@ -243,7 +243,7 @@ class TaskReader:
             if self._check is not None:
                 self._check(task.path, opened)
 
-    def _residual(self, task: ScanTask) -> Expression:
+    def _compute_residual(self, task: ScanTask) -> Expression:
         """Return the residual of the filter for the file's partition.
 
         The residuals of the plan are not used. They refer to columns by name, and the names may belong to another

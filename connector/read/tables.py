@@ -192,7 +192,7 @@ def plan(
     body |= {"stats-fields": list(stats)} if stats else {}
     body |= {} if columns is None else {"select": list(columns)}
     functions = any(is_function(predicate.transform) for predicate in predicates_of(where))
-    return _tasks(client, table, body, sequence_numbers=sequence_numbers, functions=functions)
+    return _plan_tasks(client, table, body, sequence_numbers=sequence_numbers, functions=functions)
 
 
 def plan_appends(
@@ -202,10 +202,10 @@ def plan_appends(
     body: dict[str, Any] = {"end-snapshot-id": end, "use-snapshot-schema": not table.is_current_schema}
     body |= {} if start is None else {"start-snapshot-id": start}
     body |= {} if where == TRUE else {"filter": expression_json(add_nan(where))}
-    return _tasks(client, table, body)
+    return _plan_tasks(client, table, body)
 
 
-def _tasks(
+def _plan_tasks(
     client: PlanSource, table: OpenTable, body: Json, *, sequence_numbers: bool = False, functions: bool = False
 ) -> Iterator[ScanTask]:
     # Readers compute the residuals themselves. If the filter has many keys, each task of the plan would otherwise

@@ -7,10 +7,9 @@ has cores. It starts them again after Spark has ended workers that were idle for
 it. On a cluster, this package must be installed in the executors' Python. If Spark distributes the package instead, no
 Python worker starts. Workers for planning are always forked from Spark's own daemon (`PythonPlannerRunner`).
 
-Invariant: loading the modules creates no state that a fork does not preserve. It opens no connection and starts no
-    thread, and Arrow's
-pools and filesystems are initialised at their first use. The loaded objects are frozen for the garbage collector, so
-the collections after each task do not copy the shared memory.
+Invariant: loading the modules creates no state that a fork does not preserve. It opens no connection and
+starts no thread, and Arrow's pools and filesystems are initialised at their first use. The loaded objects are
+frozen for the garbage collector, so the collections after each task do not copy the shared memory.
 """
 
 from __future__ import annotations

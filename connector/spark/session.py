@@ -139,7 +139,7 @@ def read(
         options |= {"where": where} if where is not None and suits_seamark else {}
         options |= {"token": token} if token else {}
         if columns is not None and (where is None or suits_seamark):
-            options["columns"] = ",".join(_table_names(spark, opened, columns))
+            options["columns"] = ",".join(_resolve_column_names(spark, opened, columns))
         frame = spark.read.format("seamark").options(**options).load()
         frame = frame if where is None or suits_seamark else frame.where(where)
     else:
@@ -159,7 +159,7 @@ def _misses_rows(opened: OpenTable) -> bool:
     return is_stream and metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION
 
 
-def _table_names(spark: SparkSession, opened: OpenTable, columns: Sequence[str]) -> list[str]:
+def _resolve_column_names(spark: SparkSession, opened: OpenTable, columns: Sequence[str]) -> list[str]:
     """Return the column names in the table's spelling.
 
     This is done only if the session is case-insensitive and the names are unambiguous.

@@ -228,7 +228,7 @@ class Proxy:
             return web.Response(status=404, text=f"No coordinator {error} is behind this proxy\n"), ""
         path = target.partition("?")[0]
         if path.startswith(f"{TABLE_STATEMENTS}/"):
-            return await self._table_result(request, path.removeprefix(f"{TABLE_STATEMENTS}/")), ""
+            return await self._answer_table_result(request, path.removeprefix(f"{TABLE_STATEMENTS}/")), ""
         if coordinator is None and path.startswith(f"{PROXY_PATH}/"):
             return self._own(request, path), ""
         if path == STATEMENTS and request.method == "POST":
@@ -281,7 +281,7 @@ class Proxy:
         summary = rewriting.summary
         if rewriting.statement is None:
             header = _PLANNED if rewriting.depends_on_data else summary
-            passing = partial(self._past_queue, request) if _QUERY.match(body) else None
+            passing = partial(self._follow_past_queue, request) if _QUERY.match(body) else None
             return await self._forward_unchanged(request, candidates, target, body, summary, header, passing=passing)
         try:
             result = await self._hold(request, candidates[0], target, body, rewriting, begun_s)
@@ -320,7 +320,7 @@ class Proxy:
         self._counts.statements.labels("maintenance").inc()
         return json_response(answer), f"maintenance; {answer['stats']['state']}"
 
-    async def _table_result(self, request: web.BaseRequest, number: str) -> web.Response:
+    async def _answer_table_result(self, request: web.BaseRequest, number: str) -> web.Response:
         first = self._coordinators.all[0]
         base = base_url(self._forwarder.request_headers(request, first), first)
         return await self._tables.answer(request.method, number, base)
@@ -361,7 +361,7 @@ class Proxy:
             request, candidates, target, body, extra_headers=extra_headers, passing=passing
         ), summary
 
-    async def _past_queue(
+    async def _follow_past_queue(
         self,
         request: web.BaseRequest,
         coordinator: Coordinator,
@@ -371,7 +371,7 @@ class Proxy:
         async with self._follow_statement(
             coordinator, self._headers_of_followers(request, coordinator), _QUEUE_S
         ) as held_statement:
-            return _response(await held_statement.wait_for_queue(first, headers))
+            return _make_response(await held_statement.wait_for_queue(first, headers))
 
     async def _hold(
         self,
@@ -406,7 +406,7 @@ class Proxy:
         self._rewriter.release(rewriting, is_analysed=is_analysed)
         if answer.is_allowed and (judge is None or answer.decision is RuleDecision.NO_RULES):
             answer.headers[PLAN_HEADER] = rewriting.summary if self._settings.plan_header else _REWRITTEN
-        return _response(answer)
+        return _make_response(answer)
 
     async def _judge(
         self,
@@ -531,7 +531,7 @@ async def open_proxy(settings: ProxySettings) -> AsyncIterator[Proxy]:
         yield proxy
 
 
-def _response(answer: TrinoResponse) -> web.Response:
+def _make_response(answer: TrinoResponse) -> web.Response:
     headers = answer.headers
     headers.popall("Content-Length", None)
     return web.Response(status=answer.status, reason=answer.reason, headers=headers, body=answer.body)

@@ -391,7 +391,7 @@ class Rewriter:
         """Return the properties of a statement that can be found without parsing it."""
         if is_hinted_off(statement):
             return StatementText(statement), _PreParse(why=_SWITCHED_OFF)
-        text = self._text(statement, session)
+        text = self._write_text(statement, session)
         lists = _METADATA_TABLE.search(text.text) is not None
         if not _PREDICATE_WORDS.search(text.text):
             return text, _PreParse(lists=lists, why="unchanged; it has no condition that could leave out files")
@@ -401,7 +401,7 @@ class Rewriter:
         needs_types = _NEEDS_COLUMN_TYPES.search(text.text) or (not text.utc and _TIME_WORDS.search(text.text))
         return text, _PreParse(lists=lists, needs_types=bool(needs_types), explains=bool(_EXPLAIN.match(text.text)))
 
-    def _text(self, statement: str, session: Session) -> StatementText:
+    def _write_text(self, statement: str, session: Session) -> StatementText:
         utc = session.utc and self._limits.trust_time_zone
         execution = parse_execute(statement) if session.prepared and _EXECUTE.search(statement) else None
         text = session.prepared.get(execution.name) if execution is not None else None
@@ -480,7 +480,9 @@ def _build_result(
         quote(".".join(planned.table), safe=".") for planned in sorted(own, key=lambda view: view.scan.start)
     )
     each += [f"views={seen}"] if seen else []
-    summary = f"rewritten; scans={len(own_plans) + len(own)}; files={_files(own_plans.values())}; {'; '.join(each)}"
+    summary = (
+        f"rewritten; scans={len(own_plans) + len(own)}; files={_count_files(own_plans.values())}; {'; '.join(each)}"
+    )
     plan_ids = {(planned.table, int(plan.plan_snapshot_id or 0)) for planned, plan in plans.items()}
     plan_ids |= {(planned.table, view.plan_id) for planned, view in views.items()}
     files, considered = (
@@ -526,22 +528,22 @@ def _plan_inputs(
 
     def join(planned: PlannedScan, each: Sequence[Dimension]) -> None:
         for dimension in each:
-            columns[_table_name(planned)] |= {mine for mine, _ in dimension.on}
-            columns[_table_name(dimension.planned)] |= dimension.columns
-            limiting.add(_table_name(dimension.planned))
+            columns[_name_table(planned)] |= {mine for mine, _ in dimension.on}
+            columns[_name_table(dimension.planned)] |= dimension.columns
+            limiting.add(_name_table(dimension.planned))
             join(dimension.planned, dimension.dimensions)
 
     for planned, plan in plans.items():
-        columns[_table_name(planned)] |= planned.scan.columns
+        columns[_name_table(planned)] |= planned.scan.columns
         if find_used_joins(dimensions.get(planned, ()), plan):
             join(planned, dimensions.get(planned, ()))
     read = {table: frozenset(names) for table, names in columns.items()}
-    return PlanInputs(read, frozenset(limiting), frozenset(map(_table_name, views)))
+    return PlanInputs(read, frozenset(limiting), frozenset(map(_name_table, views)))
 
 
-def _table_name(planned: PlannedScan) -> TableName:
+def _name_table(planned: PlannedScan) -> TableName:
     return planned.catalog, ".".join(planned.table[:-1]).lower(), planned.table[-1].lower()
 
 
-def _files(plans: Collection[TablePlanResponse]) -> str:
+def _count_files(plans: Collection[TablePlanResponse]) -> str:
     return f"{sum(plan.files for plan in plans)}/{sum(plan.considered_files for plan in plans)}"

@@ -122,7 +122,7 @@ class KeyMatcher:
     """Finds rows by their keys. Instances can be pickled."""
 
     def __init__(self, keys: Sequence[pa.Array]) -> None:
-        self._kinds = [_key_type(key.type) for key in keys]
+        self._kinds = [_choose_key_type(key.type) for key in keys]
         self._sets = [pc.unique(key.cast(kind)) for key, kind in zip(keys, self._kinds, strict=True)]
         self._keys = pa.array(self._encode_tuples(keys))
 
@@ -150,7 +150,7 @@ class KeyMatcher:
         return total
 
 
-def _key_type(kind: pa.DataType) -> pa.DataType:
+def _choose_key_type(kind: pa.DataType) -> pa.DataType:
     """Return the type in which keys are compared. For all integer types, it is int64."""
     return pa.int64() if pa.types.is_integer(kind) else kind
 
@@ -214,7 +214,10 @@ class Attributes:
         source, columns = tables.pop(), tuple(column for _, column in sources)
         kinds = schema if not source else self._tables[source].schema
         for column, target in zip(columns, join.on.values(), strict=True):
-            source_type, target_type = _key_type(kinds.field(column).type), _key_type(table.schema.field(target).type)
+            source_type, target_type = (
+                _choose_key_type(kinds.field(column).type),
+                _choose_key_type(table.schema.field(target).type),
+            )
             if source_type != target_type:
                 raise BadRequest(
                     f"{column} has the type {source_type} and {name}.{target} has {target_type}; "

@@ -1,10 +1,9 @@
 """Merges small data files, and applies delete files, partition by partition (compaction).
 
-Invariant: a compaction adds, loses and changes no row, and rows keep their row ids and sequence numbers. Each batch of
-    files is a
-separate commit, so an interrupted compaction keeps the batches that it has committed. Writers never wait. Rows that
-they delete during the compaction are deleted in the new files. If writers change too many rows of a batch, the batch is
-given up, and the next compaction plans it again.
+Invariant: a compaction adds, loses and changes no row, and rows keep their row ids and sequence numbers. Each
+batch of files is a separate commit, so an interrupted compaction keeps the batches that it has committed.
+Writers never wait. Rows that they delete during the compaction are deleted in the new files. If writers
+change too many rows of a batch, the batch is given up, and the next compaction plans it again.
 
 Small files are merged by tiers: a file is rewritten only together with smaller files whose total size is at least its
 own size. If a table grows by small commits, each row is therefore rewritten a logarithmic number of times.

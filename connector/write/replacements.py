@@ -1,8 +1,7 @@
 """Commits files that replace other files with the same rows: the last step of clustering and compaction.
 
-Invariant: the commit adds, loses and changes no row. The commit has the operation `replace`, so concurrent appends are
-    preserved, and a
-concurrent change of a replaced file is a conflict.
+Invariant: the commit adds, loses and changes no row. The commit has the operation `replace`, so concurrent
+appends are preserved, and a concurrent change of a replaced file is a conflict.
 
 `commit_replacement` resolves these conflicts if the origins of the rows in the new files are known. Rows that were
 deleted during the rewrite are deleted in the new files, with position deletes or deletion vectors that the same commit
@@ -186,7 +185,7 @@ class RewrittenFiles:
             raise Overtaken(FILES)
         deleted = {rows.path: rows for rows in self._find_deleted_rows(opened, current)}
         new_files, old_tasks, bytes_left = list[dict[str, Any]](), list[ScanTask](), 0
-        for numbers, files in self._groups():
+        for numbers, files in self._group_files():
             left = [current[task.path] for task in map(self.tasks.__getitem__, numbers) if task.path in current]
             dead = sum(len(deleted[file["file-path"]].positions) for file in files)
             part = DELETED_ROWS_MAX_FRACTION_IF_FEWER_FILES if len(files) < len(left) else DELETED_ROWS_MAX_FRACTION
@@ -206,7 +205,7 @@ class RewrittenFiles:
             written = WrittenFiles(tuple(new_files), (), written.skipped)
         return FileReplacement(opened, written, old_tasks, other_tasks, deletes, bytes_left)
 
-    def _groups(self) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
+    def _group_files(self) -> Iterator[tuple[list[int], list[dict[str, Any]]]]:
         """Yield groups of old and new files that share no rows with other groups.
 
         Each group has the numbers of the tasks, and the new files.

@@ -88,13 +88,13 @@ class BatchKeys:
         self.fields = tuple(fields)
         self.columns = [_to_storage(column) for column in columns]
         self.count = len(self.columns[0])
-        high, low = self._hashes(self.columns)
+        high, low = self._hash_columns(self.columns)
         self._order = np.lexsort((low, high))
         self._high, self._low = high[self._order], low[self._order]
         _, runs = np.unique(self._high, return_counts=True)
         self._run = int(runs.max(initial=1))
 
-    def _hashes(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:
+    def _hash_columns(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> tuple[Hashes, Hashes]:
         return hashes_of(self.fields, columns)
 
     def match(self, columns: Sequence[pa.Array | pa.ChunkedArray]) -> Longs:
@@ -103,7 +103,7 @@ class BatchKeys:
         Args:
             columns: The key columns, in the order of `fields`.
         """
-        high, low = self._hashes(columns)
+        high, low = self._hash_columns(columns)
         ordinals = np.full(len(high), -1, dtype=np.int64)
         if self.count:
             start = np.searchsorted(self._high, high)

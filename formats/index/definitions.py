@@ -104,7 +104,7 @@ class IndexDefinition:
             {
                 "field-id": term.column_id,
                 "transform": term.transform,
-                "keys": term.source if self.measures else _keys(term),
+                "keys": term.source if self.measures else _name_keys(term),
             }
             for term in self.terms
         ]
@@ -171,7 +171,7 @@ class Definitions:
 _NONE = Definitions({}, {})
 
 
-def _keys(term: Term) -> str:
+def _name_keys(term: Term) -> str:
     """Return the name of the form of the term's keys: a type, or the form of a function's keys.
 
     If a column is promoted to a type with other keys, the index becomes another index. For a column this is a
@@ -283,7 +283,7 @@ def of_id(definition_id: str, schema: Schema, older: Iterable[Schema] = (), *, n
     Raises:
         BadRequest: The id is not a definition for this table.
     """
-    content, schemas = _object(definition_id), tuple(older)
+    content, schemas = _parse_object(definition_id), tuple(older)
     terms = content.pop("terms", None)
     kind = content.pop("kind", None)
     mapping = content.pop(_MAPPING, None)
@@ -330,7 +330,7 @@ def _build_definition(
     if state not in STATES:
         raise BadRequest(f"The state of an index is {' or '.join(STATES)}, not {_show_value(state)}")
     return IndexDefinition(
-        name, index_kind.name, tuple(terms), _parameters(index_kind, parameters), state, None, tuple(measures)
+        name, index_kind.name, tuple(terms), _check_parameters(index_kind, parameters), state, None, tuple(measures)
     )
 
 
@@ -365,7 +365,7 @@ def _pop_measures(content: dict[str, Any], schema: Schema, schemas: tuple[Schema
     return [parse_measure(text, schema, schemas) for text in texts[: MEASURES_MAX + 1]]
 
 
-def _parameters(kind: IndexKind[Any, Any], values: Mapping[str, Any]) -> dict[str, float]:
+def _check_parameters(kind: IndexKind[Any, Any], values: Mapping[str, Any]) -> dict[str, float]:
     parameter_names = [parameter.name for parameter in kind.parameters]
     unknown = sorted(str(name) for name in values if name not in parameter_names)
     if unknown:
@@ -374,12 +374,12 @@ def _parameters(kind: IndexKind[Any, Any], values: Mapping[str, Any]) -> dict[st
             f"A {kind.name} index accepts {accepted} in addition to its columns, not {_show_value(unknown[0])}"
         )
     return {
-        parameter.name: _number(parameter, values.get(parameter.name, parameter.default))
+        parameter.name: _check_number(parameter, values.get(parameter.name, parameter.default))
         for parameter in kind.parameters
     }
 
 
-def _number(parameter: IndexParameter, value: Any) -> float:
+def _check_number(parameter: IndexParameter, value: Any) -> float:
     minimum, maximum = parameter.minimum, parameter.maximum
     if isinstance(value, bool) or not isinstance(value, int | float) or not minimum <= value <= maximum:
         raise BadRequest(
@@ -394,7 +394,7 @@ def _read(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...]) -> 
         raise BadRequest(f"The definition has {len(text)} characters; the limit is {TEXT_MAX} characters")
     if not text.lstrip().startswith("{"):
         return _read_short(name, text, schema, schemas)
-    content = _object(text)
+    content = _parse_object(text)
     kind, columns, ids = content.pop("kind", None), content.pop("columns", None), content.pop("field-ids", None)
     state = content.pop("state", ENABLED)
     measures = _pop_measures(content, schema, schemas)
@@ -438,19 +438,19 @@ def _read_short(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...
         elif option[1] in options:
             raise BadRequest(f"{option[1]} is set twice")
         else:
-            options[option[1].lower()] = _option(option[2])
+            options[option[1].lower()] = _parse_option(option[2])
     state = options.pop("state", ENABLED)
     return _build_definition(name, call[1].lower(), terms, options, state, measures)
 
 
-def _option(text: str) -> Any:
+def _parse_option(text: str) -> Any:
     try:
         return float(text)
     except ValueError:
         return text
 
 
-def _object(text: str) -> dict[str, Any]:
+def _parse_object(text: str) -> dict[str, Any]:
     try:
         content = msgspec.json.decode(text)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -249,7 +249,7 @@ def assemble(
     """
     kind_type, fields = f"seamark-{kind}-v{KINDS[kind].version}", tuple(field_ids)
     properties = {
-        _CREATED_BY: _writer(),
+        _CREATED_BY: _describe_writer(),
         _TABLE_UUID: table_uuid,
         _DEFINITION: definition,
         _LEVEL: str(level),
@@ -262,7 +262,7 @@ def assemble(
 
 
 @cache
-def _writer() -> str:
+def _describe_writer() -> str:
     """Return the name and version of the writer.
 
     The result is cached: reading the version parses the distribution's metadata, which takes as long as
@@ -311,9 +311,9 @@ def read_header(tail: Part, file_size: int, location: str) -> IndexHeader:
         table_uuid=properties[_TABLE_UUID],
         definition=properties[_DEFINITION],
         field_ids=blob.fields,
-        level=_number(properties, _LEVEL, location),
-        rows=_number(properties, _ROWS, location),
-        files=_number(properties, _FILES, location),
+        level=_read_number(properties, _LEVEL, location),
+        rows=_read_number(properties, _ROWS, location),
+        files=_read_number(properties, _FILES, location),
         created_by=properties[_CREATED_BY],
         size_bytes=file_size,
         files_offset=table.offset,
@@ -359,7 +359,7 @@ def _check_layout(footer: Footer, footer_offset: int, location: str) -> None:
         raise Corrupt(f"{location}: its blobs are compressed, or have different fields")
 
 
-def _number(properties: dict[str, str], name: str, location: str) -> int:
+def _read_number(properties: dict[str, str], name: str, location: str) -> int:
     if not _NUMBER.fullmatch(properties[name]):
         raise Corrupt(f"{location}: {name} is not a number: {properties[name]!r}")
     return int(properties[name])

@@ -208,7 +208,7 @@ class PackedColumn:
         if packed.presence != NONE and not self._memory[packed.presence + row // 8] >> (row % 8) & 1:
             return None
         if packed.form == Form.STRINGS:
-            return self._string(row)
+            return self._read_string(row)
         if packed.width == 0:
             return packed.base
         if packed.form == Form.FLOATS:
@@ -239,7 +239,7 @@ class PackedColumn:
     def _bytes(self, offset: int, size: int) -> bytes:
         return self._memory[offset : offset + size].tobytes()
 
-    def _string(self, row: int) -> bytes:
+    def _read_string(self, row: int) -> bytes:
         packed = self.packed
         if packed.width == 0:
             return packed.common

@@ -498,14 +498,14 @@ class Connections(web.Server):
             address: The address whose connections may be closed, or None for any address.
         """
         silent = (connection for connection in self._silent if address in (None, connection.address))
-        victim = next(silent, None) or self._longest_idle(address)
+        victim = next(silent, None) or self._find_longest_idle(address)
         if victim is None:
             return False
         self.release(victim)
         victim.force_close()
         return True
 
-    def _longest_idle(self, address: str | None) -> Connection | Handshake | None:
+    def _find_longest_idle(self, address: str | None) -> Connection | Handshake | None:
         """Return the connection that has been idle longest.
 
         The result of a search is cached: with a search through all connections for each new connection, a client

@@ -45,7 +45,7 @@ def from_msgpack(data: Part, kind: type[T]) -> T: ...
 def from_msgpack(data: Part, kind: Any) -> Any: ...
 def from_msgpack(data: Part, kind: Any) -> Any:
     """Return the value of MessagePack of this type. The errors are those of `from_json`."""
-    return _msgpack_decoder(kind).decode(data)
+    return _make_msgpack_decoder(kind).decode(data)
 
 
 @overload
@@ -58,17 +58,17 @@ def from_values(value: object, kind: Any) -> Any:
     Raises:
         msgspec.ValidationError, RecursionError: The value does not have this type.
     """
-    _msgpack_decoder(kind)  # This examines the type.
+    _make_msgpack_decoder(kind)  # This examines the type.
     return msgspec.convert(value, kind)
 
 
 def from_attributes(value: object, kind: type[T]) -> T:
     """Return a `kind` with the attributes of `value` that have the names of its fields."""
-    _msgpack_decoder(kind)
+    _make_msgpack_decoder(kind)
     return msgspec.convert(value, kind, from_attributes=True)
 
 
-def _msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+def _make_msgpack_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
     decoder = _msgpack.get(kind)
     if decoder is None:
         with _examining:

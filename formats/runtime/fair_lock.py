@@ -82,10 +82,10 @@ def free_later(*collections: Collection[object]) -> None:
     large = [collection for collection in collections if len(collection) > FREED_IN_LOOP]
     if large:
         loop = asyncio.get_running_loop()
-        loop.call_soon(lambda: loop.run_in_executor(None, _free, large))
+        loop.call_soon(lambda: loop.run_in_executor(None, _drop_contents, large))
 
 
-def _free(collections: list[Collection[object]]) -> None:
+def _drop_contents(collections: list[Collection[object]]) -> None:
     while collections:
         objects = list(collections.pop())
         while objects:  # Between these steps the interpreter may run other threads.

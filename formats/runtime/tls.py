@@ -40,26 +40,28 @@ class Certificate:
 
     def __init__(self, certificate: Path, key: Path) -> None:
         self._files = (certificate, key)
-        self._seen = self._state()
-        self._current = _server_context(certificate, key)
-        self._leaves = [_leaf(certificate)]
+        self._seen = self._read_state()
+        self._current = _make_server_context(certificate, key)
+        self._leaves = [_read_leaf(certificate)]
         """The previous certificate, and then the certificate for new connections."""
-        self.context = _server_context(certificate, key)
+        self.context = _make_server_context(certificate, key)
         """The context for servers; it presents the current certificate."""
-        self.context.sni_callback = self._present
+        self.context.sni_callback = self._present_certificate
 
-    def _present(self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext) -> None:
+    def _present_certificate(
+        self, connection: ssl.SSLSocket | ssl.SSLObject, name: str | None, context: ssl.SSLContext
+    ) -> None:
         connection.context = self._current
 
     def reload(self) -> None:
         """Load the current files. If they are unusable, the previous certificate stays in use."""
-        self._seen = self._state()
+        self._seen = self._read_state()
         try:
-            self._current = _server_context(*self._files)
+            self._current = _make_server_context(*self._files)
         except ConfigError as error:
             _log.error("the new certificate cannot be used; the previous certificate stays in use", error=error.message)
         else:
-            self._leaves = [self._leaves[-1], _leaf(self._files[0])]
+            self._leaves = [self._leaves[-1], _read_leaf(self._files[0])]
             _log.info("the certificate was loaded again", file=str(self._files[0]))
 
     def leaves(self) -> str:
@@ -70,17 +72,17 @@ class Certificate:
         """
         leaves = list(self._leaves)
         with suppress(OSError):
-            leaves.append(_leaf(self._files[0]))
+            leaves.append(_read_leaf(self._files[0]))
         return "\n".join(dict.fromkeys(filter(None, leaves)))
 
     async def watch(self) -> None:
         """Reload the files after each change, until the task is cancelled."""
         while True:
             await asyncio.sleep(RELOAD_S)
-            if self._state() != self._seen:
+            if self._read_state() != self._seen:
                 self.reload()
 
-    def _state(self) -> list[tuple[int, int, int]]:
+    def _read_state(self) -> list[tuple[int, int, int]]:
         states = []
         for path in self._files:
             with suppress(OSError):
@@ -89,7 +91,7 @@ class Certificate:
         return states
 
 
-def _leaf(path: Path) -> str:
+def _read_leaf(path: Path) -> str:
     """Return the first certificate of a PEM file, or "" if it has none.
 
     Raises:
@@ -118,7 +120,7 @@ def server_tls(certificate: Path, key: Path) -> ssl.SSLContext:
     return context
 
 
-def _server_context(certificate: Path, key: Path) -> ssl.SSLContext:
+def _make_server_context(certificate: Path, key: Path) -> ssl.SSLContext:
     for path, file_kind in ((certificate, "certificate"), (key, "key")):
         try:
             path.read_bytes()

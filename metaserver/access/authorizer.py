@@ -4,14 +4,15 @@ The decision uses a table of operations and the principal's grants. The module d
 namespace and all namespaces below it. A grant on the empty path is for the whole catalog. `reader` <
 `writer` < `admin`, and each role includes the previous roles.
 
-| who | may | |---|---| | any login | read the configuration, list the namespaces that it has grants on,
-read the metrics of the server | | a grant below | list the parents of its namespaces, and see that they
-exist | | reader | list, load, probe, plan, explain, query, plan tables; credentials to read; reports;
-timelines, indexes | | writer | create, commit, index, drop, rename, undrop; create, change and drop
-namespaces (if empty); plan views | | writer of the whole catalog | register, which points a name at any
-file of the warehouse, also of other tables | | admin | purge dropped entries before their retention ends;
-grant and revoke roles within its namespace | | admin of the whole catalog | tokens, which belong to no
-namespace; the audit log; the list of replicas |
+| principal | operations |
+|---|---|
+| any login | read the configuration and the server's metrics, list the namespaces that it has grants on |
+| a grant below | list the parents of its namespaces, and see that they exist |
+| reader | list, load, probe, plan, explain, query, plan tables; credentials to read; reports; timelines, indexes |
+| writer | create, commit, index, drop, rename, undrop; create, change and drop empty namespaces; plan views |
+| writer of the whole catalog | register, which points a name at any file of the warehouse, also of other tables |
+| admin | purge dropped entries before their retention ends; grant and revoke roles within its namespace |
+| admin of the whole catalog | tokens, which belong to no namespace; the audit log; the list of replicas |
 
 A drop needs only a writer, because it can be undone. `purgeRequested` on a drop also needs only a writer, because files
 stay until the retention ends. An operation on several places (rename, undrop elsewhere, a transaction on many
@@ -50,7 +51,7 @@ class Rule(msgspec.Struct, frozen=True):
 _UNKNOWN = Rule(Role.ADMIN, Scope.CATALOG)
 
 
-def _rules() -> dict[str, Rule]:
+def _make_rules() -> dict[str, Rule]:
     reader = """loadNamespaceMetadata listTables loadTable tableExists loadCredentials reportMetrics signRequest
         listViews loadView viewExists listFunctions loadFunction
         planTableScan fetchPlanningResult cancelPlanning fetchScanTasks
@@ -90,7 +91,7 @@ def _rules() -> dict[str, Rule]:
     return rules
 
 
-RULES = _rules()
+RULES = _make_rules()
 """The rules by operation id. The ids are those of the Iceberg REST specification and of the OpenAPI document."""
 
 

@@ -41,7 +41,7 @@ class ObjectGrant(msgspec.Struct, frozen=True, array_like=True):
     table_uuid: str
     location: str
     writable: bool
-    who: str
+    principal_name: str
     """The principal to which the keys were issued.
 
     Its login and rights are checked again while the keys are valid. The cached objects count for its share of the

@@ -75,13 +75,13 @@ def check_times(claims: dict[str, Any], now_ms: int, *, early_s: int, late_s: in
             more than `late_s` after its expiry.
     """
     now_s = now_ms / 1000
-    expires_s = _seconds(claims, "exp")
+    expires_s = _read_seconds(claims, "exp")
     if expires_s is None:
         raise Unauthenticated("The token has no expiry (exp), which this server requires")
     if now_s >= expires_s + late_s:
         raise Unauthenticated("The token has expired; get a new token")
     for name in ("nbf", "iat"):
-        since_s = _seconds(claims, name)
+        since_s = _read_seconds(claims, name)
         if since_s is not None and now_s < since_s - early_s:
             raise Unauthenticated(f"The token is not valid yet ({name}); check the clocks")
     return int(expires_s * 1000)
@@ -103,7 +103,7 @@ def _decode_part(text: str, description: str) -> dict[str, Any]:
 _URL_SAFE = str.maketrans("-_+/=", "+/!!!")
 
 
-def _seconds(claims: dict[str, Any], name: str) -> float | None:
+def _read_seconds(claims: dict[str, Any], name: str) -> float | None:
     value = claims.get(name)
     if value is None:
         return None

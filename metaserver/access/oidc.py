@@ -89,7 +89,7 @@ class Oidc:
         if claims_issuer != self._issuer:
             raise Unauthenticated(f"The token is not from the issuer {self._issuer}")
         algorithm = unverified.header.get("alg")
-        key = await self._key(unverified.header.get("kid"))
+        key = await self._find_key(unverified.header.get("kid"))
         if not isinstance(algorithm, str) or algorithm not in key.algorithms:
             raise Unauthenticated(
                 f"The token must be signed with {' or '.join(key.algorithms)}, which its key requires"
@@ -99,10 +99,10 @@ class Oidc:
         if audience != self._audience and not (isinstance(audience, list) and self._audience in audience):
             raise Unauthenticated(f"The token is not for the audience {self._audience}")
         expires_ms = jwt.check_times(claims, self._clock.now_ms(), early_s=self._leeway_s, late_s=self._leeway_s)
-        name = self._name(claims)
-        return Identity(name, tuple(self._roles(claims, name)), expires_ms)
+        name = self._read_name(claims)
+        return Identity(name, tuple(self._read_roles(claims, name)), expires_ms)
 
-    def _name(self, claims: dict[str, Any]) -> str:
+    def _read_name(self, claims: dict[str, Any]) -> str:
         value = _claim(claims, self._principal_claim)
         if not isinstance(value, str):
             raise Unauthenticated(f"The token's claim {self._principal_claim} has no name")
@@ -111,7 +111,7 @@ class Oidc:
         except BadRequest as error:
             raise Unauthenticated(f"The token's principal is invalid: {error.message}") from None
 
-    def _roles(self, claims: dict[str, Any], name: str) -> list[Grant]:
+    def _read_roles(self, claims: dict[str, Any], name: str) -> list[Grant]:
         """Return the roles in the claim. Unknown entries are ignored, because they are roles of other services."""
         if not self._roles_claim:
             return []
@@ -127,7 +127,7 @@ class Oidc:
             grants.append(Grant(name, role.value, path))
         return grants
 
-    async def _key(self, kid: object) -> VerifyKey:
+    async def _find_key(self, kid: object) -> VerifyKey:
         if kid is not None and not isinstance(kid, str):
             raise Unauthenticated("The token's kid is not a string")
         age_s = self._age_s(self._fetched_s)

@@ -70,7 +70,7 @@ def build_document(app: web.Application) -> dict[str, Any]:
     for route, description in described:
         assert route.resource is not None
         path = re.sub(r"\{(\w+):[^}]*\}", r"{\1}", route.resource.canonical)
-        paths.setdefault(path, {})[route.method.lower()] = _operation(description, schemas)
+        paths.setdefault(path, {})[route.method.lower()] = _describe_operation(description, schemas)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -106,13 +106,13 @@ def _derive_schemas(descriptions: list[Description]) -> tuple[Callable[[Any], di
     return lambda given: given if isinstance(given, dict) else by_type[id(given)], components
 
 
-def _operation(described: Description, schema_of: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
+def _describe_operation(described: Description, schema_of: Callable[[Any], dict[str, Any]]) -> dict[str, Any]:
     operation: dict[str, Any] = {
         "operationId": described.operation,
         "summary": described.summary,
         "tags": list(described.tags),
         "responses": {
-            str(answer.status): _response(answer, schema_of, described.waits) for answer in described.answers
+            str(answer.status): _describe_response(answer, schema_of, described.waits) for answer in described.answers
         },
     }
     operation["responses"]["default"] = {
@@ -120,7 +120,7 @@ def _operation(described: Description, schema_of: Callable[[Any], dict[str, Any]
         "content": _ERROR_CONTENT,
     }
     if described.all_parameters:
-        operation["parameters"] = [_parameter(parameter) for parameter in described.all_parameters]
+        operation["parameters"] = [_describe_parameter(parameter) for parameter in described.all_parameters]
     if described.body is not None:
         content = {"application/json": {"schema": schema_of(described.body)}}
         operation["requestBody"] = {"required": not described.is_body_optional, "content": content}
@@ -129,7 +129,7 @@ def _operation(described: Description, schema_of: Callable[[Any], dict[str, Any]
     return operation
 
 
-def _parameter(parameter: Parameter) -> dict[str, Any]:
+def _describe_parameter(parameter: Parameter) -> dict[str, Any]:
     return {
         "name": parameter.name,
         "in": parameter.where,
@@ -139,7 +139,9 @@ def _parameter(parameter: Parameter) -> dict[str, Any]:
     }
 
 
-def _response(answer: ResponseSpec, schema_of: Callable[[Any], dict[str, Any]], streams: bool) -> dict[str, Any]:
+def _describe_response(
+    answer: ResponseSpec, schema_of: Callable[[Any], dict[str, Any]], streams: bool
+) -> dict[str, Any]:
     response: dict[str, Any] = {"description": answer.description}
     if answer.schema is not None:
         response["content"] = {"application/json": {"schema": schema_of(answer.schema)}}

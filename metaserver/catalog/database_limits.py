@@ -78,7 +78,7 @@ class DatabaseShares:
             for principal, part in parts:
                 if principal and principal != ANONYMOUS.name:
                     self._rows.add(principal, now_s, now_s + WINDOW_S)
-                    self._bytes.add(principal, now_s, now_s + WINDOW_S, _size_bytes(part))
+                    self._bytes.add(principal, now_s, now_s + WINDOW_S, _estimate_size_bytes(part))
 
     def require_room(self, principal: str) -> None:
         """Check that the principal has not used up its share of writes for this hour.
@@ -101,7 +101,7 @@ class DatabaseShares:
                 )
 
 
-def _size_bytes(part: object) -> int:
+def _estimate_size_bytes(part: object) -> int:
     """Return the approximate size of a value in the database.
 
     The function never raises, because the transaction has succeeded.
@@ -142,7 +142,7 @@ class NamespaceSizes:
         Raises:
             Forbidden: A namespace would exceed its limit.
         """
-        rows, characters = await _additions(store, operations)
+        rows, characters = await _count_additions(store, operations)
         for top in rows | characters:
             counting = self._counting.setdefault(top, asyncio.Lock())
             async with counting:
@@ -156,18 +156,18 @@ class NamespaceSizes:
                 size.added_characters += characters[top]
 
 
-async def _additions(store: PointerStore, operations: Sequence[Operation]) -> tuple[Counter[str], Counter[str]]:
+async def _count_additions(store: PointerStore, operations: Sequence[Operation]) -> tuple[Counter[str], Counter[str]]:
     """Return the rows, and the characters of properties, that the operations add to top-level namespaces."""
     rows, characters = Counter[str](), Counter[str]()
     for operation in operations:
         match operation:
             case CreateNamespace():
                 rows[operation.path[0]] += 1
-                characters[operation.path[0]] += _characters(operation.properties)
+                characters[operation.path[0]] += _count_characters(operation.properties)
             case ReplaceNamespaceProperties():
                 stored = await store.namespace(operation.path)
-                before = 0 if stored is None else _characters(stored.properties)
-                characters[operation.path[0]] += max(0, _characters(operation.properties) - before)
+                before = 0 if stored is None else _count_characters(stored.properties)
+                characters[operation.path[0]] += max(0, _count_characters(operation.properties) - before)
             case CreateEntry():
                 rows[operation.entry.namespace[0]] += 1
             case RenameEntry() if operation.namespace[0] != operation.to_namespace[0]:
@@ -179,7 +179,7 @@ async def _additions(store: PointerStore, operations: Sequence[Operation]) -> tu
     return rows, characters
 
 
-def _characters(properties: Mapping[str, str]) -> int:
+def _count_characters(properties: Mapping[str, str]) -> int:
     return sum(len(key) + len(value) for key, value in properties.items())
 
 

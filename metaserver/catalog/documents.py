@@ -164,7 +164,7 @@ class Documents:
         """
         if location.startswith("file:"):
             if not await self._objects.exists(location):
-                raise _missing(location)
+                raise _make_missing_error(location)
             return
         now_s = self._clock.monotonic()
         seen_s = self._seen.get(location)
@@ -200,7 +200,7 @@ class Documents:
         began_s = self._clock.monotonic()
         if not await self._objects.exists(location):
             self._seen.pop(location, None)
-            raise _missing(location)
+            raise _make_missing_error(location)
         if len(self._seen) >= _SEEN_LIMIT:
             self._seen.clear()
         self._seen[location] = began_s
@@ -249,7 +249,7 @@ class Documents:
             try:
                 data = await objects.read(location, limit_bytes=_METADATA_LIMIT_BYTES)
             except ObjectMissing:
-                raise _missing(location) from None
+                raise _make_missing_error(location) from None
             if digest_match is None or digest_match[1] == await asyncio.to_thread(_digest, data):
                 break
         else:
@@ -289,7 +289,7 @@ def memory_of(metadata: TableMetadata, json_bytes: int) -> int:
     return _TABLE_BYTES + 2 * json_bytes + _COLUMN_BYTES * columns
 
 
-def _missing(location: str) -> NotFound:
+def _make_missing_error(location: str) -> NotFound:
     # Iceberg Java's readers use this message, and clients search for it.
     return NotFound(f"Failed to open input stream for file: {location}")
 

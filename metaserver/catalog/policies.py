@@ -42,7 +42,7 @@ class Inherited(NamedTuple):
 
     value: str
     namespace: NamespacePath
-    who: str = ""
+    principal_name: str = ""
     """The principal that set the property; empty if it is unknown."""
 
 
@@ -128,8 +128,8 @@ def setters_in_effect(metadata: TableMetadata, policies: Policies) -> dict[str, 
 
     Properties with unknown setters are left out.
     """
-    inherited = {name: policy.who for name, policy in policies.items() if name not in metadata.properties}
-    return {name: who for name, who in {**inherited, **setters_of(metadata.properties)}.items() if who}
+    inherited = {name: policy.principal_name for name, policy in policies.items() if name not in metadata.properties}
+    return {name: value for name, value in {**inherited, **setters_of(metadata.properties)}.items() if value}
 
 
 def with_policies(metadata: TableMetadata, policies: Policies) -> TableMetadata:

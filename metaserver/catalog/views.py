@@ -52,9 +52,9 @@ class Views:
     async def load(self, namespace: NamespacePath, name: str) -> LoadedView:
         entry = await self.entry(namespace, name)
         await self._context.documents.ensure_exists(entry.metadata_location)
-        return LoadedView(entry=entry, metadata=await self._metadata(entry))
+        return LoadedView(entry=entry, metadata=await self._load_metadata(entry))
 
-    async def _metadata(self, entry: Entry) -> ViewMetadata:
+    async def _load_metadata(self, entry: Entry) -> ViewMetadata:
         """Return the metadata of a view.
 
         The view's writers can overwrite the file, and the UUID decides which locations and instants belong to the
@@ -116,7 +116,7 @@ class Views:
         suffix = name_suffix(document)
         path = metadata_location(self._context, location, metadata.properties, None, suffix)
         entry = make_entry(namespace, request.name, uuid, path, requested_ms, EntryKind.VIEW)
-        record = self._instant(caller, entry, "create", requested_ms, metadata)
+        record = self._make_instant(caller, entry, "create", requested_ms, metadata)
         remember = self._context.remember(caller, status=200, metadata_location=path)
         claimed = await claim(self._context, caller, metadata, entry, fresh=True)
         await self._context.create_and_transact(path, document, [claimed, CreateEntry(entry=entry), record, *remember])
@@ -138,7 +138,7 @@ class Views:
             [
                 await claim(self._context, caller, metadata, entry, may_restore=True),
                 CreateEntry(entry=entry),
-                self._instant(caller, entry, "register", requested_ms, metadata),
+                self._make_instant(caller, entry, "register", requested_ms, metadata),
                 *self._context.remember(caller, status=200, metadata_location=location),
             ]
         )
@@ -161,7 +161,7 @@ class Views:
         retries = self._context.settings.commit_retries
         for attempt in range(retries + 1):
             entry = await self.entry(namespace, name)
-            base = await self._metadata(entry)
+            base = await self._load_metadata(entry)
             check_view_requirements(base.view_uuid, requirements)
             work = partial(apply_view_updates, base, updates, now_ms=self._context.clock.now_ms())
             metadata = await self._context.large.run_by_size(caller.who, caller.request_bytes, work)
@@ -198,7 +198,7 @@ class Views:
         suffix = name_suffix(document)
         path = metadata_location(self._context, metadata.location, metadata.properties, entry.metadata_location, suffix)
         updated = make_entry(entry.namespace, entry.name, metadata.view_uuid, path, now, EntryKind.VIEW)
-        record = self._instant(caller, updated, "commit", requested_ms, metadata)
+        record = self._make_instant(caller, updated, "commit", requested_ms, metadata)
         remember = self._context.remember(caller, status=200, metadata_location=path)
         claimed: builtins.list[Any] = []
         if may_add_locations(base, metadata):
@@ -210,7 +210,7 @@ class Views:
         )
         return LoadedView(entry=updated, metadata=metadata)
 
-    def _instant(
+    def _make_instant(
         self, caller: Caller, entry: Entry, action: str, requested_ms: int, metadata: ViewMetadata
     ) -> RecordInstant:
         return self._context.instant(

@@ -407,7 +407,7 @@ class Publisher:
             self._context.documents.remember_table(prepared.location, prepared.metadata, prepared.document)
         if prepared.unneeded:
             shared = partial(self._has_another_name, prepared.uuid)
-            self._cleanup.remove(prepared.unneeded, unless=shared)
+            self._cleanup.remove(prepared.unneeded, is_in_use=shared)
         entry = prepared.make_entry(now)
         if prepared.entry is not None:
             entry = msgspec.structs.replace(

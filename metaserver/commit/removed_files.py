@@ -33,7 +33,7 @@ async def note_removal(context: CatalogContext, uuid: str) -> None:
 
     A removal of orphan files calls this before and after each batch.
     """
-    name, note = _cursor_name(uuid), f"{context.clock.now_ms()} {context.clock.uuid4()}"
+    name, note = _make_cursor_name(uuid), f"{context.clock.now_ms()} {context.clock.uuid4()}"
     for _ in range(context.settings.commit_retries + 1):
         try:
             await context.store.transact([SaveCursor(name, await context.store.cursor(name), note)])
@@ -45,7 +45,7 @@ async def note_removal(context: CatalogContext, uuid: str) -> None:
 
 async def removal_note(context: CatalogContext, uuid: str) -> str | None:
     """Return the note of the last removal of orphan files of the table, or None if there is no note."""
-    return await context.store.cursor(_cursor_name(uuid))
+    return await context.store.cursor(_make_cursor_name(uuid))
 
 
 async def is_recent(context: CatalogContext, note: str) -> bool:
@@ -60,7 +60,7 @@ async def check_stored(context: CatalogContext, paths: Collection[str]) -> None:
     Raises:
         BadRequest: A file does not exist.
     """
-    for path in await _missing(context, dict.fromkeys(paths)):
+    for path in await _find_missing(context, dict.fromkeys(paths)):
         raise BadRequest(
             f"The commit adds {path[:_SHOWN_CHARACTERS_MAX]!r}, which does not exist: a removal of orphan files of "
             "this table deleted files that were not committed within its minimum age; nothing was committed. Write the "
@@ -118,7 +118,7 @@ async def _read_added_paths(
             yield {entry.file.file_path for entry in entries if entry.status == ADDED}
 
 
-async def _missing(context: CatalogContext, paths: Iterable[str]) -> list[str]:
+async def _find_missing(context: CatalogContext, paths: Iterable[str]) -> list[str]:
     async def find(path: str) -> str | None:
         try:
             return None if await context.objects.exists(path) else path
@@ -130,5 +130,5 @@ async def _missing(context: CatalogContext, paths: Iterable[str]) -> list[str]:
     return [path for path in files if path is not None]
 
 
-def _cursor_name(uuid: str) -> str:
+def _make_cursor_name(uuid: str) -> str:
     return f"seamark orphans {uuid}"

@@ -72,7 +72,7 @@ class ChunkDecoder:
     def feed(self, data: bytes) -> list[bytes]:
         self._buffer += data
         pieces: list[bytes] = []
-        while self._step(pieces):
+        while self._decode_step(pieces):
             pass
         return pieces
 
@@ -91,7 +91,7 @@ class ChunkDecoder:
             )
         return self.trailers
 
-    def _step(self, pieces: list[bytes]) -> bool:
+    def _decode_step(self, pieces: list[bytes]) -> bool:
         """Decode the next part of the buffer, and return whether the buffer may contain another part."""
         if self._ended:
             if len(self._buffer) > _TRAILER_BYTES_MAX:
@@ -159,9 +159,11 @@ class ChunkDecoder:
         if not self._is_signed:
             return
         text = f"AWS4-HMAC-SHA256-PAYLOAD\n{self._claim.timestamp}\n{self._claim.scope}\n"
-        self._chain(f"{text}{self._previous}\n{EMPTY_SHA256}\n{self._hash.hexdigest()}", self._signature.decode())
+        self._advance_chain(
+            f"{text}{self._previous}\n{EMPTY_SHA256}\n{self._hash.hexdigest()}", self._signature.decode()
+        )
 
-    def _chain(self, text: str, signature: str) -> None:
+    def _advance_chain(self, text: str, signature: str) -> None:
         expected = hmac.digest(self._key, text.encode(), "sha256").hex()
         if not hmac.compare_digest(expected.encode(), signature.encode()):  # The operands must be ASCII.
             raise S3Error("SignatureDoesNotMatch", "The signature of a chunk does not match its data")
@@ -182,7 +184,7 @@ class ChunkDecoder:
             signed += lower.encode() + b":" + value + b"\n"
         if self._is_signed:
             text = f"AWS4-HMAC-SHA256-TRAILER\n{self._claim.timestamp}\n{self._claim.scope}\n"
-            self._chain(f"{text}{self._previous}\n{hashlib.sha256(signed).hexdigest()}", signature)
+            self._advance_chain(f"{text}{self._previous}\n{hashlib.sha256(signed).hexdigest()}", signature)
 
 
 class ChunkSigner:
@@ -199,7 +201,7 @@ class ChunkSigner:
         self._previous = seed
 
     def chunk(self, data: bytes) -> bytes:
-        return self._header(data) + data + b"\r\n"
+        return self._parse_header(data) + data + b"\r\n"
 
     def end(self, trailer: str, value: str) -> bytes:
         """Return the last chunk, and the trailer if it has a name.
@@ -207,7 +209,7 @@ class ChunkSigner:
         Raises:
             S3Error: InvalidRequest if the value does not have the length of its algorithm.
         """
-        head = self._header(b"")
+        head = self._parse_header(b"")
         if not trailer:
             return head + b"\r\n"
         # The length of the body was computed from the length of the checksum.
@@ -219,7 +221,7 @@ class ChunkSigner:
             text += f"\r\nx-amz-trailer-signature:{signature}"
         return head + f"{text}\r\n\r\n".encode()
 
-    def _header(self, data: bytes) -> bytes:
+    def _parse_header(self, data: bytes) -> bytes:
         if not self._is_signed:
             return b"%x\r\n" % len(data)
         about = f"AWS4-HMAC-SHA256-PAYLOAD\n{self._about}"

@@ -17,15 +17,15 @@ from seamark.metaserver.objects.s3_scope import Address
 class S3Read:
     """An authorised request without its body.
 
-    `headers` have lower-case names; `address.query` has no authentication. `who` is the principal that received the
-    keys. `pinned` is whether the table's objects are pinned in the cache.
+    `headers` have lower-case names; `address.query` has no authentication. `principal_name` is the principal that
+    received the keys. `pinned` is whether the table's objects are pinned in the cache.
     """
 
     method: str
     address: Address
     headers: dict[str, str]
     request_id: str
-    who: str
+    principal_name: str
     pinned: bool
 
 

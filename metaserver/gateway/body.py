@@ -63,7 +63,7 @@ class Body:
         self.is_chunked = claim.payload in STREAMING
         # Some clients send only one of the two lengths of an aws-chunked body: the length of the data.
         name = "x-amz-decoded-content-length" if self.is_chunked else "Content-Length"
-        self.length = _length(request.headers.get(name), name)
+        self.length = _parse_length(request.headers.get(name), name)
         if self.length > limit_bytes:
             raise S3Error("EntityTooLarge", f"The body has {self.length} bytes; the limit is {limit_bytes} bytes")
         self._raw_max = self.length + (self.length + FRAMING_BYTES_MAX if self.is_chunked else 0)
@@ -136,7 +136,7 @@ class Body:
         return b"".join([piece async for piece in self.pieces()])
 
 
-def _length(text: str | None, name: str) -> int:
+def _parse_length(text: str | None, name: str) -> int:
     if text is None:
         raise S3Error("MissingContentLength", f"The request has no {name}; send it")
     if not text.isascii() or not text.isdigit() or len(text) > 15:

@@ -58,12 +58,12 @@ def check_read(headers: Mapping[str, str], etag: str, modified_s: int, prefix: s
     if if_match is not None:
         if not _matches(if_match, etag):
             raise _make_condition_error("PreconditionFailed")
-    elif (since_s := _seconds(headers.get(f"{prefix}if-unmodified-since"))) is not None and modified_s > since_s:
+    elif (since_s := _parse_seconds(headers.get(f"{prefix}if-unmodified-since"))) is not None and modified_s > since_s:
         raise _make_condition_error("PreconditionFailed")
     if if_none_match is not None:
         if _matches(if_none_match, etag):
             raise _make_condition_error(unmet, etag)
-    elif (since_s := _seconds(headers.get(f"{prefix}if-modified-since"))) is not None and modified_s <= since_s:
+    elif (since_s := _parse_seconds(headers.get(f"{prefix}if-modified-since"))) is not None and modified_s <= since_s:
         raise _make_condition_error(unmet, etag)
 
 
@@ -93,7 +93,7 @@ def _matches(condition: str, etag: str) -> bool:
     return "*" in tags or etag.strip('"') in tags
 
 
-def _seconds(text: str | None) -> float | None:
+def _parse_seconds(text: str | None) -> float | None:
     """Return the date in seconds, or None for an invalid date, which is ignored."""
     try:
         return None if text is None else parsedate_to_datetime(text).timestamp()

@@ -85,7 +85,7 @@ class FolderBackend:
         await self._copiers.close()
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
-        handler = self._handler(call.method, call.address.key, set(call.address.query) - {"x-id"}, call)
+        handler = self._find_handler(call.method, call.address.key, set(call.address.query) - {"x-id"}, call)
         if len(call.address.key.encode()) > KEY_BYTES_MAX:
             raise S3Error("KeyTooLongError", f"A key has at most {KEY_BYTES_MAX} bytes")
         if call.method in ("PUT", "POST") and f"/{TEMPORARY_PREFIX}" in f"/{call.address.key}":
@@ -97,7 +97,7 @@ class FolderBackend:
             s3_error = of_seamark_error(error)
             raise S3Error(s3_error.code, self._hide_folder(s3_error.message), s3_error.headers) from error
 
-    def _handler(
+    def _find_handler(
         self, method: str, key: str, query: set[str], call: S3Call
     ) -> Callable[[S3Call], Awaitable[web.StreamResponse]]:
         match method:
@@ -124,7 +124,7 @@ class FolderBackend:
         raise S3Error("NotImplemented", f"{method} with the query {sorted(query)} is not supported by this store")
 
     async def _read(self, call: S3Call) -> web.StreamResponse:
-        descriptor, stored_file = await self._open(_location(call))
+        descriptor, stored_file = await self._open(_make_location(call))
         try:
             check_read(call.headers, stored_file.etag, stored_file.modified_s)
             range_header = call.headers.get("range")
@@ -167,24 +167,24 @@ class FolderBackend:
         if location.endswith("/"):
             raise _no_key()
         try:
-            return await self._files.run(self._file(location), work)
+            return await self._files.run(self._find_file(location), work)
         except ObjectMissing:
             raise _no_key() from None
 
     async def _list(self, call: S3Call) -> web.StreamResponse:
         query, bucket = dict(call.address.query), call.address.bucket
-        start = self._file(f"s3://{bucket}/{query['prefix'].rpartition('/')[0]}")
-        return _xml(await self._files.run(start, lambda _: list_xml(self._root, bucket, query)), call)
+        start = self._find_file(f"s3://{bucket}/{query['prefix'].rpartition('/')[0]}")
+        return _make_xml_response(await self._files.run(start, lambda _: list_xml(self._root, bucket, query)), call)
 
     async def _put(self, call: S3Call) -> web.StreamResponse:
-        headers, location = select_kept_headers(call.headers), _location(call)
+        headers, location = select_kept_headers(call.headers), _make_location(call)
         if location.endswith("/"):
             return await self._put_marker(call)
         staged = await self._receive(call, headers)
         try:
             conditions = call.headers
             published = await self._files.run(
-                self._file(location), lambda place: self._staging.publish(staged, place, conditions)
+                self._find_file(location), lambda place: self._staging.publish(staged, place, conditions)
             )
         finally:
             await self._discard(staged)
@@ -242,7 +242,7 @@ class FolderBackend:
         staged = await self._stage_copy(call)
         try:
             published = await self._files.run(
-                self._file(_location(call)), lambda place: self._staging.publish(staged, place, call.headers)
+                self._find_file(_make_location(call)), lambda place: self._staging.publish(staged, place, call.headers)
             )
         finally:
             await self._discard(staged)
@@ -270,14 +270,14 @@ class FolderBackend:
                 finally:
                     os.close(descriptor)
 
-            with self._copies.reserve(call.who):
+            with self._copies.reserve(call.principal_name):
                 await self._copiers.run(f"file://{self._folder}", lambda _: work())
         finally:
             os.close(source)
         return staged
 
     async def _delete(self, call: S3Call) -> web.StreamResponse:
-        await self._delete_object(_location(call))
+        await self._delete_object(_make_location(call))
         return web.Response(status=204, headers={"x-amz-request-id": call.request_id})
 
     async def _delete_object(self, location: str) -> None:
@@ -287,7 +287,7 @@ class FolderBackend:
         """
         if not location.endswith("/"):
             with contextlib.suppress(ObjectMissing):
-                await self._files.delete(self._file(location))
+                await self._files.delete(self._find_file(location))
 
     async def _delete_many(self, call: S3Call) -> web.StreamResponse:
         assert call.document is not None
@@ -305,13 +305,15 @@ class FolderBackend:
                     f"<Error><Key>{xml_text(key)}</Key><Code>InternalError</Code>"
                     f"<Message>{xml_text(message)}</Message></Error>"
                 )
-        return _xml(_document("DeleteResult", "".join(answered)), call)
+        return _make_xml_response(_make_document("DeleteResult", "".join(answered)), call)
 
     async def _create_upload(self, call: S3Call) -> web.StreamResponse:
-        location, headers = _location(call), select_kept_headers(call.headers)
+        location, headers = _make_location(call), select_kept_headers(call.headers)
         secret = self._clock.random_bytes(16)
-        upload_id = await self._run(self._uploads.create, location, secret, call.who, self._share, headers)
-        return _xml(_document("InitiateMultipartUploadResult", _name_object(call) + _tag("UploadId", upload_id)), call)
+        upload_id = await self._run(self._uploads.create, location, secret, call.principal_name, self._share, headers)
+        return _make_xml_response(
+            _make_document("InitiateMultipartUploadResult", _name_object(call) + _tag("UploadId", upload_id)), call
+        )
 
     async def _put_part(self, call: S3Call) -> web.StreamResponse:
         number = read_part_number(call.address.query.get("partNumber"))
@@ -325,10 +327,10 @@ class FolderBackend:
         return await self._add_part(call, number, await self._stage_copy(call, of_part=True))
 
     async def _check_upload(self, call: S3Call) -> None:
-        await self._run(self._uploads.check, _location(call), call.address.query["uploadId"])
+        await self._run(self._uploads.check, _make_location(call), call.address.query["uploadId"])
 
     async def _add_part(self, call: S3Call, number: int, staged: str) -> web.StreamResponse:
-        location, upload_id = _location(call), call.address.query["uploadId"]
+        location, upload_id = _make_location(call), call.address.query["uploadId"]
         try:
             etag = await self._run(self._uploads.add, location, upload_id, number, staged)
         finally:
@@ -352,7 +354,7 @@ class FolderBackend:
         ):
             raise S3Error("InvalidArgument", "max-parts and part-number-marker must be numbers")
         limit = min(int(max_parts), 1000)
-        parts = await self._run(self._uploads.parts, _location(call), upload_id)
+        parts = await self._run(self._uploads.parts, _make_location(call), upload_id)
         later_parts = [part for part in parts if part.number > int(marker)]
         page = later_parts[:limit]
         text = _name_object(call) + _tag("UploadId", upload_id) + _tag("PartNumberMarker", marker)
@@ -361,21 +363,23 @@ class FolderBackend:
         for part in page:
             fields = _tag("PartNumber", str(part.number)) + _tag("LastModified", timestamp(part.modified_ns))
             text += f"<Part>{fields}{_tag('ETag', part.etag)}{_tag('Size', str(part.size))}</Part>"
-        return _xml(_document("ListPartsResult", text), call)
+        return _make_xml_response(_make_document("ListPartsResult", text), call)
 
     async def _complete_upload(self, call: S3Call) -> web.StreamResponse:
         assert call.document is not None
-        location, upload_id = _location(call), call.address.query["uploadId"]
+        location, upload_id = _make_location(call), call.address.query["uploadId"]
         part_etags, conditions = read_complete(call.document), call.headers
-        with self._copies.reserve(call.who):
+        with self._copies.reserve(call.principal_name):
             published = await self._copiers.run(
-                self._file(location),
+                self._find_file(location),
                 lambda place: self._uploads.complete(location, upload_id, part_etags, place, conditions),
             )
-        return _xml(_document("CompleteMultipartUploadResult", _name_object(call) + _tag("ETag", published.etag)), call)
+        return _make_xml_response(
+            _make_document("CompleteMultipartUploadResult", _name_object(call) + _tag("ETag", published.etag)), call
+        )
 
     async def _abort_upload(self, call: S3Call) -> web.StreamResponse:
-        await self._run(self._uploads.abort, _location(call), call.address.query["uploadId"])
+        await self._run(self._uploads.abort, _make_location(call), call.address.query["uploadId"])
         return web.Response(status=204, headers={"x-amz-request-id": call.request_id})
 
     async def delete_abandoned(self, passed: PassedTime) -> None:
@@ -395,11 +399,11 @@ class FolderBackend:
         """Remove the path of the folder from a message, because clients identify objects by their keys."""
         return message.replace(f"file://{self._folder}/", "s3://").replace(self._folder, "the folder")
 
-    def _file(self, location: str) -> str:
+    def _find_file(self, location: str) -> str:
         return file_location(location, self._folder, parse_object)
 
 
-def _location(call: S3Call) -> str:
+def _make_location(call: S3Call) -> str:
     return f"s3://{call.address.bucket}/{call.address.key}"
 
 
@@ -416,7 +420,9 @@ def _read_headers(file: FileInfo, request_id: str) -> dict[str, str]:
 
 
 def _answer_copy(root: str, etag: str, modified_ns: int, call: S3Call) -> web.Response:
-    return _xml(_document(root, _tag("ETag", etag) + _tag("LastModified", timestamp(modified_ns))), call)
+    return _make_xml_response(
+        _make_document(root, _tag("ETag", etag) + _tag("LastModified", timestamp(modified_ns))), call
+    )
 
 
 def _name_object(call: S3Call) -> str:
@@ -427,11 +433,11 @@ def _tag(name: str, value: str) -> str:
     return f"<{name}>{xml_text(value)}</{name}>"
 
 
-def _document(root: str, text: str) -> bytes:
+def _make_document(root: str, text: str) -> bytes:
     return f'{XML_HEAD}<{root} xmlns="{NAMESPACE}">{text}</{root}>'.encode()
 
 
-def _xml(document: bytes, call: S3Call) -> web.Response:
+def _make_xml_response(document: bytes, call: S3Call) -> web.Response:
     return web.Response(body=document, content_type=XML, headers={"x-amz-request-id": call.request_id})
 
 

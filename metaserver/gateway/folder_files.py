@@ -168,7 +168,7 @@ class Staging:
             folder = self._folders.open(place.folder)
             try:
                 with self._hold_lock() as uploads:
-                    check_write(conditions, _etag_at(folder, place.name))
+                    check_write(conditions, _read_etag_at(folder, place.name))
                     drop_checksums(folder, place.name)
                     os.rename(name, place.name, src_dir_fd=uploads, dst_dir_fd=folder)
                     status = os.stat(place.name, dir_fd=folder, follow_symlinks=False)
@@ -199,7 +199,7 @@ class Staging:
             os.close(descriptor)
 
 
-def _etag_at(folder: int, name: str) -> str | None:
+def _read_etag_at(folder: int, name: str) -> str | None:
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:

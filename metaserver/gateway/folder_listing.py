@@ -54,13 +54,13 @@ def list_xml(root: RootFolder, bucket: str, query: Mapping[str, str]) -> bytes:
     if query.get("start-after"):
         fields.append(("StartAfter", encode(query["start-after"])))
     if is_truncated:
-        fields.append(("NextContinuationToken", _token(page[-1].key)))
+        fields.append(("NextContinuationToken", _encode_token(page[-1].key)))
     text = "".join(f"<{name}>{value}</{name}>" for name, value in fields)
-    text += "".join(_contents(one, encode(one.key)) for one in page)
+    text += "".join(_write_contents(one, encode(one.key)) for one in page)
     return f'{XML_HEAD}<ListBucketResult xmlns="{NAMESPACE}">{text}</ListBucketResult>'.encode()
 
 
-def _contents(entry: Listed, key: str) -> str:
+def _write_contents(entry: Listed, key: str) -> str:
     if entry.status is None:
         return f"<CommonPrefixes><Prefix>{key}</Prefix></CommonPrefixes>"
     status = entry.status
@@ -95,20 +95,20 @@ def list_keys(root: RootFolder, bucket: str, prefix: str, delimiter: str, after:
 
 def _walk(root: RootFolder, path: str, start: str, prefix: str, after: str, *, grouped: bool) -> Iterator[Listed]:
     """Yield the objects below the folder `path` in `root`, whose keys begin with `start`."""
-    floor = _bytes(after)
-    for key, is_folder in _children(root, path, start):
+    floor = _encode_key(after)
+    for key, is_folder in _list_children(root, path, start):
         if not key.startswith(prefix):
             continue
         name = path + "/" + key[len(start) :].rstrip("/")
         if is_folder:
             # The keys in a folder are greater than the folder's key, but a common prefix is not greater than itself.
-            if _bytes(key) <= floor and (not after.startswith(key) or (grouped and after == key)):
+            if _encode_key(key) <= floor and (not after.startswith(key) or (grouped and after == key)):
                 continue
             if not grouped:
                 yield from _walk(root, name, key, prefix, after, grouped=False)
             elif next(_walk(root, name, key, key, after, grouped=False), None) is not None:
                 yield Listed(key, None)
-        elif _bytes(key) > floor:
+        elif _encode_key(key) > floor:
             try:
                 with root.folder_of(name) as (folder, last):
                     status = os.stat(last, dir_fd=folder, follow_symlinks=False)
@@ -119,7 +119,7 @@ def _walk(root: RootFolder, path: str, start: str, prefix: str, after: str, *, g
                 yield Listed(key, status)
 
 
-def _children(root: RootFolder, path: str, start: str) -> list[tuple[str, bool]]:
+def _list_children(root: RootFolder, path: str, start: str) -> list[tuple[str, bool]]:
     """Return (key, whether it is a folder) in the order of the keys. The key of a folder ends with a slash."""
     keys = []
     try:
@@ -137,15 +137,15 @@ def _children(root: RootFolder, path: str, start: str) -> list[tuple[str, bool]]
                     keys.append(start + entry.name)
     finally:
         os.close(folder)
-    return [(key, key.endswith("/")) for key in sorted(keys, key=_bytes)]
+    return [(key, key.endswith("/")) for key in sorted(keys, key=_encode_key)]
 
 
-def _bytes(key: str) -> bytes:
+def _encode_key(key: str) -> bytes:
     return key.encode("utf-8", "surrogateescape")
 
 
-def _token(key: str) -> str:
-    return to_base64url(_bytes(key))
+def _encode_token(key: str) -> str:
+    return to_base64url(_encode_key(key))
 
 
 def _read_token(token: str) -> str:

@@ -72,7 +72,7 @@ class Uploads:
             TooManyRequests: `principal_name` has its share of uploads, the maximum number divided by `share`.
         """
         owner = hashlib.sha256(principal_name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        names = [name for name in self._names() if _NAME.fullmatch(name)]
+        names = [name for name in self._list_names() if _NAME.fullmatch(name)]
         if len(names) >= self._limit:
             raise RetryLater(f"The store has {self._limit} unfinished uploads; complete or abort some", 60)
         if sum(name.endswith(owner) for name in names) >= max(1, self._limit // share):
@@ -81,7 +81,7 @@ class Uploads:
                 "complete or abort some"
             )
         upload_id = secret.hex() + owner
-        name = self._name(location, upload_id)
+        name = self._make_name(location, upload_id)
         self._staging.make_folder(name)
         descriptor = self._open(f"{name}/{_HEADERS}", os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         with open(descriptor, "wb") as file:
@@ -92,7 +92,7 @@ class Uploads:
         """Return a descriptor of a file or folder in the folder of staged files."""
         return self._staging.root.open(f"{UPLOADS}/{name}" if name else UPLOADS, flags)
 
-    def _names(self) -> list[str]:
+    def _list_names(self) -> list[str]:
         try:
             with _close_after(self._open("", FOLDER_FLAGS)) as folder:
                 return os.listdir(folder)
@@ -109,7 +109,7 @@ class Uploads:
         Raises:
             S3Error: NoSuchUpload if it does not exist.
         """
-        os.close(self._existing(location, upload_id))
+        os.close(self._open_existing(location, upload_id))
 
     def add(self, location: str, upload_id: str, number: int, staged: str) -> str:
         """Make the staged file a part, and return its ETag.
@@ -120,21 +120,21 @@ class Uploads:
         name = f"{number:05d}"
         try:
             with (
-                _close_after(self._existing(location, upload_id)) as folder,
+                _close_after(self._open_existing(location, upload_id)) as folder,
                 _close_after(self._open("", FOLDER_FLAGS)) as uploads,
             ):
                 os.rename(staged, name, src_dir_fd=uploads, dst_dir_fd=folder)
                 return etag_of(os.stat(name, dir_fd=folder, follow_symlinks=False))
         except FileNotFoundError:
-            raise _missing() from None
+            raise _make_missing_error() from None
 
     def parts(self, location: str, upload_id: str) -> list[Part]:
         """Return the parts in the order of their numbers."""
         try:
-            with _close_after(self._existing(location, upload_id)) as folder, os.scandir(folder) as entries:
+            with _close_after(self._open_existing(location, upload_id)) as folder, os.scandir(folder) as entries:
                 uploads = [(entry.name, entry.stat(follow_symlinks=False)) for entry in entries if entry.name.isdigit()]
         except FileNotFoundError:
-            raise _missing() from None
+            raise _make_missing_error() from None
         parts = [Part(int(name), name, status.st_size, status.st_mtime_ns, etag_of(status)) for name, status in uploads]
         return sorted(parts, key=lambda part: part.number)
 
@@ -147,7 +147,7 @@ class Uploads:
         conditions: Mapping[str, str],
     ) -> FileInfo:
         """Publish the object at `target` from the listed parts (number, ETag)."""
-        upload = self._name(location, upload_id)
+        upload = self._make_name(location, upload_id)
         chosen = _choose(part_etags, {part.number: part for part in self.parts(location, upload_id)})
         staged = f"{upload_id}-{os.getpid():x}-{os.urandom(8).hex()}"
         try:
@@ -160,7 +160,7 @@ class Uploads:
                 self._staging.seal(descriptor, headers)
             published = self._staging.publish(staged, target, conditions)
         except FileNotFoundError:
-            raise _missing() from None
+            raise _make_missing_error() from None
         finally:
             self._staging.discard(staged)
         self._delete_folder(upload)
@@ -168,7 +168,7 @@ class Uploads:
 
     def abort(self, location: str, upload_id: str) -> None:
         self.check(location, upload_id)
-        self._delete_folder(self._name(location, upload_id))
+        self._delete_folder(self._make_name(location, upload_id))
 
     def delete_abandoned(self, now_s: float) -> None:
         """Delete abandoned uploads, and staged files of processes that died.
@@ -185,20 +185,20 @@ class Uploads:
                         else:
                             os.unlink(name, dir_fd=uploads)
 
-    def _existing(self, location: str, upload_id: str) -> int:
+    def _open_existing(self, location: str, upload_id: str) -> int:
         """Return the descriptor of the upload's folder.
 
         Raises:
             S3Error: NoSuchUpload if the upload does not exist.
         """
         try:
-            return self._open(self._name(location, upload_id), FOLDER_FLAGS)
+            return self._open(self._make_name(location, upload_id), FOLDER_FLAGS)
         except (FileNotFoundError, NotADirectoryError):
-            raise _missing() from None
+            raise _make_missing_error() from None
 
-    def _name(self, location: str, upload_id: str) -> str:
+    def _make_name(self, location: str, upload_id: str) -> str:
         if not _UPLOAD_ID.fullmatch(upload_id):
-            raise _missing()
+            raise _make_missing_error()
         about = hashlib.sha256(location.encode("utf-8", "surrogatepass")).hexdigest()[:32]
         return f"{about}-{upload_id}"
 
@@ -253,7 +253,7 @@ def _choose(part_etags: list[tuple[int, str]], present: Mapping[int, Part]) -> l
     return chosen
 
 
-def _missing() -> S3Error:
+def _make_missing_error() -> S3Error:
     return S3Error("NoSuchUpload", "The specified multipart upload does not exist")
 
 

@@ -94,7 +94,9 @@ class Forwarding:
         self, method: str, bucket: str, key: str, headers: Mapping[str, str]
     ) -> AsyncIterator[StoreAnswer]:
         """Send a request to the store; see `caching.store.Store.request`."""
-        url, signed = self._sign(method, Address(bucket, key, {}), headers, EMPTY_SHA256, await self._server_keys())
+        url, signed = self._sign(
+            method, Address(bucket, key, {}), headers, EMPTY_SHA256, await self._load_server_keys()
+        )
         try:
             async with self._session.request(method, url, headers=signed, allow_redirects=False) as answer:
                 yield StoreAnswer(answer.status, _select_returned_headers(answer), _read_pieces(answer.content))
@@ -103,11 +105,11 @@ class Forwarding:
 
     async def answer(self, call: S3Call) -> web.StreamResponse:
         headers = _select_passed_on(call.headers)
-        payload = _payload(call)
+        payload = _choose_payload(call)
         if payload in STREAMING and call.body is not None:
             headers["x-amz-decoded-content-length"] = str(call.body.length)
             headers["content-encoding"] = ",".join(filter(None, ("aws-chunked", headers.get("content-encoding", ""))))
-        keys, region = await self._server_keys(), self._settings.s3_region
+        keys, region = await self._load_server_keys(), self._settings.s3_region
         url, signed = self._sign(call.method, call.address, headers, payload, keys)
         chain = ChunkSigner(
             keys.secret_access_key, signed["x-amz-date"], region, payload, signed["authorization"][-64:]
@@ -131,7 +133,7 @@ class Forwarding:
         self, method: str, address: Address, headers: Mapping[str, str], payload: str, keys: S3Keys
     ) -> tuple[URL, dict[str, str]]:
         """Return (URL, signed headers) of a request to the store."""
-        url = _url(address, self._settings)
+        url = _make_url(address, self._settings)
         parts = urlsplit(url)
         signed = sign_headers(
             RequestTarget(method, parts.path, parts.query, {**headers, "host": parts.netloc}),
@@ -150,11 +152,11 @@ class Forwarding:
             # The store's message names the server's key, and no client can correct the error.
             if _KEYS_REFUSED.search(error):
                 raise StorageError("The store refuses the server's keys; the operator of the server must correct them")
-            return web.Response(status=403, body=error, headers=_headers(answer))
+            return web.Response(status=403, body=error, headers=_list_headers(answer))
         part = _read_content_range(answer)
         if part is not None and answer.content_length not in (None, part[1] - part[0]):
             raise RetryLater("The store's answer does not have the length of its range; try again")
-        response = PromptResponse(status=answer.status, reason=answer.reason, headers=_headers(answer))
+        response = PromptResponse(status=answer.status, reason=answer.reason, headers=_list_headers(answer))
         if answer.content_length is not None and answer.status not in (204, 304):
             response.content_length = answer.content_length
         pieces = self._read_whole(call, answer)
@@ -185,7 +187,7 @@ class Forwarding:
         read the same object. The method gives up after `_ATTEMPTS` failures in a row without new bytes, and raises
         RetryLater or the error of the session.
         """
-        span, arrived = _span(call, response), 0
+        span, arrived = _read_span(call, response), 0
         pieces = _read_pieces(response.content)
         async with aclosing(pieces):
             try:
@@ -219,7 +221,7 @@ class Forwarding:
                     raise
                 await asyncio.sleep(_PAUSE_S * failed)
 
-    async def _server_keys(self) -> S3Keys:
+    async def _load_server_keys(self) -> S3Keys:
         """Return the keys from the settings or from AWS's credential chain, which may have to fetch them."""
         if self._settings.s3_access_key_id:
             return server_keys(self._settings)
@@ -229,7 +231,7 @@ class Forwarding:
         return self._keys
 
 
-def _url(address: Address, settings: Settings) -> str:
+def _make_url(address: Address, settings: Settings) -> str:
     bucket, path = address.bucket, quote(address.key, safe="/-_.~")
     if settings.s3_endpoint:
         base = bucket_endpoint(bucket, settings)
@@ -257,7 +259,7 @@ def _select_passed_on(headers: Mapping[str, str]) -> dict[str, str]:
     return forwarded
 
 
-def _payload(call: S3Call) -> str:
+def _choose_payload(call: S3Call) -> str:
     """Return x-amz-content-sha256 for the store: the client's value, which states the framing."""
     if call.document is not None:
         return hashlib.sha256(call.document).hexdigest()
@@ -275,17 +277,17 @@ def _frame_body(
         document = call.document or b""
         return call.document, len(document) if call.method in ("PUT", "POST") else None
     if payload == SIGNED:
-        return _chunks(body, "", chain), compute_framed_length(body.length, _CHUNK_BYTES, "", is_signed=True)
+        return _encode_chunks(body, "", chain), compute_framed_length(body.length, _CHUNK_BYTES, "", is_signed=True)
     if payload in STREAMING:
         trailer = call.headers.get("x-amz-trailer", "").lower()
         is_signed = payload == SIGNED_TRAILER
-        return _chunks(body, trailer, chain), compute_framed_length(
+        return _encode_chunks(body, trailer, chain), compute_framed_length(
             body.length, _CHUNK_BYTES, trailer, is_signed=is_signed
         )
     return body.pieces(), body.length
 
 
-async def _chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncIterator[bytes]:
+async def _encode_chunks(body: Body, trailer: str, chain: ChunkSigner) -> AsyncIterator[bytes]:
     """Yield the data as aws-chunked.
 
     The chunks have a fixed size, so that the length of the body is known beforehand.
@@ -309,7 +311,7 @@ def _read_content_range(answer: aiohttp.ClientResponse) -> tuple[int, int, int] 
     return read_content_range(answer.headers.get("Content-Range", ""))
 
 
-def _span(call: S3Call, answer: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
+def _read_span(call: S3Call, answer: aiohttp.ClientResponse) -> tuple[int, int, int] | None:
     """Return (first byte, byte after the last, size of the object) of an answer that further requests can complete.
 
     Such an answer belongs to a plain read of an object with a strong ETag.
@@ -347,7 +349,7 @@ async def _read_pieces(content: aiohttp.StreamReader) -> AsyncGenerator[bytes]:
             return
 
 
-def _headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
+def _list_headers(answer: aiohttp.ClientResponse) -> dict[str, str]:
     """Return each header once. Some stores send the id of a request under two spellings of the header's name."""
     return {name: value for name, value in _select_returned_headers(answer).items() if name != "content-length"}
 

@@ -158,22 +158,26 @@ class Gateway:
             return started
         try:
             check_request(message.method, admitted.address, admitted.headers, None, parse_location(grant.location))
-            self._slots.take(grant.who)
+            self._slots.take(grant.principal_name)
         except (S3Error, SeamarkError):
             return started
         answer: StartedAnswer | None = None
         try:
-            read = S3Read(message.method, admitted.address, admitted.headers, request_id, grant.who, grant.pinned)
+            read = S3Read(
+                message.method, admitted.address, admitted.headers, request_id, grant.principal_name, grant.pinned
+            )
             answer = self._begins(read, transport)
         finally:
             if answer is None or answer.rest is None:
-                self._slots.release(grant.who)
+                self._slots.release(grant.principal_name)
         if answer is None:
             return started
         if answer.rest is None:
-            self._report(message.method, answer.status, answer.length, grant.who, request_id, started_s, None)
+            self._report(
+                message.method, answer.status, answer.length, grant.principal_name, request_id, started_s, None
+            )
             return True
-        started.keep(answer, lambda: self._slots.release(grant.who))
+        started.keep(answer, lambda: self._slots.release(grant.principal_name))
         return started
 
     async def handle(self, request: web.Request) -> web.StreamResponse:
@@ -188,21 +192,21 @@ class Gateway:
                 admitted = started.admitted
             else:
                 admitted = self._admit(request.method, request.raw_path, request.headers.items())
-            request[_WHO] = admitted.grant.who
+            request[_WHO] = admitted.grant.principal_name
             if isinstance(started, _Started) and started.answer is not None:
                 response = await self._finish(request, started, started.answer)
             else:
                 response = await self._answer(request, admitted, request_id)
         except SeamarkError as error:
-            failure, response = error, self._refusal(of_seamark_error(error), request, request_id)
+            failure, response = error, self._make_refusal(of_seamark_error(error), request, request_id)
         except S3Error as error:
-            failure, response = error, self._refusal(error, request, request_id)
+            failure, response = error, self._make_refusal(error, request, request_id)
         except ConnectionError:
             failure, response = ClientGone("The client closed the connection"), web.Response(status=ClientGone.code)
         except Exception as error:  # noqa: BLE001  the last place that can answer and log an unexpected error
             _log.error("unexpected error", request_id=request_id, method=request.method, exc_info=error)
             unexpected = S3Error("InternalError", f"Internal error; see the server log for request id {request_id}")
-            failure, response = error, self._refusal(unexpected, request, request_id)
+            failure, response = error, self._make_refusal(unexpected, request, request_id)
         finally:
             self._metrics.requests.answering -= 1
         length, client = response.content_length, request.get(_WHO, "")
@@ -249,7 +253,7 @@ class Gateway:
             request_id=request_id,
         )
 
-    def _refusal(self, error: S3Error, request: web.Request, request_id: str) -> web.StreamResponse:
+    def _make_refusal(self, error: S3Error, request: web.Request, request_id: str) -> web.StreamResponse:
         if request.writer.output_size > 0:
             # The answer has started and its status cannot change, so the connection is broken to show the error.
             if request.transport is not None:
@@ -269,7 +273,7 @@ class Gateway:
         """
         if method not in READ_METHODS and method not in WRITE_METHODS:
             raise S3Error("MethodNotAllowed", "The method is not allowed against this resource")
-        headers = _flat(received_headers)
+        headers = _join_headers(received_headers)
         try:
             address = parse_target(target)
         except BadRequest as error:
@@ -285,7 +289,7 @@ class Gateway:
 
     async def _answer(self, request: web.Request, admitted: _Admitted, request_id: str) -> web.StreamResponse:
         address, headers, grant = admitted.address, admitted.headers, admitted.grant
-        with self._slots.reserve(grant.who), contextlib.ExitStack() as reservations:
+        with self._slots.reserve(grant.principal_name), contextlib.ExitStack() as reservations:
             await self._ownership.check(grant)
             table, deletes_many = parse_location(grant.location), "delete" in address.query
             if not deletes_many:
@@ -293,13 +297,21 @@ class Gateway:
             body = self._open_body(request, admitted)
             document = None
             if body is not None and (request.method == "POST" or "tagging" in address.query):
-                reservations.enter_context(self._documents.reserve(grant.who, body.length))
+                reservations.enter_context(self._documents.reserve(grant.principal_name, body.length))
                 document = await body.read(DELETE_BODY_MAX if deletes_many else PARTS_XML_BYTES_MAX)
                 body = None
             if deletes_many:
-                check_request(request.method, address, headers, _text(document), table)
+                check_request(request.method, address, headers, _decode_text(document), table)
             call = S3Call(
-                request.method, address, headers, request_id, grant.who, grant.pinned, request, body, document
+                request.method,
+                address,
+                headers,
+                request_id,
+                grant.principal_name,
+                grant.pinned,
+                request,
+                body,
+                document,
             )
             return await self._backend.answer(call)
 
@@ -341,14 +353,14 @@ class Gateway:
         )
 
 
-def _text(document: bytes | None) -> str | None:
+def _decode_text(document: bytes | None) -> str | None:
     try:
         return None if document is None else document.decode("utf-8")
     except UnicodeDecodeError:
         raise S3Error("MalformedXML", "The XML is not UTF-8") from None
 
 
-def _flat(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
+def _join_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Return the headers by lower-case name, with several values joined as HTTP defines."""
     flat: dict[str, str] = {}
     for number, (name, value) in enumerate(headers):

@@ -29,7 +29,7 @@ _Checked = tuple[str, str, NamespacePath, str, bool]
 
 
 def _key_of(grant: ObjectGrant) -> _Checked:
-    return grant.table_uuid, grant.location, grant.namespace, grant.who, grant.writable
+    return grant.table_uuid, grant.location, grant.namespace, grant.principal_name, grant.writable
 
 
 class GrantChecker:
@@ -89,10 +89,10 @@ class GrantChecker:
         Raises:
             Forbidden: The principal has lost its login or its rights.
         """
-        if self._mode == "none" or not grant.namespace or grant.who == SERVICE_PRINCIPAL:
+        if self._mode == "none" or not grant.namespace or grant.principal_name == SERVICE_PRINCIPAL:
             return
         role = Role.WRITER if grant.writable else Role.READER
-        if (why := await self._rights.why_lost(grant.who, role, grant.namespace)) is not None:
+        if (why := await self._rights.why_lost(grant.principal_name, role, grant.namespace)) is not None:
             raise Forbidden(f"The keys are refused: {why}; log in and load the table again")
 
     async def _check_name(self, grant: ObjectGrant) -> None:

@@ -198,11 +198,11 @@ def canonical_request(target: RequestTarget, signed_headers: Sequence[str], payl
     headers = "".join(f"{name}:{' '.join(target.headers[name].split())}\n" for name in signed_headers)
     names = ";".join(signed_headers)
     path = quote(unquote_to_bytes(target.path), safe="/-_.~")
-    return f"{target.method}\n{path}\n{_canonical_query(target.query)}\n{headers}\n{names}\n{payload}"
+    return f"{target.method}\n{path}\n{_canonicalize_query(target.query)}\n{headers}\n{names}\n{payload}"
 
 
 @lru_cache(1024)
-def _canonical_query(query: str) -> str:
+def _canonicalize_query(query: str) -> str:
     """Return the canonical form of the query.
 
     The result is cached, because a presigned URL, whose query has a long token, is used for many ranges.

@@ -25,11 +25,11 @@ class Cleanup:
         self._objects = objects
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def remove(self, locations: Sequence[str], unless: Callable[[], Awaitable[bool]] | None = None) -> None:
-        """Delete the files, ignoring storage errors. Delete nothing if `unless` returns True or fails."""
+    def remove(self, locations: Sequence[str], is_in_use: Callable[[], Awaitable[bool]] | None = None) -> None:
+        """Delete the files, ignoring storage errors. Delete nothing if `is_in_use` returns True or fails."""
         if not locations or len(self._tasks) >= _AT_ONCE_MAX:
             return
-        task = asyncio.create_task(self._remove(locations, unless), name="cleanup")
+        task = asyncio.create_task(self._remove(locations, is_in_use), name="cleanup")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -37,9 +37,9 @@ class Cleanup:
         """Wait for running deletions."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _remove(self, locations: Sequence[str], unless: Callable[[], Awaitable[bool]] | None) -> None:
+    async def _remove(self, locations: Sequence[str], is_in_use: Callable[[], Awaitable[bool]] | None) -> None:
         with contextlib.suppress(SeamarkError):
-            if unless is not None and await unless():
+            if is_in_use is not None and await is_in_use():
                 return
             for location in locations:
                 with contextlib.suppress(SeamarkError):

@@ -49,7 +49,7 @@ def server_keys(settings: Settings) -> S3Keys:
     """
     if settings.s3_access_key_id:
         return S3Keys(settings.s3_access_key_id, settings.s3_secret_access_key)
-    credentials = _chain()
+    credentials = _make_chain()
     if credentials is None:
         raise StorageError(
             "The server has no S3 keys: set s3_access_key_id and s3_secret_access_key, or AWS's environment variables"
@@ -75,5 +75,5 @@ def key_properties(settings: Settings) -> dict[str, str]:
 
 
 @cache
-def _chain() -> Any:
+def _make_chain() -> Any:
     return aws.Session().get_credentials()

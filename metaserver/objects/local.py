@@ -147,7 +147,7 @@ class LocalObjects:
     async def exists(self, location: str) -> bool:
         # No thread is used. Opening a cached inode takes 6 µs, a thread switch 60 µs, and every table load calls
         # this.
-        place = self._place(parse_location(location))
+        place = self._find_place(parse_location(location))
         try:
             return place.root.is_file(place.below)
         except OSError as error:
@@ -187,7 +187,7 @@ class LocalObjects:
 
         Errors of the operating system are raised as errors of the port.
         """
-        place = self._place(self._parse(location))
+        place = self._find_place(self._parse(location))
 
         def explain_errors() -> T:
             try:
@@ -203,8 +203,8 @@ class LocalObjects:
                 f"The disk did not answer for {location!r} within {self._timeout_s:g} s; try again later"
             ) from None
 
-    def _place(self, location: Location) -> LocalPlace:
-        path = _local(location).file_path
+    def _find_place(self, location: Location) -> LocalPlace:
+        path = _check_local(location).file_path
         for root in self._roots:
             below = root.path_below(path)
             if below is not None:
@@ -224,7 +224,7 @@ class LocalObjects:
             at = f"{folder}/{within[0]}"
             try:
                 if len(within) == 1:
-                    place = self._place(parse_location(at))
+                    place = self._find_place(parse_location(at))
                     place.root.check_links(place.below)
                 else:
                     self._check_names(folder, within)
@@ -234,7 +234,7 @@ class LocalObjects:
                 raise _explain(error, at, is_folder=True) from error
 
     def _check_names(self, folder: str, names: Iterable[str]) -> None:
-        place = self._place(parse_location(folder))
+        place = self._find_place(parse_location(folder))
         descriptor = place.root.open(place.below, os.O_PATH | os.O_DIRECTORY)
         try:
             for name in names:
@@ -291,7 +291,7 @@ class DurableFolders:
         key = (place.root.path, place.below)
         with contextlib.suppress(FileNotFoundError):
             folder = place.root.open_folder(place.below)
-            if self._known.get(key) == _identity(folder):
+            if self._known.get(key) == _identify(folder):
                 return folder
             os.close(folder)
         if not os.path.isdir(place.root.real_path):
@@ -313,7 +313,7 @@ class DurableFolders:
         with self._lock:
             while len(self._known) >= self._known_max:
                 self._known.pop(next(iter(self._known)))
-            self._known[key] = _identity(opened)
+            self._known[key] = _identify(opened)
         return opened
 
 
@@ -338,12 +338,12 @@ def _make_folder(name: str, umask: int | None, parent: int | None = None) -> Non
         os.close(descriptor)
 
 
-def _identity(folder: int) -> tuple[int, int]:
+def _identify(folder: int) -> tuple[int, int]:
     status = os.fstat(folder)
     return status.st_dev, status.st_ino
 
 
-def _local(location: Location) -> Location:
+def _check_local(location: Location) -> Location:
     if location.scheme != "file":
         raise BadRequest(f"{str(location)!r} is not a local file")
     return location

@@ -31,7 +31,11 @@ class LocalStorage(ServerStorage):
     async def open(self, roots: Sequence[Location], settings: Settings, clock: Clock) -> AsyncIterator[ObjectStore]:
         paths = [root.file_path for root in roots]
         objects = LocalObjects(
-            paths, clock, threads=LOCAL_THREADS, timeout_s=settings.storage_timeout_s, umasks=_umasks(paths, settings)
+            paths,
+            clock,
+            threads=LOCAL_THREADS,
+            timeout_s=settings.storage_timeout_s,
+            umasks=_choose_umasks(paths, settings),
         )
         try:
             yield objects
@@ -44,12 +48,12 @@ class LocalStorage(ServerStorage):
     def check_root(self, root: Location, settings: Settings) -> None:
         """Create the folder of the warehouse if it is missing."""
         try:
-            check_writable(root.file_path, _umasks([root.file_path], settings).get(root.file_path))
+            check_writable(root.file_path, _choose_umasks([root.file_path], settings).get(root.file_path))
         except StorageError as error:
             raise ConfigError(f"{error.message}; choose another warehouse with --warehouse") from None
 
 
-def _umasks(paths: Iterable[str], settings: Settings) -> dict[str, int]:
+def _choose_umasks(paths: Iterable[str], settings: Settings) -> dict[str, int]:
     """Return the umasks of roots outside the home folder; files inside it are private."""
     if not settings.warehouse_umask:
         return {}

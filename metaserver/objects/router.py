@@ -41,22 +41,22 @@ class RoutedObjects:
         self._slots = asyncio.Semaphore(concurrency)
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        store, checked = self._route(location)
+        store, checked = self._find_route(location)
         async with self._slots:
             return await store.read(checked, limit_bytes=limit_bytes)
 
     async def read_range(self, location: str, start: int, length: int) -> bytes:
-        store, checked = self._route(location)
+        store, checked = self._find_route(location)
         async with self._slots:
             return await store.read_range(checked, start, length)
 
     async def create(self, location: str, data: bytes) -> None:
-        store, checked = self._route(location)
+        store, checked = self._find_route(location)
         async with self._slots:
             await store.create(checked, data)
 
     async def exists(self, location: str) -> bool:
-        store, checked = self._route(location)
+        store, checked = self._find_route(location)
         return await store.exists(checked)
 
     async def check_links(self, locations: Sequence[str]) -> None:
@@ -74,17 +74,17 @@ class RoutedObjects:
                 await self._stores[scheme].check_links(of_scheme)
 
     async def delete(self, location: str) -> None:
-        store, checked = self._route(location)
+        store, checked = self._find_route(location)
         async with self._slots:
             await store.delete(checked)
 
     def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
         # A listing takes no slot, because it lasts as long as its caller needs and requests one page at a time.
-        store, checked = self._route(prefix, root_ok=True)
+        store, checked = self._find_route(prefix, root_ok=True)
         return store.list(checked)
 
     def uploads(self, prefix: str) -> AsyncIterator[Upload]:
-        store, checked = self._route(prefix, root_ok=True)
+        store, checked = self._find_route(prefix, root_ok=True)
         return store.uploads(checked)
 
     async def abort_uploads(self, uploads: Sequence[Upload]) -> int:
@@ -104,7 +104,7 @@ class RoutedObjects:
             async with self._slots:
                 await store.ping()
 
-    def _route(self, location: str, *, root_ok: bool = False) -> tuple[ObjectStore, str]:
+    def _find_route(self, location: str, *, root_ok: bool = False) -> tuple[ObjectStore, str]:
         parsed = self._warehouse.parse(location, root_ok=root_ok)
         return self._stores[parsed.scheme], str(parsed)
 

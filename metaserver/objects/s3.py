@@ -86,7 +86,7 @@ class S3Objects:
         try:
             return bytes(await obstore.get_range_async(store, at.path, start=start, length=length))
         except _FAILED as error:
-            if _status(error) == _RANGE_NOT_SATISFIABLE:
+            if _read_status(error) == _RANGE_NOT_SATISFIABLE:
                 return b""
             raise _explain(error, location) from error
 
@@ -170,7 +170,7 @@ class S3Objects:
             except (exceptions.NotSupportedError, NotImplementedError):
                 self._unconditional.add(at.bucket)
             except exceptions.GenericError as error:
-                if _status(error) != 501:
+                if _read_status(error) != 501:
                     raise
                 self._unconditional.add(at.bucket)
             else:
@@ -255,7 +255,7 @@ def bucket_endpoint(bucket: str, settings: Settings) -> str:
     return f"{parts.scheme}://{bucket}.{parts.netloc}{parts.path}"
 
 
-def _status(error: Exception) -> int | None:
+def _read_status(error: Exception) -> int | None:
     """Return the HTTP status of an error, which obstore reports only in the error's message."""
     status = _STATUS.search(str(error))
     return int(status[1]) if status else None
@@ -268,7 +268,7 @@ def _explain(error: Exception, location: str) -> SeamarkError:
         return StorageError(f"The bucket of {location!r} does not exist; create it")
     if isinstance(error, _MISSING):
         return ObjectMissing(f"Nothing is stored at {location!r}")
-    status = _status(error)
+    status = _read_status(error)
     if status in (401, 403) or isinstance(error, exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
         return StorageError(f"S3 refused access to {location!r}: check the server's keys and the bucket's policy")
     if isinstance(error, exceptions.GenericError) and (status is None or status in _RETRYABLE_STATUS):

@@ -307,12 +307,12 @@ def parse_delete_body(body: str | None) -> list[str]:
     except (ElementTree.ParseError, ValueError) as error:
         raise BadRequest(f"The body is not XML: {error}") from None
     keys: list[str] = []
-    if _name(root) != "Delete":
+    if _read_name(root) != "Delete":
         raise BadRequest("The body is not a <Delete> element of the S3 API")
     for child in root:
-        if _name(child) == "Quiet":
+        if _read_name(child) == "Quiet":
             continue
-        if _name(child) != "Object" or [_name(part) for part in child] != ["Key"] or child[0].text is None:
+        if _read_name(child) != "Object" or [_read_name(part) for part in child] != ["Key"] or child[0].text is None:
             raise BadRequest("The body must contain only <Quiet> and <Object>, and each <Object> only one <Key>")
         if len(child[0]):
             raise BadRequest("A <Key> in the body contains another element; remove it")
@@ -322,7 +322,7 @@ def parse_delete_body(body: str | None) -> list[str]:
     return keys
 
 
-def _name(element: ElementTree.Element) -> str:
+def _read_name(element: ElementTree.Element) -> str:
     if element.attrib:
         raise BadRequest("The body has an XML attribute; remove it")
     return element.tag.removeprefix(_S3_NAMESPACE)

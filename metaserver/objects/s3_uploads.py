@@ -48,7 +48,7 @@ async def list_uploads(folder: Location, settings: Settings) -> AsyncIterator[Up
         while True:
             prefix = f"{folder.path}/" if folder.path else ""
             options = {"Bucket": folder.bucket, "Prefix": prefix, "MaxUploads": _PAGE, **after}
-            page = await asyncio.to_thread(_call, client.list_multipart_uploads, str(folder), **options)
+            page = await asyncio.to_thread(_call_s3, client.list_multipart_uploads, str(folder), **options)
             for upload in page.get("Uploads", ()):
                 begun_ms = int(upload["Initiated"].timestamp() * 1000)
                 yield Upload(f"{folder.root()}/{upload['Key']}", upload["UploadId"], begun_ms)
@@ -73,7 +73,7 @@ async def abort(uploads: Sequence[tuple[Upload, Location]], settings: Settings) 
             for upload, at in uploads:
                 options = {"Bucket": at.bucket, "Key": at.path, "UploadId": upload.id}
                 try:
-                    _call(client.abort_multipart_upload, upload.location, **options)
+                    _call_s3(client.abort_multipart_upload, upload.location, **options)
                 except SeamarkError as error:
                     _log.warning("upload not aborted", location=upload.location, reason=error.message)
                     if isinstance(error, RetryLater):
@@ -109,7 +109,7 @@ def _open(settings: Settings) -> Any:
         raise StorageError(f"The client for unfinished uploads cannot be created: {error}") from error
 
 
-def _call(request: Any, location: str, **options: Any) -> dict[str, Any]:
+def _call_s3(request: Any, location: str, **options: Any) -> dict[str, Any]:
     try:
         answer: dict[str, Any] = request(**options)
     except aws_errors.ClientError as error:

@@ -70,12 +70,12 @@ def sign(
     if method in WRITE_METHODS and not writable:
         raise Forbidden(f"{method} needs write access to this table")
     parts, address = parse_address(uri, settings)
-    headers = _flat(header_lists)
+    headers = _join_headers(header_lists)
     _check_host(headers, parts)
     check_request(method, address, headers, body, table)
-    timestamp = _timestamp(headers, now_ms)
-    payload = _payload_hash(headers, address, body)
-    signed = _sigv4(AWSRequest(method, uri, params=address.query), headers, payload, timestamp, settings)
+    timestamp = _choose_timestamp(headers, now_ms)
+    payload = _choose_payload_hash(headers, address, body)
+    signed = _sign_with_sigv4(AWSRequest(method, uri, params=address.query), headers, payload, timestamp, settings)
     unsigned = {name: values for name, values in header_lists.items() if name.lower() not in _COMPUTED}
     return {"uri": uri, "headers": {**unsigned, **{name: [value] for name, value in signed.items()}}}
 
@@ -133,7 +133,7 @@ def _decode_headers(headers: Any) -> dict[str, list[str]]:
     return headers
 
 
-def _flat(header_lists: dict[str, list[str]]) -> dict[str, str]:
+def _join_headers(header_lists: dict[str, list[str]]) -> dict[str, str]:
     """Return the headers by lower-case name, with several values joined as HTTP defines."""
     flat: dict[str, str] = {}
     for name, values in header_lists.items():
@@ -151,7 +151,7 @@ def _check_host(headers: dict[str, str], parts: SplitResult) -> None:
         raise Forbidden(f"The Host header is {host!r}, but the host of the uri is {parts.netloc!r}")
 
 
-def _timestamp(headers: dict[str, str], now_ms: int) -> str:
+def _choose_timestamp(headers: dict[str, str], now_ms: int) -> str:
     now = datetime.fromtimestamp(now_ms / 1000, UTC)
     amz_date = headers.get("x-amz-date")
     if amz_date is None:
@@ -168,7 +168,7 @@ def _timestamp(headers: dict[str, str], now_ms: int) -> str:
     return amz_date
 
 
-def _payload_hash(headers: dict[str, str], address: Address, body: str | None) -> str:
+def _choose_payload_hash(headers: dict[str, str], address: Address, body: str | None) -> str:
     header_hash = headers.get("x-amz-content-sha256")
     if "delete" in address.query and body is not None:
         # The keys in this body were checked, so the signature must cover its hash.
@@ -192,7 +192,7 @@ class _GivenHeadersAuth(S3SigV4Auth):  # type: ignore[misc]
         return request.headers
 
 
-def _sigv4(
+def _sign_with_sigv4(
     request: AWSRequest, headers: dict[str, str], payload: str, timestamp: str, settings: Settings
 ) -> dict[str, str]:
     """Return the headers of the signed request."""

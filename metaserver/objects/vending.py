@@ -54,7 +54,7 @@ def storage_config(
     config = store_address(settings)
     mechanism = access_mechanism(settings, delegation)
     if mechanism == SIGNING:
-        return {**config, **_signing(sign_path)}, []
+        return {**config, **_describe_signing(sign_path)}, []
     if mechanism == VENDED:
         keys = vend() if vend is not None and settings.s3_client_access == "gateway" else server_keys(settings)
         secrets = {"s3.access-key-id": keys.access_key_id, "s3.secret-access-key": keys.secret_access_key}
@@ -108,7 +108,7 @@ def store_address(settings: Settings) -> dict[str, str]:
     return config
 
 
-def _signing(sign_path: str) -> dict[str, str]:
+def _describe_signing(sign_path: str) -> dict[str, str]:
     """Return the properties of remote signing.
 
     Java since 1.11 reads `signer.endpoint`; PyIceberg and older versions read `s3.signer.endpoint`. Both are below

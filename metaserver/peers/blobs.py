@@ -52,7 +52,7 @@ class FileCache:
         self.damaged = 0
 
     def is_in_memory(self, location: str) -> bool:
-        return self._stack.get_cached(_key(location)) is not None
+        return self._stack.get_cached(_make_key(location)) is not None
 
     async def get(self, location: str, *, is_checked: bool = True) -> StoredFile:
         """Return a file from memory, the disk, or the storage.
@@ -68,14 +68,14 @@ class FileCache:
             return file
         # A mapped file was changed on disk. The disk tier checks the file when it is opened again.
         self.damaged += 1
-        self._stack.discard(_key(location))
+        self._stack.discard(_make_key(location))
         file = await self._load(location)
         if not await is_intact(file):
             raise Corrupt(f"The cached copy of {location} is damaged")
         return file
 
     async def _load(self, location: str) -> StoredFile:
-        return await self._stack.get(_key(location), lambda: self._fetch(location), _open)
+        return await self._stack.get(_make_key(location), lambda: self._fetch(location), _open)
 
     async def _fetch(self, location: str) -> tuple[bytes, bytes]:
         content = await self._stored.read(location, limit_bytes=self.limit_bytes)
@@ -96,7 +96,7 @@ async def is_intact(file: StoredFile) -> bool:
     return await asyncio.to_thread(digest_of, file.content) == file.sha256
 
 
-def _key(location: str) -> str:
+def _make_key(location: str) -> str:
     return f"file/1/{location}"
 
 

@@ -90,7 +90,7 @@ class PeerObjects(ForwardingObjects):
         if not ranked:
             self.counts.direct += 1
             return await self._stored.read(checked, limit_bytes=limit_bytes)
-        owner = self._owner(ranked)
+        owner = self._choose_owner(ranked)
         if owner is None:
             self.counts.failed += 1
             return await self._stored.read(checked, limit_bytes=limit_bytes)
@@ -98,15 +98,15 @@ class PeerObjects(ForwardingObjects):
             return await self._read_own(checked, limit_bytes)
         return await self._flights.run((checked, limit_bytes), lambda: self._read_from(owner, checked, limit_bytes))
 
-    def _owner(self, ranked: list[str]) -> str | None:
+    def _choose_owner(self, ranked: list[str]) -> str | None:
         """Return the owner, or its substitute while the owner fails. Return None if both fail."""
         for rank, address in enumerate(ranked):
-            if address == self._membership.address or self._breaker(address).allows(self._clock.monotonic()):
+            if address == self._membership.address or self._get_breaker(address).allows(self._clock.monotonic()):
                 self.counts.skipped += rank
                 return address
         return None
 
-    def _breaker(self, address: str) -> CircuitBreaker:
+    def _get_breaker(self, address: str) -> CircuitBreaker:
         breaker = self._breakers.get(address)
         if breaker is None:
             if len(self._breakers) >= _BREAKERS_MAX:
@@ -141,11 +141,11 @@ class PeerObjects(ForwardingObjects):
                 if not pending.answer.done() and reading.exception() is not None:
                     await asyncio.wait((pending.answer,))
             if pending.answer.done():
-                content = self._result(pending, owner, began_s)
+                content = self._read_result(pending, owner, began_s)
                 if content is not None:
                     return content
             elif not pending.acknowledged.is_set():
-                self._breaker(owner).record_failure(self._clock.monotonic())
+                self._get_breaker(owner).record_failure(self._clock.monotonic())
             if reading is None:
                 return await self._read_storage(location, limit_bytes)
             return await reading
@@ -171,7 +171,7 @@ class PeerObjects(ForwardingObjects):
             expected = self._cached if pending.from_cache else self._from_storage
             await asyncio.wait((pending.answer,), timeout=expected.value_s)
 
-    def _result(self, pending: PendingRequest, owner: str, began_s: float) -> bytes | None:
+    def _read_result(self, pending: PendingRequest, owner: str, began_s: float) -> bytes | None:
         """Return the content of a finished answer, or None after a failure, which the circuit breaker counts."""
         now_s = self._clock.monotonic()
         try:
@@ -179,11 +179,11 @@ class PeerObjects(ForwardingObjects):
         except PeerFailed as error:
             self.counts.failed += 1
             if pending.acknowledged.is_set() and not isinstance(error, PeerDamaged):
-                self._breaker(owner).record_success()  # The owner answers, but it does not have this file.
+                self._get_breaker(owner).record_success()  # The owner answers, but it does not have this file.
             else:
-                self._breaker(owner).record_failure(now_s)
+                self._get_breaker(owner).record_failure(now_s)
             return None
-        self._breaker(owner).record_success()
+        self._get_breaker(owner).record_success()
         if pending.from_cache:
             self.counts.hits += 1
             self._cached.add(now_s - began_s)

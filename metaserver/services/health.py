@@ -93,11 +93,11 @@ def measure_health(
     )
     state = TableState(metadata, view, health, now_ms, why_not_expired)
     problems = (
-        *_launcher_problems(metadata, settings),
+        *_find_launcher_problems(metadata, settings),
         *chain.from_iterable(proposer.find_problems(state) for proposer in make_proposers(settings, clock)),
         *_snapshot_problems(health),
-        *_metadata_problems(health, metadata),
-        *_replacement_problems(metadata),
+        *_find_metadata_problems(health, metadata),
+        *_find_replacement_problems(metadata),
     )
     # Problems of indexes are not included, because indexes are built at any time.
     after_s = wait_s(metadata.properties.get(WINDOW, ""), now_ms)
@@ -150,7 +150,7 @@ def _measure_files(view: TableView, target_bytes: int, small_bytes_max: float) -
     )
 
 
-def _launcher_problems(metadata: TableMetadata, settings: Settings) -> Iterator[Problem]:
+def _find_launcher_problems(metadata: TableMetadata, settings: Settings) -> Iterator[Problem]:
     chosen = metadata.properties.get(LAUNCHER, AUTO)
     why = why_ignored(chosen, settings.services_launchers)
     if why is None:
@@ -171,7 +171,7 @@ def _snapshot_problems(health: TableHealth) -> Iterator[Problem]:
         )
 
 
-def _metadata_problems(health: TableHealth, metadata: TableMetadata) -> Iterator[Problem]:
+def _find_metadata_problems(health: TableHealth, metadata: TableMetadata) -> Iterator[Problem]:
     if health.metadata_size_in_bytes < _LARGE_METADATA_BYTES:
         return
     yield Problem(
@@ -184,7 +184,7 @@ def _metadata_problems(health: TableHealth, metadata: TableMetadata) -> Iterator
     )
 
 
-def _replacement_problems(metadata: TableMetadata) -> Iterator[Problem]:
+def _find_replacement_problems(metadata: TableMetadata) -> Iterator[Problem]:
     differences = {}
     for snapshot in metadata.snapshots:
         parent_id = snapshot.parent_snapshot_id

@@ -108,7 +108,7 @@ class Compaction(RewriteProposer):
         snapshot, properties = metadata.current_snapshot, metadata.properties
         if snapshot is None or not self.is_on(metadata) or self._is_clustered(metadata):
             return None
-        totals, files = snapshot.summary_map(), _data_files(snapshot)
+        totals, files = snapshot.summary_map(), _count_data_files(snapshot)
         if not count_of(totals, "total-delete-files", 0):
             target_bytes = count_of(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
             size_bytes = count_of(totals, "total-files-size", 0)
@@ -156,7 +156,9 @@ class TableClustering(RewriteProposer):
         if snapshot is None or not self.is_on(metadata):
             return None
         size_bytes, launcher = bytes_since(metadata, CLUSTERED_BY), launcher_of(metadata.properties)
-        return self.make_job(entry, rewrite_pause_s(_data_files(snapshot)), size_bytes=size_bytes, launcher=launcher)
+        return self.make_job(
+            entry, rewrite_pause_s(_count_data_files(snapshot)), size_bytes=size_bytes, launcher=launcher
+        )
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
         """Yield files that are not clustered, and the deleted rows of clustered tables."""
@@ -232,7 +234,7 @@ class ColumnTtl(RewriteProposer):
                 return None
         except BadRequest:  # A property is invalid; `seamark run column-ttl` reports it.
             return None
-        return self.make_job(entry, _ttl_pause_s(policy))
+        return self.make_job(entry, _compute_ttl_pause_s(policy))
 
     def recheck_after_s(self, metadata: TableMetadata) -> float:
         if not self.is_on(metadata):
@@ -241,7 +243,7 @@ class ColumnTtl(RewriteProposer):
             policy = TtlPolicy.of(metadata.properties)
         except BadRequest:
             return NEVER
-        return NEVER if policy is None else _ttl_pause_s(policy)
+        return NEVER if policy is None else _compute_ttl_pause_s(policy)
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
         """Yield a problem if files of old partitions have values of expired columns."""
@@ -265,7 +267,7 @@ class ColumnTtl(RewriteProposer):
             )
 
 
-def _ttl_pause_s(policy: TtlPolicy) -> float:
+def _compute_ttl_pause_s(policy: TtlPolicy) -> float:
     """Return a hundredth of the shortest age, but at least 10 minutes and at most 6 hours.
 
     The pause is this long because each job plans the old partitions.
@@ -392,7 +394,7 @@ class TableStatistics(JobProposer):
             return None
         if not find_known_statistics(metadata, snapshot).is_stale(metadata, policy):
             return None
-        return self.make_job(entry, rewrite_pause_s(_data_files(snapshot)))
+        return self.make_job(entry, rewrite_pause_s(_count_data_files(snapshot)))
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
         """Yield stale statistics of tables that have statistics, or whose policy enables them.
@@ -441,7 +443,7 @@ class ManifestRewriting(RewriteProposer):
             return None
         summary = snapshot.summary_map()
         name, value = REWRITTEN_BY_MARK
-        files = _data_files(snapshot) + count_of(summary, "total-delete-files", 0)
+        files = _count_data_files(snapshot) + count_of(summary, "total-delete-files", 0)
         # With at least 4 manifests, a bad order of the entries is also a reason.
         min_files = min(4, max(2, count_of(metadata.properties, MIN_COUNT, MIN_COUNT_DEFAULT)))
         if summary.get(name) == value or files < min_files:
@@ -473,7 +475,7 @@ class BucketSplitting(RewriteProposer):
         snapshot = metadata.current_snapshot
         if snapshot is None or not self.is_on(metadata) or not coarser_specs(metadata):
             return None
-        return self.make_job(entry, rewrite_pause_s(_data_files(snapshot)))
+        return self.make_job(entry, rewrite_pause_s(_count_data_files(snapshot)))
 
     def find_problems(self, state: TableState) -> Iterator[Problem]:
         """Yield files that were written with earlier bucket counts."""
@@ -491,7 +493,7 @@ class BucketSplitting(RewriteProposer):
             )
 
 
-def _data_files(snapshot: Snapshot) -> int:
+def _count_data_files(snapshot: Snapshot) -> int:
     return count_of(snapshot.summary_map(), "total-data-files", 0)
 
 

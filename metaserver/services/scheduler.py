@@ -118,7 +118,7 @@ class Scheduler:
                 await self._lease.hold(encode_state(JobsState()))
                 try:
                     if await self._is_able():
-                        await self._lead()
+                        await self._run_as_leader()
                 finally:
                     await self._lease.release()
                     self._observer.services_state(leading=False, blocked=bool(self._status.problem))
@@ -143,7 +143,7 @@ class Scheduler:
         """
         if self._probe is None:
             return True
-        running = asyncio.create_task(self._problem(self._probe()))
+        running = asyncio.create_task(self._find_problem(self._probe()))
         try:
             while not running.done():
                 await asyncio.wait({running}, timeout=self._lease.lasts_s / 3)
@@ -161,7 +161,7 @@ class Scheduler:
         await asyncio.sleep(self._blocked_s)
         return False
 
-    async def _problem(self, probe: Job) -> str:
+    async def _find_problem(self, probe: Job) -> str:
         """Return why a job of this replica fails; empty if it succeeds."""
         try:
             async with asyncio.timeout(PROBE_S):
@@ -175,7 +175,7 @@ class Scheduler:
             return f"the check failed unexpectedly: {error}"
         return ""
 
-    async def _lead(self) -> None:
+    async def _run_as_leader(self) -> None:
         """Examine tables and run jobs until the lease is lost, or the store fails."""
         self._observer.services_state(leading=True, blocked=False)
         queue = JobQueue(self._clock.monotonic, limit=self._queue_limit)

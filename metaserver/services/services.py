@@ -106,7 +106,7 @@ async def open_scheduler(
         # The certificate may not name the bound address, but it must name the address in services_url.
         certificates=None if certificate is None or settings.services_url else certificate.leaves,
     )
-    launchers = [_launcher(settings, login, environment, extensions) for _ in range(settings.services_workers)]
+    launchers = [_make_launcher(settings, login, environment, extensions) for _ in range(settings.services_workers)]
     watch = TableWatch(store, timeline, load, clock)
     lease = Lease(store, clock, SERVICES, holder, lasts_s=LEASE_S)
     yield Scheduler(
@@ -125,7 +125,7 @@ async def open_scheduler(
     )
 
 
-def _launcher(
+def _make_launcher(
     settings: Settings, login: JobLogin, environment: Mapping[str, str], extensions: Extensions
 ) -> LauncherChoice:
     """Return the launchers of a slot. A slot runs a single job at a time."""

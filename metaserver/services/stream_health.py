@@ -51,10 +51,10 @@ def stream_problems(
             f"rows of all stream tables take {streams.size_bytes:,} of {settings.stream_memory_bytes:,} bytes",
             "writers get 429 until flushes catch up; raise stream_memory_bytes if this lasts",
         )
-    yield from _disk_problems(settings.home)
+    yield from _find_disk_problems(settings.home)
 
 
-def _disk_problems(folder: Path) -> Iterator[Problem]:
+def _find_disk_problems(folder: Path) -> Iterator[Problem]:
     try:
         usage = shutil.disk_usage(folder)
     except OSError:

@@ -90,7 +90,7 @@ class TableWatch:
         """
         examined = 0
         due_before, self._due_by_state = self._due_by_state, {}
-        async for entries, policies in self._pages():
+        async for entries, policies in self._list_pages():
             began_s = self._clock.monotonic()
             inherited = hash(frozenset(policies.items()))
             for entry in entries:
@@ -142,7 +142,7 @@ class TableWatch:
             report(_log.exception, "table not examined", **table)
         return 0.0
 
-    async def _pages(self) -> AsyncIterator[tuple[list[Entry], Policies]]:
+    async def _list_pages(self) -> AsyncIterator[tuple[list[Entry], Policies]]:
         """Yield the tables of all namespaces in pages, with the policies that they inherit.
 
         There is no recursion, because a namespace may have a thousand levels. The properties of only one

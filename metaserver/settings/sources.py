@@ -179,13 +179,13 @@ def _as_location(text: str) -> str:
 Refuse = Callable[[str], ConfigError]
 
 
-def _text(value: Any, refuse: Refuse) -> str:
+def _parse_text(value: Any, refuse: Refuse) -> str:
     if not isinstance(value, str) or "\x00" in value:
         raise refuse("text")
     return value
 
 
-def _path(value: Any, refuse: Refuse) -> Path:
+def _parse_path(value: Any, refuse: Refuse) -> Path:
     if not isinstance(value, (str, Path)) or not str(value) or "\x00" in str(value):
         raise refuse("a path")
     return Path(value).expanduser()
@@ -202,7 +202,7 @@ def _parse_whole(value: Any, refuse: Refuse) -> int:
     return value
 
 
-def _number(value: Any, refuse: Refuse) -> float:
+def _parse_number(value: Any, refuse: Refuse) -> float:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         raise refuse("a number")
     try:
@@ -217,7 +217,7 @@ def _number(value: Any, refuse: Refuse) -> float:
 _TRUTH = {"true": True, "1": True, "yes": True, "on": True, "false": False, "0": False, "no": False, "off": False}
 
 
-def _truth(value: Any, refuse: Refuse) -> bool:
+def _parse_truth(value: Any, refuse: Refuse) -> bool:
     if isinstance(value, bool):
         return value
     if isinstance(value, str) and value.lower() in _TRUTH:
@@ -231,14 +231,14 @@ def _list(value: Any, refuse: Refuse) -> tuple[str, ...]:
         return tuple(part.strip() for part in value.split(",") if part.strip())
     if not isinstance(value, (list, tuple)):
         raise refuse("a list of strings")
-    return tuple(_text(one, refuse) for one in value)
+    return tuple(_parse_text(one, refuse) for one in value)
 
 
 _CONVERTERS: dict[Any, Callable[[Any, Refuse], Any]] = {
-    str: _text,
-    Path: _path,
+    str: _parse_text,
+    Path: _parse_path,
     int: _parse_whole,
-    float: _number,
-    bool: _truth,
+    float: _parse_number,
+    bool: _parse_truth,
     tuple[str, ...]: _list,
 }

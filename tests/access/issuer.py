@@ -61,11 +61,11 @@ class LocalIssuer:
 
     def token(self, key: AnyKey, algorithm: str = "RS256", header: dict[str, Any] | None = None, **claims: Any) -> str:
         options = {"alg": algorithm, "kid": key.kid, **(header or {})}
-        named = {name: value for name, value in options.items() if value is not None}
+        names = {name: value for name, value in options.items() if value is not None}
         payload = json.dumps(self.claims(**claims)).encode()
         registry = jws.JWSRegistry(algorithms=[algorithm], strict_check_header=False)
         registry.max_header_length = registry.max_payload_length = 1 << 20
-        return jws.serialize_compact(named, payload, key, registry=registry)
+        return jws.serialize_compact(names, payload, key, registry=registry)
 
     async def _discover(self, request: web.Request) -> web.Response:
         self.discoveries += 1

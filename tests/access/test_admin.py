@@ -22,9 +22,9 @@ class Administered:
         self.server = server
         self.secrets = secrets
 
-    async def call(self, who: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+    async def call(self, principal: str, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Send a request, and return (status, JSON or None)."""
-        secret = self.secrets.get(who, who)
+        secret = self.secrets.get(principal, principal)
         async with self.server.http.request(
             method, self.server.url + path, json=body, headers={"Authorization": f"Bearer {secret}"}
         ) as answer:
@@ -47,22 +47,22 @@ async def administered(tmp_path: Path) -> AsyncIterator[Administered]:
 
 async def test_token_is_created_used_listed_and_revoked(administered: Administered) -> None:
     body = {"name": "new", "expires-in-s": 60, "grants": [{"role": "reader", "namespace": ["db"]}]}
-    status, made = await administered.call("root", "POST", "/api/v1/tokens", body)
+    status, answer = await administered.call("root", "POST", "/api/v1/tokens", body)
     assert status == 201
-    assert made["name"] == "new"
-    assert (await administered.call(made["token"], "GET", "/v1/namespaces/db"))[0] == 200
-    _, listed = await administered.call("root", "GET", "/api/v1/tokens")
-    [shown] = [token for token in listed["tokens"] if token["name"] == "new"]
-    assert shown["live"] is True
-    assert shown["expires-ms"] == shown["created-ms"] + 60_000
-    assert set(shown) == {"id", "name", "live", "created-ms", "expires-ms", "revoked-ms"}
+    assert answer["name"] == "new"
+    assert (await administered.call(answer["token"], "GET", "/v1/namespaces/db"))[0] == 200
+    _, listing = await administered.call("root", "GET", "/api/v1/tokens")
+    [shown_token] = [token for token in listing["tokens"] if token["name"] == "new"]
+    assert shown_token["live"] is True
+    assert shown_token["expires-ms"] == shown_token["created-ms"] + 60_000
+    assert set(shown_token) == {"id", "name", "live", "created-ms", "expires-ms", "revoked-ms"}
     assert (await administered.call("root", "POST", "/api/v1/tokens", body))[0] == 409
     assert (await administered.call("root", "DELETE", "/api/v1/tokens/new"))[0] == 204
-    assert (await administered.call(made["token"], "GET", "/v1/namespaces/db"))[0] == 401
+    assert (await administered.call(answer["token"], "GET", "/v1/namespaces/db"))[0] == 401
     assert (await administered.call("root", "DELETE", "/api/v1/tokens/new"))[0] == 404
-    _, listed = await administered.call("root", "GET", "/api/v1/tokens")
-    [shown] = [token for token in listed["tokens"] if token["name"] == "new"]
-    assert shown["live"] is False
+    _, listing = await administered.call("root", "GET", "/api/v1/tokens")
+    [shown_token] = [token for token in listing["tokens"] if token["name"] == "new"]
+    assert shown_token["live"] is False
 
 
 async def test_pages_of_listings_have_every_item_once(administered: Administered) -> None:
@@ -88,8 +88,8 @@ async def test_grants_take_effect_with_the_next_request(administered: Administer
     grant = {"principal": "bob", "role": "admin", "namespace": ["db", "x.y"]}
     for _ in range(2):
         assert (await administered.call("root", "PUT", "/api/v1/grants", grant))[0] == 204
-    _, listed = await administered.call("bob", "GET", "/api/v1/grants?principal=bob")
-    assert listed["grants"] == [grant, {"principal": "bob", "role": "writer", "namespace": []}]
+    _, listing = await administered.call("bob", "GET", "/api/v1/grants?principal=bob")
+    assert listing["grants"] == [grant, {"principal": "bob", "role": "writer", "namespace": []}]
     query = "principal=bob&role=admin&namespace=db%1Fx.y"
     assert (await administered.call("bob", "DELETE", f"/api/v1/grants?{query}"))[0] == 204
     assert (await administered.call("bob", "DELETE", f"/api/v1/grants?{query}"))[0] == 403
@@ -107,36 +107,38 @@ async def test_admin_of_a_namespace_gives_and_sees_grants_only_there(
         return (await administered.call("ns", "PUT", "/api/v1/grants", grant))[0]
 
     assert [await put(path) for path in (["a"], ["a", "b"], ["b"], [])] == [204, 204, 403, 403]
-    _, listed = await administered.call("ns", "GET", "/api/v1/grants")
-    assert [(grant["principal"], grant["namespace"]) for grant in listed["grants"]] == [
+    _, listing = await administered.call("ns", "GET", "/api/v1/grants")
+    assert [(grant["principal"], grant["namespace"]) for grant in listing["grants"]] == [
         ("ns", ["a"]),
         ("oidc:eve", ["a"]),
         ("oidc:eve", ["a", "b"]),
     ]
-    _, listed = await administered.call("bob", "GET", "/api/v1/grants")
-    assert [grant["principal"] for grant in listed["grants"]] == ["bob"]
+    _, listing = await administered.call("bob", "GET", "/api/v1/grants")
+    assert [grant["principal"] for grant in listing["grants"]] == ["bob"]
 
 
-@pytest.mark.parametrize("who", ["ns", "bob"])
-async def test_only_admins_of_the_catalog_use_tokens_and_the_audit_log(administered: Administered, who: str) -> None:
+@pytest.mark.parametrize("principal", ["ns", "bob"])
+async def test_only_admins_of_the_catalog_use_tokens_and_the_audit_log(
+    administered: Administered, principal: str
+) -> None:
     for method, path in (
         ("GET", "/api/v1/tokens"),
         ("POST", "/api/v1/tokens"),
         ("DELETE", "/api/v1/tokens/root"),
         ("GET", "/api/v1/audit"),
     ):
-        status, body = await administered.call(who, method, path)
+        status, body = await administered.call(principal, method, path)
         assert (status, body["error"]["type"]) == (403, "ForbiddenException")
-        assert f"{who} may not" in body["error"]["message"]
+        assert f"{principal} may not" in body["error"]["message"]
 
 
 async def test_audit_log_records_who_did_what(administered: Administered) -> None:
     await administered.call("bob", "GET", "/api/v1/tokens")
     await administered.call("root", "PUT", "/api/v1/grants", {"principal": "x", "role": "reader"})
     await administered.server.components.audit.flush()
-    _, listed = await administered.call("root", "GET", "/api/v1/audit")
+    _, listing = await administered.call("root", "GET", "/api/v1/audit")
     assert [
-        (record["who"], record["action"], record["outcome"], record["resource"]) for record in listed["records"]
+        (record["who"], record["action"], record["outcome"], record["resource"]) for record in listing["records"]
     ] == [
         ("bob", "listTokens", "denied", "/api/v1/tokens"),
         ("root", "addGrant", "allowed", "/api/v1/grants"),
@@ -182,9 +184,9 @@ async def test_invalid_request_is_a_400_with_the_reason(administered: Administer
 
 
 class LoggedIn(Api):
-    def __init__(self, administered: Administered, who: str) -> None:
+    def __init__(self, administered: Administered, principal: str) -> None:
         super().__init__(administered.server)
-        self.login = {"Authorization": f"Bearer {administered.secrets[who]}"}
+        self.login = {"Authorization": f"Bearer {administered.secrets[principal]}"}
 
     async def __call__(self, method: str, path: str, body: Any = None, **options: Any) -> Answer:
         headers = {**(options.pop("headers", None) or {}), **self.login}

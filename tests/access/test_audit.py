@@ -139,9 +139,9 @@ async def test_closing_has_a_time_limit_and_reports_lost_records(moody: Any, clo
 async def test_any_text_of_a_request_can_be_recorded(store: PointerStore, clock: SimulatedClock) -> None:
     async with open_audit(store, clock) as audit:
         await record(audit, resource="/v1/\x00\udcff\ud800é" + "x" * 5000, principal_name="\x00")
-    [one] = await list_records(store)
-    assert one.resource.startswith("/v1/\ufffd??é")
-    assert len(one.resource) == 1024
+    [entry] = await list_records(store)
+    assert entry.resource.startswith("/v1/\ufffd??é")
+    assert len(entry.resource) == 1024
 
 
 async def test_first_refusals_of_an_unknown_client_are_recorded_and_the_rest_is_counted(
@@ -181,8 +181,8 @@ async def test_unknown_clients_of_a_thousand_addresses_share_a_limit(
             await record(audit, "loadTable", 401, principal_name="anonymous", remote=f"2001:db8::{number:x}")
     result = await list_records(store)
     assert len(result) < 5000
-    told = sum(int(item.resource.split()[0]) for item in result if item.action == REFUSED)
-    assert told + sum(item.action == "loadTable" for item in result) == 30_000
+    total = sum(int(item.resource.split()[0]) for item in result if item.action == REFUSED)
+    assert total + sum(item.action == "loadTable" for item in result) == 30_000
 
 
 async def test_actions_of_principals_are_recorded_during_a_flood_of_refusals(moody: Any, clock: SimulatedClock) -> None:

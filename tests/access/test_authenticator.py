@@ -45,8 +45,8 @@ def bearer(token: str) -> CIMultiDict[str]:
     return CIMultiDict({"authorization": f"Bearer {token}"})
 
 
-async def check_rejected(authenticator: Authenticator, token: str, why: str) -> None:
-    with pytest.raises(Unauthenticated, match=why):
+async def check_rejected(authenticator: Authenticator, token: str, reason: str) -> None:
+    with pytest.raises(Unauthenticated, match=reason):
         await authenticator.authenticate(bearer(token), None)
 
 
@@ -123,7 +123,7 @@ async def test_token_identifies_its_principal_with_current_grants(
 
 
 @pytest.mark.parametrize(
-    ("header", "why"),
+    ("header", "reason"),
     [
         (None, "requires a login"),
         ("", "requires a login"),
@@ -141,10 +141,10 @@ async def test_token_identifies_its_principal_with_current_grants(
     ],
 )
 async def test_error_of_a_missing_or_unknown_login_says_what_to_send(
-    opened: Open, header: str | None, why: str
+    opened: Open, header: str | None, reason: str
 ) -> None:
     headers = {} if header is None else {"Authorization": header}
-    with pytest.raises(Unauthenticated, match=why):
+    with pytest.raises(Unauthenticated, match=reason):
         await (await opened()).authenticate(headers, None)
 
 
@@ -166,14 +166,14 @@ async def test_revoked_token_is_rejected_on_every_replica(
         open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as other,
         open_authenticator(Settings(auth="token"), other, fixed_keyring(clock=clock), clock) as replica,
     ):
-        for shown in (secret, issued):
-            assert (await replica.authenticate(bearer(shown), None)).name == "ann"
+        for secret_text in (secret, issued):
+            assert (await replica.authenticate(bearer(secret_text), None)).name == "ann"
         await revoke_token(other, clock, "ann")
-    for shown in (secret, issued):
-        await check_rejected(authenticator, shown, "ann was revoked")
+    for secret_text in (secret, issued):
+        await check_rejected(authenticator, secret_text, "ann was revoked")
     await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
-    for shown in (secret, issued):  # The new token of that name does not revive them.
-        await check_rejected(authenticator, shown, "ann was revoked")
+    for secret_text in (secret, issued):  # The new token of that name does not revive them.
+        await check_rejected(authenticator, secret_text, "ann was revoked")
 
 
 async def test_expired_token_and_tokens_issued_from_it_are_rejected(
@@ -260,8 +260,8 @@ async def test_each_mode_accepts_only_its_own_kinds_of_login(
         await check_rejected(tokens, foreign, "only its own")
         await check_rejected(oidc, secret, "only tokens of its OIDC issuer")
         await check_rejected(oidc, issued, "only tokens of its OIDC issuer")
-        for shown, name in ((secret, "ann"), (issued, "ann"), (foreign, "oidc:ann")):
-            assert (await both.authenticate(bearer(shown), None)).name == name
+        for secret_text, name in ((secret, "ann"), (issued, "ann"), (foreign, "oidc:ann")):
+            assert (await both.authenticate(bearer(secret_text), None)).name == name
         # Our issuer's name with its own key: such a token is not ours to accept.
         await check_rejected(both, issuer.token(rsa_key(), iss=ISSUER), "signed with HS256")
 

@@ -28,9 +28,11 @@ def test_loopback_needs_no_login(host: str) -> None:
 def test_other_address_without_logins_is_rejected_with_the_commands_that_help(host: str) -> None:
     with pytest.raises(ConfigError) as caught:
         check_binding(Settings(host=host, home=Path("/srv/sea mark"), port=80))
-    shown = host or "''"
+    shown_host = host or "''"
     assert "\n  seamark token create admin --role admin --home '/srv/sea mark'\n" in caught.value.message
-    assert f"\n  seamark serve --auth token --host {shown} --port 80 --home '/srv/sea mark'\n" in caught.value.message
+    assert (
+        f"\n  seamark serve --auth token --host {shown_host} --port 80 --home '/srv/sea mark'\n" in caught.value.message
+    )
     for auth in ("token", "oidc", "token+oidc"):
         check_binding(Settings(host=host, auth=auth))
 

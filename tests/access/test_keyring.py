@@ -44,11 +44,11 @@ async def test_copy_of_database_and_log_has_no_usable_key(
         used = [key.root for key in keyring.keys]
         used += [keyring.signing_key(purpose)[1] for purpose in ("access-token", "scan-planning", "staged-table")]
     await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
-    taken = stored_bytes(tmp_path)
-    assert b"ann" in taken
+    taken_bytes = stored_bytes(tmp_path)
+    assert b"ann" in taken_bytes
     for key in used:
-        assert key not in taken
-        assert key.hex().encode() not in taken
+        assert key not in taken_bytes
+        assert key.hex().encode() not in taken_bytes
 
 
 async def test_server_with_a_stolen_database_and_no_key_file_cannot_sign(
@@ -76,8 +76,8 @@ async def test_replicas_with_one_key_verify_each_others_signatures(
 ) -> None:
     key = make_key(clock)
     homes = [some_settings(tmp_path / name, encryption_key=key) for name in ("one", "two")]
-    async with open_keyring(homes[0], store, clock) as one, open_keyring(homes[1], store, clock) as two:
-        key_id, signed_with = one.signing_key("access-token")
+    async with open_keyring(homes[0], store, clock) as keyring, open_keyring(homes[1], store, clock) as two:
+        key_id, signed_with = keyring.signing_key("access-token")
         assert two.verifying_key("access-token", key_id) == signed_with
         assert two.verifying_key("scan-planning", key_id) not in (None, signed_with)
     assert not any((settings.home / KEY_FILE_NAME).exists() for settings in homes)
@@ -87,25 +87,25 @@ async def test_new_key_is_published_before_it_signs_and_the_old_one_outlives_its
     tmp_path: Path, store: PointerStore, clock: SimulatedClock
 ) -> None:
     settings = some_settings(tmp_path, signing_key_rotation_s=7 * DAY_S)
-    async with open_keyring(settings, store, clock) as one, open_keyring(settings, store, clock) as two:
-        first, _ = one.signing_key("x")
+    async with open_keyring(settings, store, clock) as keyring, open_keyring(settings, store, clock) as two:
+        first, _ = keyring.signing_key("x")
         clock.advance(7 * DAY_S * 1000)
-        await one.refresh()
-        assert one.signing_key("x")[0] == first  # Published, not yet used
+        await keyring.refresh()
+        assert keyring.signing_key("x")[0] == first  # Published, not yet used
         await two.refresh()
-        assert len(two.keys) == len(one.keys) == 2
+        assert len(two.keys) == len(keyring.keys) == 2
         clock.advance(int(PUBLISHED_S * 1000))
-        second, key = one.signing_key("x")
+        second, key = keyring.signing_key("x")
         assert second != first
         assert two.verifying_key("x", second) == key
-        assert one.verifying_key("x", first) is not None
+        assert keyring.verifying_key("x", first) is not None
         clock.advance((RETIRED_S_MIN - 1) * 1000)
-        await one.refresh()
-        assert one.verifying_key("x", first) is not None
+        await keyring.refresh()
+        assert keyring.verifying_key("x", first) is not None
         clock.advance(60_000)
-        await one.refresh()
-        assert one.verifying_key("x", first) is None
-        assert one.verifying_key("x", second) == key
+        await keyring.refresh()
+        assert keyring.verifying_key("x", first) is None
+        assert keyring.verifying_key("x", second) == key
 
 
 async def test_access_token_outlives_the_rotation_of_its_key(

@@ -35,8 +35,8 @@ async def secrets(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 async def server(tmp_path: Path, secrets: dict[str, str]) -> AsyncIterator[Running]:
-    async with running(tmp_path, auth="token", oauth_token_ttl_s=600) as one:
-        yield one
+    async with running(tmp_path, auth="token", oauth_token_ttl_s=600) as first_server:
+        yield first_server
 
 
 def basic(credential: str) -> dict[str, str]:

@@ -54,8 +54,8 @@ async def login(authenticator: Authenticator, token: str) -> Principal:
     return await authenticator.authenticate({"Authorization": f"Bearer {token}"}, "10.0.0.1")
 
 
-async def check_rejected(authenticator: Authenticator, token: str, why: str) -> None:
-    with pytest.raises(Unauthenticated, match=why):
+async def check_rejected(authenticator: Authenticator, token: str, reason: str) -> None:
+    with pytest.raises(Unauthenticated, match=reason):
         await login(authenticator, token)
 
 
@@ -104,7 +104,7 @@ async def test_another_claim_can_name_the_principal(issuer: LocalIssuer, opened:
 
 
 @pytest.mark.parametrize(
-    ("claims", "why"),
+    ("claims", "reason"),
     [
         ({"iss": "https://else.example"}, "issuer"),
         ({"iss": None}, "issuer"),
@@ -125,8 +125,10 @@ async def test_another_claim_can_name_the_principal(issuer: LocalIssuer, opened:
         ({"sub": None}, "has no name"),
     ],
 )
-async def test_wrong_claims_are_rejected(issuer: LocalIssuer, opened: Open, claims: dict[str, Any], why: str) -> None:
-    await check_rejected(await opened(), issuer.token(rsa_key(), **claims), why)
+async def test_wrong_claims_are_rejected(
+    issuer: LocalIssuer, opened: Open, claims: dict[str, Any], reason: str
+) -> None:
+    await check_rejected(await opened(), issuer.token(rsa_key(), **claims), reason)
 
 
 async def test_one_matching_audience_is_sufficient(issuer: LocalIssuer, opened: Open) -> None:
@@ -321,9 +323,9 @@ async def test_issuer_without_usable_keys_is_a_503(
 
 
 async def test_unavailable_issuer_is_a_503(opened: Open, issuer: LocalIssuer, unused_tcp_port: int) -> None:
-    gone = f"http://127.0.0.1:{unused_tcp_port}"
+    removed_url = f"http://127.0.0.1:{unused_tcp_port}"
     with pytest.raises(RetryLater):
-        await login(await opened(oidc_issuer=gone), issuer.token(rsa_key(), iss=gone))
+        await login(await opened(oidc_issuer=removed_url), issuer.token(rsa_key(), iss=removed_url))
 
 
 @pytest.mark.parametrize(

@@ -47,16 +47,16 @@ async def test_page_needs_no_work_for_hidden_namespaces(tmp_path: Path, monkeypa
         secret = await create_token(admin.components.store, admin.components.clock, "ann", None, grants)
     async with running(tmp_path, auth="token") as server:
         reads: list[int] = []
-        listed = GeneratorStore._list
+        listing = GeneratorStore._list
 
         async def counted(store: GeneratorStore, make_steps: Any) -> Any:
-            rows = await listed(store, make_steps)
+            rows = await listing(store, make_steps)
             reads.append(len(rows) if isinstance(rows, list) else 0)
             return rows
 
         for opened in (type(server.components.store), GeneratorStore):
             if "_list" in vars(opened):
-                listed = vars(opened)["_list"]
+                listing = vars(opened)["_list"]
                 monkeypatch.setattr(opened, "_list", counted)
                 break
         headers = {"Authorization": f"Bearer {secret}"}

@@ -22,13 +22,13 @@ async def test_no_token_appears_in_logs_audit_answers_or_files(
     clock = SystemClock()
     async with open_store(some_settings(tmp_path).database_url(), clock=clock) as store:
         secret = await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
-    seen: list[str] = []
+    texts: list[str] = []
     with structlog.testing.capture_logs() as logs:
         async with running(tmp_path, auth="token") as server:
 
             async def send(method: str, path: str, **options: object) -> str:
                 async with server.http.request(method, server.url + path, **options) as answer:  # type: ignore[arg-type]
-                    seen.append(f"{answer.headers} {await answer.text()}")
+                    texts.append(f"{answer.headers} {await answer.text()}")
                     return await answer.text()
 
             bearer = {"Authorization": f"Bearer {secret}"}
@@ -48,8 +48,8 @@ async def test_no_token_appears_in_logs_audit_answers_or_files(
             await send("GET", "/v1/config", headers={"Authorization": f"Bearer {jwt}x"})
             await server.components.audit.flush()
             audit = repr(await server.components.store.audit(None, 1000))
-            shown = repr(server.components.authenticator) + repr(vars(server.components.authenticator.issuer))
-    everything = {"answers": str(seen), "logs": str(logs), "audit": audit, "stdlib": caplog.text, "repr": shown}
+            shown_text = repr(server.components.authenticator) + repr(vars(server.components.authenticator.issuer))
+    everything = {"answers": str(texts), "logs": str(logs), "audit": audit, "stdlib": caplog.text, "repr": shown_text}
     assert len(logs) > 5
     assert "createNamespace" in audit
     for where, text in everything.items():

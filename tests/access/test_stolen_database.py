@@ -45,15 +45,15 @@ def test_token_signed_with_any_content_of_a_database_copy_is_rejected(
     real = requests.post(f"{server.base_url}/v1/oauth/tokens", data=form, timeout=30).json()["access_token"]
     assert status(real) == 200
     with sqlite3.connect(f"file:{server.home / 'seamark.db'}?mode=ro", uri=True) as copy:
-        stored = [bytes(row[0]) for row in copy.execute("SELECT value FROM secrets")]
+        stored_bytes = [bytes(row[0]) for row in copy.execute("SELECT value FROM secrets")]
         digest = copy.execute("SELECT digest FROM tokens WHERE name = 'root'").fetchone()[0]
     copy.close()
-    assert stored
+    assert stored_bytes
     now_s = int(time.time())
     claims = {"iss": "seamark", "aud": "seamark", "sub": "root", "iat": now_s, "exp": now_s + 600, "token": digest}
     head = base64.urlsafe_b64decode(real.split(".")[0] + "==")
     kid = json.loads(head)["kid"]
-    candidates = [value[start : start + 32] for value in stored for start in range(max(1, len(value) - 31))]
-    for key in [*stored, *candidates]:
+    candidates = [value[start : start + 32] for value in stored_bytes for start in range(max(1, len(value) - 31))]
+    for key in [*stored_bytes, *candidates]:
         for header in ({"alg": "HS256", "kid": kid}, {"alg": "HS256", "kid": "seamark"}):
             assert status(jwt.encode(header, claims, OctKey.import_key(key))) == 401

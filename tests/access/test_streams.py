@@ -31,9 +31,9 @@ async def secret(tmp_path: Path) -> str:
 
 @pytest.fixture
 async def server(tmp_path: Path, secret: str) -> AsyncIterator[Running]:
-    async with running(tmp_path, auth="token", rights_recheck_s=0.2) as one:
-        await one.record()
-        yield one
+    async with running(tmp_path, auth="token", rights_recheck_s=0.2) as first_server:
+        await first_server.record()
+        yield first_server
 
 
 async def revoke(store: PointerStore) -> None:
@@ -49,10 +49,10 @@ async def read_on(answer: aiohttp.ClientResponse) -> bytes:
     return await asyncio.wait_for(answer.content.read(), 60)
 
 
-@pytest.mark.parametrize(("end", "said"), [(revoke, b"was revoked"), (take_grant, b"may not listTableTimeline")])
+@pytest.mark.parametrize(("end", "message"), [(revoke, b"was revoked"), (take_grant, b"may not listTableTimeline")])
 @pytest.mark.parametrize("quiet", [True, False])
 async def test_event_stream_ends_with_the_token_or_the_right_and_delivers_nothing_after(
-    server: Running, secret: str, end: object, said: bytes, quiet: bool
+    server: Running, secret: str, end: object, message: bytes, quiet: bool
 ) -> None:
     assert callable(end)
     headers = {**STREAM, "Authorization": f"Bearer {secret}"}
@@ -63,10 +63,10 @@ async def test_event_stream_ends_with_the_token_or_the_right_and_delivers_nothin
         await end(server.components.store)
         if not quiet:
             await server.record(action="secret-action")
-        rest = await read_on(answer)
-    assert b"secret-action" not in rest
-    assert b"event: error" in rest
-    assert said in rest
+        remaining_bytes = await read_on(answer)
+    assert b"secret-action" not in remaining_bytes
+    assert b"event: error" in remaining_bytes
+    assert message in remaining_bytes
 
 
 async def test_event_stream_ends_when_its_access_token_expires(tmp_path: Path, secret: str) -> None:
@@ -105,6 +105,6 @@ async def test_events_of_a_table_in_a_hidden_namespace_are_not_sent(server: Runn
     await server.record(namespace=("hidden",), action="moved-here")
     await server.record(action="last")
     headers = {"Authorization": f"Bearer {secret}"}
-    status, found = await server.get(TABLE_TIMELINE, headers=headers)
+    status, actual = await server.get(TABLE_TIMELINE, headers=headers)
     assert status == 200
-    assert [instant["action"] for instant in found["instants"]] == ["commit", "last"]
+    assert [instant["action"] for instant in actual["instants"]] == ["commit", "last"]

@@ -95,18 +95,18 @@ class Api:
             body: Sent as JSON, or unchanged if it is bytes.
             key: An Idempotency-Key.
         """
-        sent = dict(headers or {})
+        sent_headers = dict(headers or {})
         if key is not None:
-            sent["Idempotency-Key"] = key
+            sent_headers["Idempotency-Key"] = key
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         if data is not None:
-            sent.setdefault("Content-Type", "application/json")
-        sent.setdefault("Accept-Encoding", "identity")
+            sent_headers.setdefault("Content-Type", "application/json")
+        sent_headers.setdefault("Accept-Encoding", "identity")
         url = URL(self.server.url + path, encoded=True)
         # aiohttp warns about a body of more than 1 MiB in one piece.
         pieces = data if data is None or len(data) < 1 << 20 else BytesIO(data)
         async with self.server.http.request(
-            method, url, data=pieces, headers=sent, timeout=aiohttp.ClientTimeout(30)
+            method, url, data=pieces, headers=sent_headers, timeout=aiohttp.ClientTimeout(30)
         ) as answer:
             return Answer(answer.status, answer.headers, await answer.read())
 

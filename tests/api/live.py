@@ -111,8 +111,8 @@ class LiveTable:
         path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
         header = {"format-version": str(self.version)}
         first = self.next_row_id
-        listed = [(one, first if self.version > 2 and one.content == 0 else None) for one in manifests]
-        path.write_bytes(list_bytes(listed, version=self.version, style=STYLE, header=header))
+        listing = [(manifest, first if self.version > 2 and manifest.content == 0 else None) for manifest in manifests]
+        path.write_bytes(list_bytes(listing, version=self.version, style=STYLE, header=header))
         rows = sum(one.record_count for one in snapshot.data)
         self.next_row_id += rows
         body = {
@@ -141,8 +141,10 @@ class LiveTable:
 
     def _manifest(self, files: Sequence[Any], content: int, snapshot_id: int, sequence: int) -> Manifest:
         entries = [
-            Entry(ADDED if one.sequence == sequence else EXISTING, one.snapshot_id, one.sequence, one.sequence, one)
-            for one in files
+            Entry(
+                ADDED if file.sequence == sequence else EXISTING, file.snapshot_id, file.sequence, file.sequence, file
+            )
+            for file in files
         ]
         data = manifest_bytes(
             entries,
@@ -160,7 +162,7 @@ class LiveTable:
         for entry in entries:
             files_of, rows_of = counts[entry.status]
             counts[entry.status] = (files_of + 1, rows_of + entry.file.record_count)
-        least = min(one.sequence for one in files)
+        least = min(file.sequence for file in files)
         return Manifest(
             f"file://{path}", len(data), content, 0, sequence, least, snapshot_id, entries, None, counts=counts
         )

@@ -30,10 +30,10 @@ async def test_rejected_inputs_leave_no_trace(tmp_path: Path) -> None:
         store = server.components.store
 
         async def state() -> object:
-            found = [await store.entries(kind, ("db",), None, 100) for kind in EntryKind]
+            entries = [await store.entries(kind, ("db",), None, 100) for kind in EntryKind]
             files = sorted(str(path) for path in (tmp_path / "warehouse").rglob("*") if path.is_file())
             namespaces = [await store.namespace(path) for path in await store.namespaces((), None, 100)]
-            return found, files, namespaces, await store.instants(InstantFilter(), 100)
+            return entries, files, namespaces, await store.instants(InstantFilter(), 100)
 
         before = await state()
         for bad in BAD_INPUTS:

@@ -30,8 +30,10 @@ async def read(api: Api, name: str = "t", **options: Any) -> list[Row]:
 
     def scan() -> list[Row]:
         with catalog_at(api.server.url) as catalog:
-            found = catalog.load_table(f"db.{name}").scan(**options).to_arrow()
-        return sorted(zip(*(found.column(one).to_pylist() for one in ("id", "part", "value")), strict=True), key=repr)
+            actual_rows = catalog.load_table(f"db.{name}").scan(**options).to_arrow()
+        return sorted(
+            zip(*(actual_rows.column(one).to_pylist() for one in ("id", "part", "value")), strict=True), key=repr
+        )
 
     return await asyncio.to_thread(scan)
 
@@ -91,9 +93,9 @@ def overwrite(read: Any, **more: Any) -> dict[str, Any]:
 @pytest.mark.parametrize("version", [2, 3])
 async def test_files_are_removed_by_name_and_replaced_by_others(api: Api, version: int) -> None:
     lake = await Lake.create(api, version=version)
-    one, two = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 1, "c")])
-    first = await lake.commit({"add": [one, two]})
-    body = overwrite(first, remove=[{"file-path": one["file-path"]}], add=[lake.data([(1, 0, "A")])])
+    data, two = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 1, "c")])
+    first = await lake.commit({"add": [data, two]})
+    body = overwrite(first, remove=[{"file-path": data["file-path"]}], add=[lake.data([(1, 0, "A")])])
     second = await lake.commit(body)
     assert (second["operation"], second["summary"]["deleted-data-files"]) == ("overwrite", "1")
     assert await read_by_specification(lake) == [(1, 0, "A"), (3, 1, "c")]
@@ -108,18 +110,18 @@ async def test_files_are_removed_by_name_and_replaced_by_others(api: Api, versio
 
 async def test_position_deletes_remove_rows(api: Api) -> None:
     lake = await Lake.create(api, spec=BY_PART)
-    one, two = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
-    first = await lake.commit({"add": [one, two]})
-    both = lake.position_deletes([(one["file-path"], 0), (two["file-path"], 1)], 0)
+    data, two = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
+    first = await lake.commit({"add": [data, two]})
+    both = lake.position_deletes([(data["file-path"], 0), (two["file-path"], 1)], 0)
     second = await lake.commit(overwrite(first, add=[both]))
     assert (second["operation"], second["summary"]["added-position-deletes"]) == ("delete", "2")
     assert await read_by_specification(lake) == await read(api) == [(2, 0, "b"), (3, 0, "c")]
-    named = lake.position_deletes([(two["file-path"], 0)], 0, named=True)
-    third = await lake.commit(overwrite(second, add=[named]))
+    position_deletes = lake.position_deletes([(two["file-path"], 0)], 0, named=True)
+    third = await lake.commit(overwrite(second, add=[position_deletes]))
     assert await read_by_specification(lake) == await read(api) == [(2, 0, "b")]
     await lake.commit(overwrite(third, remove=[{"file-path": two["file-path"]}]))
-    paths = {one.path for one in live_files(snapshot_of(await lake.metadata()))}
-    assert paths == {one["file-path"], both["file-path"]}, "deletes of a file alone go with it"
+    paths = {live_file.path for live_file in live_files(snapshot_of(await lake.metadata()))}
+    assert paths == {data["file-path"], both["file-path"]}, "deletes of a file alone go with it"
 
 
 async def test_equality_deletes_remove_earlier_rows(api: Api) -> None:
@@ -133,20 +135,20 @@ async def test_equality_deletes_remove_earlier_rows(api: Api) -> None:
 
 async def test_deletion_vector_replaces_another(api: Api) -> None:
     lake = await Lake.create(api, version=3, spec=BY_PART)
-    one, two = lake.data([(1, 0, "a"), (2, 0, "b"), (3, 0, "c")]), lake.data([(4, 0, "d")])
-    first = await lake.commit({"add": [one, two]})
-    vectors = lake.vectors({one["file-path"]: {0}, two["file-path"]: {0}}, 0)
+    data, two = lake.data([(1, 0, "a"), (2, 0, "b"), (3, 0, "c")]), lake.data([(4, 0, "d")])
+    first = await lake.commit({"add": [data, two]})
+    vectors = lake.vectors({data["file-path"]: {0}, two["file-path"]: {0}}, 0)
     second = await lake.commit(overwrite(first, add=vectors))
     assert (second["summary"]["added-dvs"], second["operation"]) == ("2", "delete")
     assert await read_by_specification(lake) == [(2, 0, "b"), (3, 0, "c")]
-    (merged,) = lake.vectors({one["file-path"]: {0, 2}}, 0)
+    (merged,) = lake.vectors({data["file-path"]: {0, 2}}, 0)
     refused = await lake.send(overwrite(second, add=[merged]))
     assert refused.error[:2] == (409, "CommitFailedException")
     old = {"file-path": vectors[0]["file-path"], "content-offset": vectors[0]["content-offset"]}
     third = await lake.commit(overwrite(second, add=[merged], remove=[old]))
     assert (third["summary"]["removed-dvs"], third["summary"]["total-position-deletes"]) == ("1", "3")
     assert await read_by_specification(lake) == [(2, 0, "b")]
-    fourth = await lake.commit(overwrite(third, remove=[{"file-path": one["file-path"]}]))
+    fourth = await lake.commit(overwrite(third, remove=[{"file-path": data["file-path"]}]))
     assert fourth["summary"]["removed-dvs"] == "1", "a data file's deletion vector goes with it"
     assert await read_by_specification(lake) == []
 
@@ -193,8 +195,8 @@ async def test_commit_to_a_branch_leaves_main_unchanged(api: Api) -> None:
     assert await read_by_specification(lake, "dev") == [(1, 0, "a"), (2, 0, "b")]
     refs = (await lake.metadata())["refs"]
     assert refs["dev"] == {"snapshot-id": second["snapshot-id"], "type": "branch", "min-snapshots-to-keep": 3}
-    gone = await lake.send({"branch": "none", "add": [lake.data([(3, 0, "c")])]})
-    assert gone.error[:2] == (409, "CommitFailedException")
+    removals = await lake.send({"branch": "none", "add": [lake.data([(3, 0, "c")])]})
+    assert removals.error[:2] == (409, "CommitFailedException")
 
 
 async def test_version_1_accepts_appends(api: Api) -> None:
@@ -214,12 +216,12 @@ async def test_small_manifests_are_merged(api: Api) -> None:
             await lake.append([(number, 0, "a")])
             metadata = await lake.metadata()
             check(metadata)
-        manifests = len({one.snapshot_id for one in live_files(snapshot_of(metadata))})
+        manifests = len({live_file.snapshot_id for live_file in live_files(snapshot_of(metadata))})
         assert manifests == 9, "files keep the snapshot that added them"
-        listed = snapshot_of(metadata)
-        assert listed is not None
-        assert len(manifests_of(listed)) < 6
-        assert [row[0] for row in rows(listed)] == list(range(9))
+        listing = snapshot_of(metadata)
+        assert listing is not None
+        assert len(manifests_of(listing)) < 6
+        assert [row[0] for row in rows(listing)] == list(range(9))
 
 
 async def test_live_file_is_not_added_twice(api: Api) -> None:
@@ -286,9 +288,9 @@ async def test_index_files_are_registered_with_the_snapshot_and_not_before(api: 
     assert (await load_index(api))["index-files"] == []
     answer = await lake.commit({"add": [data], "index-files": [file]})
     metadata = await lake.metadata()
-    (known,) = await api.server.components.store.index_files(metadata["table-uuid"])
-    assert (known.location, known.state) == (file["location"], IndexFileState.LIVE)
-    assert known.snapshot_id == answer["snapshot-id"]
+    (known_index_file,) = await api.server.components.store.index_files(metadata["table-uuid"])
+    assert (known_index_file.location, known_index_file.state) == (file["location"], IndexFileState.LIVE)
+    assert known_index_file.snapshot_id == answer["snapshot-id"]
     assert (await load_index(api))["files"] == 1
 
 
@@ -296,14 +298,14 @@ async def test_index_file_of_another_table_is_rejected(api: Api) -> None:
     lake = await Lake.create(api)
     data = lake.data([(1, 0, "a")])
     foreign = await _index_file(api, lake, data, table_uuid="00000000-0000-4000-8000-000000000000")
-    for file, what in (
+    for file, message in (
         (foreign, "it belongs to the table"),
         ({**foreign, "size-in-bytes": 5}, "Cannot register"),
         ({**foreign, "location": "file:///etc/passwd"}, "is not in the folder"),
     ):
         answer = await lake.send({"add": [data], "index-files": [file]})
         assert answer.status == 400
-        assert what in answer.error[2]
+        assert message in answer.error[2]
     assert (await lake.metadata()).get("current-snapshot-id") in (None, -1)
 
 
@@ -312,13 +314,18 @@ async def test_writer_of_a_namespace_adds_only_files_of_its_tables(house: House)
 
     async def location(namespace: str) -> str:
         loaded = await house("root", "GET", f"/v1/namespaces/{namespace}/tables/t")
-        found: str = loaded.json["metadata"]["location"]
-        return found
+        actual_location: str = loaded.json["metadata"]["location"]
+        return actual_location
 
-    async def send(who: str, namespace: str, folder: str) -> tuple[int, str]:
-        file = {"content": "data", "file-path": f"{folder}/data/{who}.parquet", "file-format": "parquet", "spec-id": 0}
+    async def send(principal: str, namespace: str, folder: str) -> tuple[int, str]:
+        file = {
+            "content": "data",
+            "file-path": f"{folder}/data/{principal}.parquet",
+            "file-format": "parquet",
+            "spec-id": 0,
+        }
         file |= {"partition": [], "record-count": 1, "file-size-in-bytes": 100}
-        answer = await house(who, "POST", f"/api/v1/tables/{namespace}/t/commit", {"add": [file]})
+        answer = await house(principal, "POST", f"/api/v1/tables/{namespace}/t/commit", {"add": [file]})
         return answer.status, "" if answer.status == 200 else answer.error[1]
 
     own, other = await location("db"), await location("other")
@@ -351,15 +358,15 @@ async def test_properties_of_writers_are_in_the_summary_and_on_the_timeline(api:
     answer = await lake.append([(1, 0, "a")], summary=summary)
     assert summary.items() <= answer["summary"].items()
     instants = (await api("GET", "/api/v1/tables/db/t/timeline")).json["instants"]
-    assert [one["action"] for one in instants] == ["create", "commit"]
+    assert [instant["action"] for instant in instants] == ["create", "commit"]
     assert instants[1]["snapshot-id"] == answer["snapshot-id"]
     assert instants[1]["summary"]["added-records"] == "1"
 
 
 async def test_many_files_are_split_into_several_manifests(api: Api) -> None:
     lake = await Lake.create(api, **{"commit.manifest.target-size-bytes": "6000"})
-    one = lake.data([(1, 0, "a")])
-    files = [{**one, "file-path": f"{one['file-path']}-{number}"} for number in range(2000)]
+    data = lake.data([(1, 0, "a")])
+    files = [{**data, "file-path": f"{data['file-path']}-{number}"} for number in range(2000)]
     answer = await lake.commit({"add": files})
     metadata = await lake.metadata()
     check(metadata)
@@ -368,8 +375,8 @@ async def test_many_files_are_split_into_several_manifests(api: Api) -> None:
     sizes = [manifest["manifest_length"] for manifest in manifests_of(snapshot)]
     assert len(sizes) > 2
     assert max(sizes) < 12_000
-    gone = [{"file-path": one["file-path"]} for one in files[::2]]
-    second = await lake.commit({"remove": gone, "read-snapshot-id": answer["snapshot-id"]})
+    removals = [{"file-path": file["file-path"]} for file in files[::2]]
+    second = await lake.commit({"remove": removals, "read-snapshot-id": answer["snapshot-id"]})
     assert second["summary"]["total-data-files"] == "1000"
     check(await lake.metadata())
 
@@ -382,8 +389,8 @@ async def _evolve(api: Api, lake: Lake, *fields: dict[str, Any]) -> int:
     ]
     answer = await api("POST", f"/v1/namespaces/db/tables/{lake.name}", {"requirements": [], "updates": updates})
     assert answer.status == 200, answer.raw
-    found: int = answer.json["metadata"]["default-spec-id"]
-    return found
+    default_spec_id: int = answer.json["metadata"]["default-spec-id"]
+    return default_spec_id
 
 
 def _with_partition(file: dict[str, Any], spec_id: int, *values: Any) -> dict[str, Any]:
@@ -419,18 +426,18 @@ async def test_writers_of_other_buckets_continue_while_buckets_are_doubled(api: 
 
 async def test_table_upgraded_to_version_3_gets_row_ids(api: Api) -> None:
     lake = await Lake.create(api, version=2)
-    one = lake.data([(1, 0, "a"), (2, 0, "b")])
-    await lake.commit({"add": [one]})
-    old = lake.position_deletes([(one["file-path"], 0)], named=True)
+    data = lake.data([(1, 0, "a"), (2, 0, "b")])
+    await lake.commit({"add": [data]})
+    old = lake.position_deletes([(data["file-path"], 0)], named=True)
     head = await lake.commit({"add": [old], "read-snapshot-id": (await lake.metadata())["current-snapshot-id"]})
     upgrade = {"requirements": [], "updates": [{"action": "upgrade-format-version", "format-version": 3}]}
     assert (await api("POST", "/v1/namespaces/db/tables/t", upgrade)).status == 200
     await lake.append([(3, 0, "c")])
     assert await read_by_specification(lake) == [(2, 0, "b"), (3, 0, "c")]
-    (vector,) = lake.vectors({one["file-path"]: {0, 1}})
-    gone = [{"file-path": old["file-path"]}]
+    (vector,) = lake.vectors({data["file-path"]: {0, 1}})
+    removals = [{"file-path": old["file-path"]}]
     scope = {"filter": {"type": "lt", "term": "id", "value": 3}}
-    body = {"add": [vector], "remove": gone, "read-snapshot-id": head["snapshot-id"], "scope": scope}
+    body = {"add": [vector], "remove": removals, "read-snapshot-id": head["snapshot-id"], "scope": scope}
     answer = await lake.commit(body)
     assert (answer["summary"]["added-dvs"], answer["summary"]["removed-position-delete-files"]) == ("1", "1")
     assert await read_by_specification(lake) == [(3, 0, "c")]
@@ -478,8 +485,8 @@ async def test_missing_manifest_is_named_and_nothing_is_changed(api: Api) -> Non
         body = {"name": "t", "metadata-location": head["metadata-location"]}
         assert (await other("POST", "/v1/namespaces/db/register", body)).status == 200
         lake.api = other
-        gone = {"remove": [{"file-path": first["file-path"]}], "read-snapshot-id": head["snapshot-id"]}
-        refused = await lake.send(gone)
+        removal = {"remove": [{"file-path": first["file-path"]}], "read-snapshot-id": head["snapshot-id"]}
+        refused = await lake.send(removal)
         assert refused.error[:2] == (500, "CorruptMetadataException")
         assert manifest["manifest_path"] in refused.error[2]
         assert (await lake.metadata())["current-snapshot-id"] == head["snapshot-id"]
@@ -488,12 +495,12 @@ async def test_missing_manifest_is_named_and_nothing_is_changed(api: Api) -> Non
 
 async def test_second_deletion_vector_for_a_file_is_rejected(api: Api) -> None:
     lake = await Lake.create(api, version=3)
-    one, two = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
-    head = await lake.commit({"add": [one, two]})
-    said = {"read-snapshot-id": head["snapshot-id"], "isolation": "snapshot"}
-    first = await lake.send({"add": lake.vectors({one["file-path"]: {0}}), **said})
-    second = await lake.send({"add": lake.vectors({one["file-path"]: {1}}), **said})
-    other = await lake.send({"add": lake.vectors({two["file-path"]: {0}}), **said})
+    data, two = lake.data([(1, 0, "a"), (2, 0, "b")]), lake.data([(3, 0, "c"), (4, 0, "d")])
+    head = await lake.commit({"add": [data, two]})
+    options = {"read-snapshot-id": head["snapshot-id"], "isolation": "snapshot"}
+    first = await lake.send({"add": lake.vectors({data["file-path"]: {0}}), **options})
+    second = await lake.send({"add": lake.vectors({data["file-path"]: {1}}), **options})
+    other = await lake.send({"add": lake.vectors({two["file-path"]: {0}}), **options})
     assert [answer.status for answer in (first, second, other)] == [200, 409, 200]
     assert await read_by_specification(lake) == [(2, 0, "b"), (4, 0, "d")]
 
@@ -501,12 +508,12 @@ async def test_second_deletion_vector_for_a_file_is_rejected(api: Api) -> None:
 async def test_request_for_an_earlier_answer_never_commits(api: Api) -> None:
     lake = await Lake.create(api)
     body = {"add": [lake.data([(1, 0, "a")])], "producer": {"id": "job", "sequence": 7}}
-    asked = {"producer": body["producer"], "repeats-only": True}
-    assert (await lake.send(asked)).error[:2] == (409, "CommitFailedException")
+    request = {"producer": body["producer"], "repeats-only": True}
+    assert (await lake.send(request)).error[:2] == (409, "CommitFailedException")
     first = await lake.commit(body)
-    again = await lake.commit(asked)
+    again = await lake.commit(request)
     assert (again["snapshot-id"], again["duplicate"]) == (first["snapshot-id"], True)
-    later = {**asked, "producer": {"id": "job", "sequence": 8}, "add": [lake.data([(2, 0, "b")])]}
+    later = {**request, "producer": {"id": "job", "sequence": 8}, "add": [lake.data([(2, 0, "b")])]}
     assert (await lake.send(later)).status == 409
     assert (await lake.send({"repeats-only": True})).error[0] == 400
     assert len((await lake.metadata())["snapshots"]) == 1

@@ -48,7 +48,7 @@ def _standard() -> dict[str, Any]:
     spec = copy.deepcopy(document())
     paths = {}
     for template, methods in spec["paths"].items():
-        kept = [one for one in methods.get("parameters", ()) if not one["$ref"].endswith("/prefix")]
+        kept = [parameter for parameter in methods.get("parameters", ()) if not parameter["$ref"].endswith("/prefix")]
         paths[template.replace("/{prefix}/", "/")] = {**methods, "parameters": kept}
     del spec["components"]["schemas"]["CompletedPlanningWithIDResult"]["allOf"][1]["required"]
     return {**spec, "paths": paths, "servers": [{"url": "/"}]}
@@ -56,9 +56,9 @@ def _standard() -> dict[str, Any]:
 
 def _operations(spec: dict[str, Any]) -> list[Any]:
     schema = schemathesis.openapi.from_dict(spec)
-    found = [result.ok() for result in schema.get_all_operations() if not isinstance(result, Err)]
-    assert len(found) == sum(len(set(one) - {"parameters"}) for one in spec["paths"].values())
-    return [pytest.param(one, id=f"{one.method.upper()} {one.path}") for one in found]
+    actual = [result.ok() for result in schema.get_all_operations() if not isinstance(result, Err)]
+    assert len(actual) == sum(len(set(path) - {"parameters"}) for path in spec["paths"].values())
+    return [pytest.param(one, id=f"{one.method.upper()} {one.path}") for one in actual]
 
 
 STANDARD = _operations(_standard())

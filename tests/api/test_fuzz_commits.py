@@ -64,8 +64,9 @@ types = st.recursive(
             ids,
         ),
         st.builds(
-            lambda value, one, two: {
-                "type": "map", "key-id": one, "key": "string", "value-id": two, "value": value, "value-required": True,
+            lambda value, first, second: {
+                "type": "map", "key-id": first, "key": "string", "value-id": second, "value": value,
+                "value-required": True,
             },
             inner, ids, ids,
         ),
@@ -142,7 +143,7 @@ encryption = st.fixed_dictionaries(
 
 def _action(name: str, **values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries(
-        {"action": st.just(name), **{key.replace("_", "-"): one for key, one in values.items()}}
+        {"action": st.just(name), **{key.replace("_", "-"): value for key, value in values.items()}}
     )
 
 

@@ -26,8 +26,8 @@ async def test_create_load_and_commit_return_the_same_etag_for_the_same_state(ap
 async def test_answer_that_the_client_has_is_not_sent_again(api: Api) -> None:
     await api.table()
     etag = (await api("GET", TABLE)).headers["ETag"]
-    for given in (etag, etag.removeprefix("W/"), f'"other", {etag}', "*"):
-        answer = await api("GET", TABLE, headers={"If-None-Match": given})
+    for value in (etag, etag.removeprefix("W/"), f'"other", {etag}', "*"):
+        answer = await api("GET", TABLE, headers={"If-None-Match": value})
         assert (answer.status, answer.raw, answer.headers["ETag"]) == (304, b"", etag)
     await api("POST", TABLE, set_properties(x="1"))
     assert (await api("GET", TABLE, headers={"If-None-Match": etag})).status == 200
@@ -48,8 +48,8 @@ async def test_refs_mode_omits_the_snapshots_without_a_reference(api: Api) -> No
         assert (await api("POST", TABLE, append(number, number - 1 or None, number))).status == 200
     every = (await api("GET", f"{TABLE}?snapshots=all")).json["metadata"]
     refs = (await api("GET", f"{TABLE}?snapshots=refs")).json["metadata"]
-    assert [one["snapshot-id"] for one in every["snapshots"]] == [1, 2, 3]
-    assert [one["snapshot-id"] for one in refs["snapshots"]] == [3]
+    assert [snapshot["snapshot-id"] for snapshot in every["snapshots"]] == [1, 2, 3]
+    assert [snapshot["snapshot-id"] for snapshot in refs["snapshots"]] == [3]
     assert refs["snapshot-log"] == every["snapshot-log"]
     assert (await api("GET", f"{TABLE}?snapshots=some")).error[0] == 400
 
@@ -60,8 +60,10 @@ async def test_etag_depends_on_the_requested_access_and_the_name(tmp_path: Path)
         api = Api(server)
         await api.table()
         plain = (await api("GET", TABLE)).headers["ETag"]
-        asked = (await api("GET", TABLE, headers={"X-Iceberg-Access-Delegation": "vended-credentials"})).headers["ETag"]
-        assert plain != asked
+        request = (await api("GET", TABLE, headers={"X-Iceberg-Access-Delegation": "vended-credentials"})).headers[
+            "ETag"
+        ]
+        assert plain != request
         names = [{"namespace": ["db"], "name": name} for name in ("t", "u")]
         await api("POST", "/v1/tables/rename", {"source": names[0], "destination": names[1]})
         assert (await api("GET", "/v1/namespaces/db/tables/u")).headers["ETag"] != plain
@@ -74,8 +76,8 @@ async def test_headers_that_request_the_same_access_share_one_compressed_answer(
     headers = {"Accept-Encoding": "gzip"}
     tags = set()
     for number in range(8):
-        given = {**headers, "X-Iceberg-Access-Delegation": f"nothing-{number}, remote-signing"}
-        tags.add((await api("GET", TABLE, headers=given)).headers["ETag"])
+        request_headers = {**headers, "X-Iceberg-Access-Delegation": f"nothing-{number}, remote-signing"}
+        tags.add((await api("GET", TABLE, headers=request_headers)).headers["ETag"])
         if not number:
             entries = len(cache)
     assert len(cache) == entries
@@ -87,8 +89,8 @@ async def test_rotated_storage_keys_are_never_hidden_by_a_304(tmp_path: Path) ->
     for secret in ("old", "new"):
         async with running(
             tmp_path, s3_client_access="static", s3_access_key_id="a", s3_secret_access_key=secret
-        ) as one:
-            api = Api(one)
+        ) as server:
+            api = Api(server)
             if not etags:
                 await api.table()
             etags.add((await api("GET", TABLE)).headers["ETag"])

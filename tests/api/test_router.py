@@ -49,37 +49,37 @@ def _add_routes(dispatcher: web.UrlDispatcher) -> web.UrlDispatcher:
 
 
 async def _resolve(dispatcher: web.UrlDispatcher, method: str, path: str) -> tuple[Any, ...]:
-    found = await dispatcher.resolve(make_mocked_request(method, path))
-    error = found.http_exception
+    result = await dispatcher.resolve(make_mocked_request(method, path))
+    error = result.http_exception
     refused = () if error is None else (error.status, error.headers.get("Allow"))
-    resource = found.route.resource
-    return dict(found), None if resource is None else resource.canonical, refused
+    resource = result.route.resource
+    return dict(result), None if resource is None else resource.canonical, refused
 
 
 async def test_each_path_has_the_route_that_aiohttp_finds() -> None:
-    kept, plain = _add_routes(Router()), _add_routes(web.UrlDispatcher())
+    kept_routes, plain = _add_routes(Router()), _add_routes(web.UrlDispatcher())
     for _, method, path in itertools.product(range(2), _METHODS, _PATHS):
-        assert await _resolve(kept, method, path) == await _resolve(plain, method, path), (method, path)
+        assert await _resolve(kept_routes, method, path) == await _resolve(plain, method, path), (method, path)
 
 
 async def test_only_short_paths_with_a_route_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Router()
-    _add_routes(kept)
+    kept_router = Router()
+    _add_routes(kept_router)
     monkeypatch.setattr(dispatch, "PATHS_MAX", 3)
     for path in ("/nowhere", "/v1/namespaces/" + "x" * PATH_CHARACTERS_MAX):
-        await _resolve(kept, "GET", path)
-    await _resolve(kept, "DELETE", "/v1/namespaces")
-    assert len(kept._found) == 0
+        await _resolve(kept_router, "GET", path)
+    await _resolve(kept_router, "DELETE", "/v1/namespaces")
+    assert len(kept_router._found) == 0
     for number in range(10):
-        found = await _resolve(kept, "GET", f"/v1/namespaces/n{number}")
-        assert found == ({"namespace": f"n{number}"}, "/v1/namespaces/{namespace}", ())
-        assert 1 <= len(kept._found) <= 3
+        actual = await _resolve(kept_router, "GET", f"/v1/namespaces/n{number}")
+        assert actual == ({"namespace": f"n{number}"}, "/v1/namespaces/{namespace}", ())
+        assert 1 <= len(kept_router._found) <= 3
 
 
 async def test_requests_share_no_variables() -> None:
-    kept = Router()
-    _add_routes(kept)
-    first, second, third = [await kept.resolve(make_mocked_request("GET", "/v1/namespaces/a")) for _ in range(3)]
+    kept_router = Router()
+    _add_routes(kept_router)
+    first, second, third = [await kept_router.resolve(make_mocked_request("GET", "/v1/namespaces/a")) for _ in range(3)]
     first["namespace"] = second["namespace"] = "b"
     assert dict(third) == {"namespace": "a"}
-    assert dict(await kept.resolve(make_mocked_request("GET", "/v1/namespaces/a"))) == {"namespace": "a"}
+    assert dict(await kept_router.resolve(make_mocked_request("GET", "/v1/namespaces/a"))) == {"namespace": "a"}

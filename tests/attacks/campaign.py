@@ -48,16 +48,24 @@ class Campaign:
         result = self.hints.get(kind)
         return self.rng.choice(result) if result else otherwise or f"guess{self.rng.getrandbits(40):010x}"
 
-    def new_name(self, what: str) -> str:
+    def new_name(self, prefix: str) -> str:
         self.made += 1
-        return f"{what}{self.made}"
+        return f"{prefix}{self.made}"
 
     async def ask(
-        self, who: str, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None, **more: Any
+        self,
+        principal: str,
+        method: str,
+        path: str,
+        body: Any = None,
+        headers: Mapping[str, str] | None = None,
+        **more: Any,
     ) -> Answer:
-        answer = await self.world.ask(who, method, path, body, headers=headers or {}, **more)
-        shown = body if isinstance(body, bytes) else json.dumps(body)
-        step = f"{who or 'stranger'} {method} {path} {shown[:2000]!r} {dict(headers or {})} -> {answer.status}"
+        answer = await self.world.ask(principal, method, path, body, headers=headers or {}, **more)
+        shown_body = body if isinstance(body, bytes) else json.dumps(body)
+        step = (
+            f"{principal or 'stranger'} {method} {path} {shown_body[:2000]!r} {dict(headers or {})} -> {answer.status}"
+        )
         self.steps.append(step)
         result = self.world.secrets.find_leaks(answer.raw, dict(answer.headers))
         if result:
@@ -66,8 +74,8 @@ class Campaign:
             self.findings.append(f"a fault of the server\n  by {step}\n  in {answer.raw[:1500]!r}")
         return answer
 
-    def report(self, what: str) -> None:
-        self.findings.append(f"{what}\n  by {self.steps[-1]}")
+    def report(self, label: str) -> None:
+        self.findings.append(f"{label}\n  by {self.steps[-1]}")
 
     def verdict(self) -> str:
         """Return an empty text if nothing was found; else all that is needed to repeat the campaign."""

@@ -40,8 +40,8 @@ STEALING = (
 """Properties that decide where a client sends its secrets, or which code it loads."""
 
 
-async def new_table(c: Campaign, name: str, who: str = "mallory", **more: Any) -> Answer:
-    return await c.ask(who, "POST", f"{NAMES}/tables", {"name": name, "schema": SCHEMA, **more})
+async def new_table(c: Campaign, name: str, principal: str = "mallory", **more: Any) -> Answer:
+    return await c.ask(principal, "POST", f"{NAMES}/tables", {"name": name, "schema": SCHEMA, **more})
 
 
 def data_file(path: str, low: int, high: int, size: int = 1000, rows: int = 3) -> DataFile:
@@ -103,24 +103,33 @@ async def commit_snapshot(c: Campaign, name: str, manifest_list: str, number: in
 
 async def harvest(c: Campaign, name: str) -> None:
     """Request everything that the server returns about a table of the attacker."""
-    own, who = f"{OURS}/{name}", c.rng.choice(("mallory", "riley"))
-    await c.ask(who, "GET", f"{NAMES}/tables/{name}")
+    own, principal = f"{OURS}/{name}", c.rng.choice(("mallory", "riley"))
+    await c.ask(principal, "GET", f"{NAMES}/tables/{name}")
     stats = {"stats-fields": ["id", "data", "part", "amount"]}
-    scan = await c.ask(who, "POST", f"{NAMES}/tables/{name}/plan", stats)
+    scan = await c.ask(principal, "POST", f"{NAMES}/tables/{name}/plan", stats)
     if scan.status == 200:
         for task in scan.json.get("plan-tasks", ()):
-            await c.ask(who, "POST", f"{NAMES}/tables/{name}/tasks", {"plan-task": task})
-    for what in ("files", "partitions", "stats/id", "stats/data", "stats/part", "stats/amount", "indexes", "timeline"):
-        await c.ask(who, "GET", f"{own}/{what}")
-    await c.ask(who, "GET", f"{own}/stats/id", headers={"Accept": "application/vnd.apache.arrow.stream"})
-    await c.ask(who, "POST", f"{own}/explain", {"where": "id > 0", "files": True})
-    await c.ask(who, "POST", f"{own}/lookup", {"columns": ["id"], "keys": [[1]]})
-    await c.ask(who, "POST", f"{own}/bitmap", {"where": "id > 0", "deletes": True})
-    made = await c.ask(who, "POST", f"{own}/plan-tables", {"predicate": "id > 0"})
-    if made.status == 200 and made.json["name"]:
-        plan = quote(made.json["name"], safe="")
-        loaded = await c.ask(who, "GET", f"{NAMES}/tables/{plan}")
-        await c.ask(who, "POST", f"{NAMES}/tables/{plan}/plan", stats)
+            await c.ask(principal, "POST", f"{NAMES}/tables/{name}/tasks", {"plan-task": task})
+    for route in (
+        "files",
+        "partitions",
+        "stats/id",
+        "stats/data",
+        "stats/part",
+        "stats/amount",
+        "indexes",
+        "timeline",
+    ):
+        await c.ask(principal, "GET", f"{own}/{route}")
+    await c.ask(principal, "GET", f"{own}/stats/id", headers={"Accept": "application/vnd.apache.arrow.stream"})
+    await c.ask(principal, "POST", f"{own}/explain", {"where": "id > 0", "files": True})
+    await c.ask(principal, "POST", f"{own}/lookup", {"columns": ["id"], "keys": [[1]]})
+    await c.ask(principal, "POST", f"{own}/bitmap", {"where": "id > 0", "deletes": True})
+    answer = await c.ask(principal, "POST", f"{own}/plan-tables", {"predicate": "id > 0"})
+    if answer.status == 200 and answer.json["name"]:
+        plan = quote(answer.json["name"], safe="")
+        loaded = await c.ask(principal, "GET", f"{NAMES}/tables/{plan}")
+        await c.ask(principal, "POST", f"{NAMES}/tables/{plan}/plan", stats)
         if loaded.status == 200:
             search_storage(c, loaded.json["metadata"]["snapshots"][-1]["manifest-list"])
     await c.ask("mallory", "PUT", f"{own}/indexes/i", {"kind": "bloom", "columns": ["id"]})
@@ -138,9 +147,9 @@ def search_storage(c: Campaign, place: str) -> None:
         c.report(f"a file of the attacker's table holds {', '.join(map(str, result))}")
 
 
-async def own_table(c: Campaign, what: str) -> tuple[str, str]:
+async def own_table(c: Campaign, prefix: str) -> tuple[str, str]:
     """Create a new table, and return (name, location)."""
-    name = c.new_name(what)
+    name = c.new_name(prefix)
     table = await new_table(c, name)
     assert table.status == 200, table.raw
     return name, table.json["metadata"]["location"]
@@ -181,8 +190,8 @@ async def foreign_data_file(c: Campaign) -> None:
     for path in ("plan-tables", "explain"):
         body = {"joins": [join], **({"where": "id > 0"} if path == "explain" else {"predicate": "id > 0"})}
         answer = await c.ask("mallory", "POST", f"{OURS}/{fact}/{path}", body)
-        told = answer.json.get("joins", []) if answer.status == 200 else []
-        if snapshot.status < 300 and c.world.is_victims(place) and any(item.get("keys") for item in told):
+        joins = answer.json.get("joins", []) if answer.status == 200 else []
+        if snapshot.status < 300 and c.world.is_victims(place) and any(item.get("keys") for item in joins):
             c.report("a join evaluated rows of the victim's data file")
 
 
@@ -296,11 +305,11 @@ async def purge(c: Campaign) -> None:
 
 async def taken_names(c: Campaign) -> None:
     """Use the victim's ids: of dropped tables, builds, staged tables and records."""
-    for who in ("mallory", "morgan", "riley"):
+    for principal in ("mallory", "morgan", "riley"):
         dropped = c.hint("dropped")
         target = {"namespace": [EVIL], "name": c.new_name("undropped")}
-        await c.ask(who, "POST", f"/api/v1/dropped/{dropped}/undrop", target)
-        await c.ask(who, "DELETE", f"/api/v1/dropped/{dropped}")
+        await c.ask(principal, "POST", f"/api/v1/dropped/{dropped}/undrop", target)
+        await c.ask(principal, "DELETE", f"/api/v1/dropped/{dropped}")
     name, _ = await own_table(c, "ids")
     own = f"{OURS}/{name}"
     await c.ask("mallory", "PUT", f"{own}/indexes/i", {"kind": "bloom", "columns": ["id"]})
@@ -314,8 +323,8 @@ async def taken_names(c: Campaign) -> None:
         await c.ask("mallory", method, f"{own}/indexes/i/builds/{build}{path}", body)
     await c.ask("mallory", "POST", f"{NAMES}/tables/{name}/tasks", {"plan-task": c.hint("plan task")})
     await c.ask("mallory", "GET", f"{NAMES}/tables/{name}/plan/{quote(c.hint('plan task'), safe='')}")
-    for what in ("files", "stats/id", "partitions"):
-        await c.ask("mallory", "GET", f"{own}/{what}?page-token={quote(c.hint('page token'), safe='')}")
+    for route in ("files", "stats/id", "partitions"):
+        await c.ask("mallory", "GET", f"{own}/{route}?page-token={quote(c.hint('page token'), safe='')}")
     key, body = c.hint("idempotency key"), json.loads(c.hint("idempotent body", "{}"))
     await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", body, {"Idempotency-Key": key})
     context = f"/v1/namespaces/{quote(c.hint('namespace'))}/tables/{quote(c.hint('table'))}"
@@ -324,10 +333,10 @@ async def taken_names(c: Campaign) -> None:
 
 async def moved_away(c: Campaign) -> None:
     """Use the name and the location that a table had before it was moved into the victim's namespace."""
-    for who in ("mallory", "riley"):
-        await c.ask(who, "GET", f"{OURS}/moved/timeline")
-        await c.ask(who, "GET", f"{OURS}/moved/timeline?order=desc")
-        await c.ask(who, "GET", f"{OURS}/moved/files")
+    for principal in ("mallory", "riley"):
+        await c.ask(principal, "GET", f"{OURS}/moved/timeline")
+        await c.ask(principal, "GET", f"{OURS}/moved/timeline?order=desc")
+        await c.ask(principal, "GET", f"{OURS}/moved/files")
     name = c.rng.choice(("moved", c.new_name("recreated")))
     place = c.hint("moved location", f"{c.world.warehouse}/no")
     await new_table(c, name, location=place + c.rng.choice(("", "/", "/data", "/metadata")))

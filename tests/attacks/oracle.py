@@ -51,13 +51,13 @@ class Secrets:
     """Handles that the attacker has been given."""
     _forms: dict[Secret, tuple[bytes, ...]] = field(default_factory=dict)
 
-    def plant(self, what: str, text: str | int, *, value: bool = False) -> str:
+    def plant(self, label: str, text: str | int, *, value: bool = False) -> str:
         """Register a secret; return its text.
 
         A short text could occur by chance.
         """
-        assert len(str(text)) >= 10, f"{what} {text!r} is too short to be told from chance"
-        secret = Secret(what, str(text), value)
+        assert len(str(text)) >= 10, f"{label} {text!r} is too short to be told from chance"
+        secret = Secret(label, str(text), value)
         if secret.text not in {item.text for item in self.planted}:
             self.planted.append(secret)
             self._forms[secret] = tuple(_forms(secret.text))
@@ -88,8 +88,8 @@ class Secrets:
 
 def _forms(text: str) -> Iterator[bytes]:
     raw = text.encode()
-    spelled = {text, json.dumps(text)[1:-1], quote(text, safe=""), quote(text), quote_plus(text)}
-    yield from {item.encode() for item in spelled}
+    spellings = {text, json.dumps(text)[1:-1], quote(text, safe=""), quote(text), quote_plus(text)}
+    yield from {item.encode() for item in spellings}
     yield from _opaque(raw)
     if text.lstrip("-").isdigit():
         for order in ("little", "big"):

@@ -256,17 +256,17 @@ class _Set:
         self._members = members
 
     def __contains__(self, character: str) -> bool:
-        negated, found = False, False
+        negated, results = False, False
         for code, argument in self._members:
             if code is codes.NEGATE:
                 negated = True
             elif code is codes.LITERAL:
-                found |= ord(character) == argument
+                results |= ord(character) == argument
             elif code is codes.RANGE:
-                found |= argument[0] <= ord(character) <= argument[1]
+                results |= argument[0] <= ord(character) <= argument[1]
             elif code is codes.CATEGORY:
-                found |= _CATEGORIES[argument](character)
-        return found != negated
+                results |= _CATEGORIES[argument](character)
+        return results != negated
 
 
 def cpu_s(work: Callable[[], object], rounds: int = 1) -> float:

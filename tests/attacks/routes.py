@@ -45,7 +45,7 @@ def routes() -> tuple[tuple[str, str, str], ...]:
 async def attack_route(c: Campaign, operation: str, method: str, template: str) -> None:
     """Send one request to one route."""
     c.drawn.add(operation)
-    who = c.rng.choice(HOSTILE)
+    principal = c.rng.choice(HOSTILE)
     names = _Names(c)
     path = template
     for variable in (
@@ -78,7 +78,7 @@ async def attack_route(c: Campaign, operation: str, method: str, template: str) 
     query = _QUERIES.get(operation)
     if query is not None:
         path += "?" + "&".join(f"{name}={quote(str(value), safe='')}" for name, value in query(names).items())
-    await c.ask(who, method, path, body, headers)
+    await c.ask(principal, method, path, body, headers)
 
 
 class _Names:

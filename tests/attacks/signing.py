@@ -45,8 +45,8 @@ async def sign_everything(c: Campaign, name: str, query: str = "") -> None:
         if headers:
             uri = f"{base}/{mine}/data/copied"
         body = {"region": world.s3.region, "uri": uri, "method": method, "headers": headers}
-        who = rng.choice(HOSTILE)
-        answer = await c.ask(who, "POST", f"{NAMES}/tables/{name}/sign{query}", body)
+        principal = rng.choice(HOSTILE)
+        answer = await c.ask(principal, "POST", f"{NAMES}/tables/{name}/sign{query}", body)
         if answer.status == 200:
             await _use(c, method, answer.json)
 

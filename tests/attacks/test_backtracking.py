@@ -73,13 +73,13 @@ def test_ages_of_columns_with_blanks_are_read() -> None:
 @pytest.mark.parametrize("part", ["/* ", "/*a", "'", '"', "`", "1e", "1.", "1_", "-", "/", "--"])
 def test_long_statements_are_read_in_linear_time(part: str) -> None:
     text = part * (STATEMENT_CHARACTERS_MAX // len(part) - 1) + "!"
-    for read, given in (
+    for read, value in (
         (tokens_of, text),
         (normalize_numerals, text),
         (parse_statement, f"ALTER TABLE t {text[: TEXT_MAX - 100]}"),
     ):
         with suppress(UnsupportedStatement, StatementRefused):
-            read(given)
+            read(value)
 
 
 def _run_module(module: str, timeout_s: float) -> list[str]:

@@ -41,8 +41,8 @@ REQUESTS: tuple[tuple[str, str, str, Any], ...] = (
 
 def request_of(rng: random.Random, secrets: dict[str, str]) -> bytes:
     """Return a whole request in one of the forms in which clients send bodies."""
-    who, method, path, body = rng.choice(REQUESTS)
-    headers = [f"Authorization: Bearer {secrets[who]}", "Content-Type: application/json", "User-Agent: Java/17"]
+    principal, method, path, body = rng.choice(REQUESTS)
+    headers = [f"Authorization: Bearer {secrets[principal]}", "Content-Type: application/json", "User-Agent: Java/17"]
     if body is None:
         return head_of(method, path, *headers)
     data = json.dumps(body).encode()
@@ -121,7 +121,7 @@ async def test_clients_that_disconnect_at_any_point_hold_no_resources(
         planner = server.components.planner
         assert len(planner._loading) == len(planner._planning) == 0
         planner.check_invariants()
-        for who, method, path, body in REQUESTS:
-            answer = await api(method, path, body, headers={"Authorization": f"Bearer {secrets[who]}"})
-            assert answer.status == (403 if who == "nobody" else 200), (path, answer.raw[:300])
+        for principal, method, path, body in REQUESTS:
+            answer = await api(method, path, body, headers={"Authorization": f"Bearer {secrets[principal]}"})
+            assert answer.status == (403 if principal == "nobody" else 200), (path, answer.raw[:300])
         await until(lambda: bounds.is_idle)

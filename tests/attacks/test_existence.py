@@ -56,8 +56,10 @@ class _Twins(Campaign):
 
     request: tuple[Any, ...] = ()
 
-    async def ask(self, who: str, method: str, path: str, body: Any = None, headers: Any = None, **more: Any) -> Answer:
-        self.request = (who, method, path, body, headers)
+    async def ask(
+        self, principal: str, method: str, path: str, body: Any = None, headers: Any = None, **more: Any
+    ) -> Answer:
+        self.request = (principal, method, path, body, headers)
         return Answer(200, {}, b"{}")
 
 
@@ -73,7 +75,7 @@ def _attackers(world: World, fakes: _Fakes, seed: int) -> tuple[_Twins, _Twins]:
 
 
 async def _differences(world: World, seeds: range) -> list[str]:
-    fakes, found = _Fakes(random.Random(1)), []
+    fakes, results = _Fakes(random.Random(1)), []
     c = Campaign(world, random.Random(1), 1)
     c.hand_out(KINDS)
     for operation, method, template in routes.routes():
@@ -83,21 +85,21 @@ async def _differences(world: World, seeds: range) -> list[str]:
             real, fake = _attackers(world, fakes, seed)
             await routes.attack_route(real, operation, method, template)
             await routes.attack_route(fake, operation, method, template)
-            (who, method_, path, body, headers), other = real.request, fake.request
+            (principal, method_, path, body, headers), other = real.request, fake.request
             if (path, body) == (other[2], other[3]):
                 continue  # The request has no handle.
             if operation in _OWN_STATE and f"/{EVIL}/" in path:
                 continue
             if headers:
                 headers = {name: text for name, text in headers.items() if name != "Idempotency-Key"}
-            first = await world.ask(who, method_, path, body, headers=headers or {})
+            first = await world.ask(principal, method_, path, body, headers=headers or {})
             second = await world.ask(other[0], method_, other[2], other[3], headers=headers or {})
             pair = [(first.status, _plain(first.raw)), (second.status, _plain(second.raw))]
             made = first.status < 300 and second.status < 300  # An object of the attacker, with ids of its own
             if pair[0] != pair[1] and not made:
-                context = f"{who or 'stranger'} {operation} {path} {body}"
-                found.append(f"{context}\n  real: {pair[0]}\n  fake: {pair[1]}")
-    return found
+                context = f"{principal or 'stranger'} {operation} {path} {body}"
+                results.append(f"{context}\n  real: {pair[0]}\n  fake: {pair[1]}")
+    return results
 
 
 def _plain(body: bytes) -> bytes:

@@ -113,9 +113,9 @@ async def test_requests_of_an_honest_client_for_its_own_table_succeed(tmp_path: 
         manifest = crafted.write_manifest(c, f"{location}/metadata/m0.avro", [data])
         path = crafted.write_list(c, f"{location}/metadata/snap.avro", [manifest])
         assert (await crafted.commit_snapshot(c, name, path)).status < 300
-        begun = len(c.steps)
+        count = len(c.steps)
         await harvest(c, name)
-        statuses = [step.rpartition(" ")[2] for step in c.steps[begun:]]
-        steps = [step for step in c.steps[begun:] if not step.endswith(("200", "204"))]
+        statuses = [step.rpartition(" ")[2] for step in c.steps[count:]]
+        steps = [step for step in c.steps[count:] if not step.endswith(("200", "204"))]
         assert len(statuses) >= 15
         assert all("/lookup" in step for step in steps), steps  # The table has no record index.

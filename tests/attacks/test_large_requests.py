@@ -77,23 +77,23 @@ async def server(tmp_path: Path) -> AsyncIterator[Running]:
 async def test_others_are_answered_while_a_large_request_is_checked(
     server: Running, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, answered = asyncio.Event(), threading.Event()
-    loop, kept = asyncio.get_running_loop(), asyncio.to_thread
+    started, answered = asyncio.Event(), threading.Event()
+    loop, original = asyncio.get_running_loop(), asyncio.to_thread
 
     async def to_thread(work: Callable[[], Any]) -> Any:
         def waiting() -> Any:
-            loop.call_soon_threadsafe(begun.set)
+            loop.call_soon_threadsafe(started.set)
             assert answered.wait(60)
             return work()
 
-        return await kept(waiting)
+        return await original(waiting)
 
     monkeypatch.setattr(fair_lock, "_in_thread", to_thread)
     path, body = REQUESTS.get(name, (f"{NAMES}/tables/stored", SHORT))
     assert (len(json.dumps(body)) > large_requests.LARGE_BYTES) == (name != STORED)
     task: asyncio.Task[Answer] = asyncio.create_task(Api(server)("POST", path, body))
     async with asyncio.timeout(60):
-        await begun.wait()
+        await started.wait()
         assert (await server.get(f"{NAMES}/tables/t"))[0] == 200
         assert not task.done()
         answered.set()
@@ -148,10 +148,10 @@ async def test_large_metadata_is_read_off_the_event_loop(tmp_path: Path, monkeyp
         threads["decode"].add(threading.get_ident())
         return decode(data, location)
 
-    def indexed(given: Any) -> Any:
-        if len(given.fields) == len(fields):
+    def indexed(arguments: Any) -> Any:
+        if len(arguments.fields) == len(fields):
             threads["index"].add(threading.get_ident())
-        return index(given)
+        return index(arguments)
 
     monkeypatch.setattr(documents, "decode_table", decoded)
     monkeypatch.setattr(schema, "_index", indexed)
@@ -168,11 +168,11 @@ async def test_first_requests_import_modules_off_the_event_loop(
 ) -> None:
     """A SQL parser, and pandas, which PyArrow imports if it is installed, take a tenth of a second each."""
     threads: dict[str, int] = {}
-    kept, body = importlib.import_module, metadata._encode_arrow
+    original, body = importlib.import_module, metadata._encode_arrow
 
     def import_module(name: str, package: str | None = None) -> Any:
         threads.setdefault(name, threading.get_ident())
-        return kept(name, package)
+        return original(name, package)
 
     def arrow_body(*args: Any) -> Any:
         threads["arrow"] = threading.get_ident()

@@ -140,8 +140,8 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
             assert not any(SECRET in answer for answer in answers)
             for path in plain_files(own):
                 assert SECRET.encode() not in path.read_bytes(), path
-            rest = await Api(server)("DELETE", "/v1/namespaces/mine/tables/t?purgeRequested=false")
-            assert rest.status in (204, 404), rest.raw
+            next_answer = await Api(server)("DELETE", "/v1/namespaces/mine/tables/t?purgeRequested=false")
+            assert next_answer.status in (204, 404), next_answer.raw
     assert swaps > ROUNDS * 4
 
 

@@ -44,8 +44,8 @@ async def server(tmp_path: Path) -> AsyncIterator[Running]:
 async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
     server: Running, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun, answered = asyncio.Event(), threading.Event()
-    loop, kept = asyncio.get_running_loop(), asyncio.to_thread
+    started, answered = asyncio.Event(), threading.Event()
+    loop, original = asyncio.get_running_loop(), asyncio.to_thread
     at_once: list[int] = [0, 0]
 
     async def to_thread(work: Callable[[], Any]) -> Any:
@@ -53,12 +53,12 @@ async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
         at_once[1] = max(at_once)
 
         def waiting() -> Any:
-            loop.call_soon_threadsafe(begun.set)
+            loop.call_soon_threadsafe(started.set)
             assert answered.wait(60)
             return work()
 
         try:
-            return await kept(waiting)
+            return await original(waiting)
         finally:
             at_once[0] -= 1
 
@@ -66,7 +66,7 @@ async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
     path, body = TEXTS[name]
     async with asyncio.timeout(60), asyncio.TaskGroup() as group:
         tasks: list[asyncio.Task[Answer]] = [group.create_task(Api(server)("POST", path, body)) for _ in range(3)]
-        await begun.wait()
+        await started.wait()
         assert (await server.get("/v1/namespaces/db/tables/t"))[0] == 200
         assert not any(task.done() for task in tasks)
         answered.set()

@@ -50,11 +50,11 @@ WAYS: dict[str, tuple[str, str, Any]] = {
 
 async def _attackers_own(world: World) -> str:
     """Create a table `t` with an index and a view `v`; return the table's location."""
-    made = await world.good("mallory", "POST", f"{NAMES}/tables", {"name": "t", "schema": SCHEMA})
+    answer = await world.good("mallory", "POST", f"{NAMES}/tables", {"name": "t", "schema": SCHEMA})
     await world.good("mallory", "PUT", f"{OURS}/t/indexes/i", _BLOOM)
     view = {"name": "v", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
     await world.good("mallory", "POST", f"{NAMES}/views", view)
-    return str(made["metadata"]["location"])
+    return str(answer["metadata"]["location"])
 
 
 async def _try(world: World, way: str, own: str) -> Answer:

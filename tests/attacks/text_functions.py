@@ -86,13 +86,13 @@ def _types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | None:
         for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
         if default is None
     ]
-    spelled = {
+    spellings = {
         item.arg: ast.unparse(item.annotation) if item.annotation else "" for item in (*required, *named_arguments)
     }
-    known = {"str", "bytes", "object", *_VALUES}
-    if not {"str", "bytes", "object"} & set(spelled.values()) or not set(spelled.values()) <= known:
+    known_values = {"str", "bytes", "object", *_VALUES}
+    if not {"str", "bytes", "object"} & set(spellings.values()) or not set(spellings.values()) <= known_values:
         return None
-    return [spelled[item.arg] for item in required], {item.arg: spelled[item.arg] for item in named_arguments}
+    return [spellings[item.arg] for item in required], {item.arg: spellings[item.arg] for item in named_arguments}
 
 
 def _call(function: Any, positional: list[str], named: dict[str, str]) -> Callable[[str], object]:

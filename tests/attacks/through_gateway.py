@@ -28,9 +28,9 @@ OPERATIONS = (
 OF_BUCKETS = ("list", "delete", "copy")
 
 
-async def keys_of(world: World, who: str, path: str) -> dict[str, str]:
+async def keys_of(world: World, principal: str, path: str) -> dict[str, str]:
     """Return the config of a table; empty without access."""
-    loaded = await world.ask(who, "GET", path, headers=VENDED)
+    loaded = await world.ask(principal, "GET", path, headers=VENDED)
     return loaded.json.get("config", {}) if loaded.status == 200 else {}
 
 
@@ -78,8 +78,8 @@ async def reach_through_gateway(c: Campaign, name: str) -> None:
     world, rng = c.world, c.rng
     if not world.gateway:
         return
-    who = rng.choice(HOSTILE)
-    loaded = await c.ask(who, "GET", f"{NAMES}/tables/{name}", headers=VENDED)
+    principal = rng.choice(HOSTILE)
+    loaded = await c.ask(principal, "GET", f"{NAMES}/tables/{name}", headers=VENDED)
     keys = dict(loaded.json.get("config", {})) if loaded.status == 200 else {}
     location = loaded.json["metadata"]["location"] if loaded.status == 200 else f"s3://{world.bucket}/lake/none"
     own = location.removeprefix(f"s3://{world.bucket}/")
@@ -124,7 +124,7 @@ async def reach_through_gateway(c: Campaign, name: str) -> None:
             target = f"/{world.bucket}/{own}/data/copied"
             headers = {"x-amz-copy-source": f"/{world.bucket}/{quote(place)}"}
         status, body, answered = await send(world, _forge_keys(c, keys), method, target, query, data, **headers)
-        c.steps.append(f"{who or 'stranger'} by the gateway: {method} {target}?{query} {headers} -> {status}")
+        c.steps.append(f"{principal or 'stranger'} by the gateway: {method} {target}?{query} {headers} -> {status}")
         result = world.secrets.find_leaks(body, answered)
         if result:
             c.report(f"the gateway's answer has {', '.join(map(str, result))}")

@@ -68,15 +68,15 @@ class World:
     touched: list[str] = field(default_factory=list)
     """Locations of all files that the server has created or deleted. A file may be gone before `files` is called."""
 
-    async def ask(self, who: str, method: str, path: str, body: Any = None, **more: Any) -> Answer:
+    async def ask(self, principal: str, method: str, path: str, body: Any = None, **more: Any) -> Answer:
         headers = dict(more.pop("headers", {}))
-        if who:
-            headers.setdefault("Authorization", f"Bearer {self.tokens[who]}")
+        if principal:
+            headers.setdefault("Authorization", f"Bearer {self.tokens[principal]}")
         return await self.api(method, path, body, headers=headers, **more)
 
-    async def good(self, who: str, method: str, path: str, body: Any = None, **more: Any) -> Any:
+    async def good(self, principal: str, method: str, path: str, body: Any = None, **more: Any) -> Any:
         """Send a request that must succeed, and return its JSON."""
-        answer = await self.ask(who, method, path, body, **more)
+        answer = await self.ask(principal, method, path, body, **more)
         assert answer.status < 300, (method, path, answer.raw)
         return answer.json if answer.raw else None
 
@@ -146,8 +146,8 @@ class World:
                 loaded["metadata"],
             ]  # The credentials in `config` change with the time.
             results[f"{names}/tables/{table}"] = _digest(json.dumps(known).encode())
-            listed = await self.good("root", "GET", f"/api/v1/tables/{self.victim}/{table}/indexes")
-            kept = [{**one, "used": None} for one in listed["indexes"]]
+            answer = await self.good("root", "GET", f"/api/v1/tables/{self.victim}/{table}/indexes")
+            kept = [{**index, "used": None} for index in answer["indexes"]]
             results[f"indexes of {table}"] = _digest(json.dumps(kept).encode())
         grants = (await self.good("root", "GET", "/api/v1/grants"))["grants"]
         grants = [grant for grant in grants if grant["namespace"][:1] != [EVIL]]  # The confined admin gives these.
@@ -231,8 +231,8 @@ async def open_world(
 
 
 async def _prepare(world: World, mark: str, rng: random.Random) -> None:
-    for who in ("viola", "rita", "root", "bridge"):
-        world.secrets.plant(f"token of {who}", world.tokens[who], value=True)
+    for principal in ("viola", "rita", "root", "bridge"):
+        world.secrets.plant(f"token of {principal}", world.tokens[principal], value=True)
     for namespace in (EVIL, world.victim):
         await world.good("root", "POST", "/v1/namespaces", {"namespace": [namespace]})
     await _Planting(world, mark, rng).plant()
@@ -251,8 +251,8 @@ class _Planting:
         self.hints: dict[str, list[str]] = {name: [] for name in KINDS}
         world.hints = self.hints
 
-    def secret(self, what: str, *, value: bool = True) -> str:
-        return self.world.secrets.plant(what, f"{what.replace(' ', '')}{self.rng.getrandbits(48):012x}", value=value)
+    def secret(self, label: str, *, value: bool = True) -> str:
+        return self.world.secrets.plant(label, f"{label.replace(' ', '')}{self.rng.getrandbits(48):012x}", value=value)
 
     def hint(self, kind: str, text: str | int) -> str:
         """Plant a handle as a possible hint, and return it."""
@@ -279,9 +279,11 @@ class _Planting:
     async def _moved_table(self) -> None:
         """Create a table as the attacker and move it into the victim's namespace."""
         world = self.world
-        made = await world.good("mallory", "POST", f"/v1/namespaces/{EVIL}/tables", {"name": "moved", "schema": SCHEMA})
-        self.hints["moved location"].append(made["metadata"]["location"])
-        self.hints["moved uuid"].append(made["metadata"]["table-uuid"])
+        answer = await world.good(
+            "mallory", "POST", f"/v1/namespaces/{EVIL}/tables", {"name": "moved", "schema": SCHEMA}
+        )
+        self.hints["moved location"].append(answer["metadata"]["location"])
+        self.hints["moved uuid"].append(answer["metadata"]["table-uuid"])
         name = self.hint("table", f"shipment{self.mark}")
         ends = {
             "source": {"namespace": [EVIL], "name": "moved"},
@@ -358,8 +360,8 @@ class _Planting:
         self.hint("plan table", plan["name"])
         headers = {"X-Seamark-Plans": self.hint("audience", f"audience{self.mark}")}
         expected = {"predicate": f'"{columns[0]}" > 2', "lease-s": 600}
-        shown = await world.good("rita", "POST", f"{own}/plan-tables", expected, headers=headers)
-        self.hint("plan snapshot", shown["plan-snapshot-id"])
+        answer = await world.good("rita", "POST", f"{own}/plan-tables", expected, headers=headers)
+        self.hint("plan snapshot", answer["plan-snapshot-id"])
         scan = await world.good("rita", "POST", f"{standard}/plan", {})
         for token in scan.get("plan-tasks", ()):
             self.hint("plan task", token)
@@ -369,8 +371,8 @@ class _Planting:
         self.hint("page token", page["next-page-token"])
         key = new_key()
         staged = {"name": f"staged{self.mark}", "schema": SCHEMA, "stage-create": True}
-        made = await world.good("viola", "POST", f"/v1/namespaces/{world.victim}/tables", staged)
-        for text in made.get("config", {}).values():
+        creation = await world.good("viola", "POST", f"/v1/namespaces/{world.victim}/tables", staged)
+        for text in creation.get("config", {}).values():
             if "stage=" in text:
                 self.hint("stage", text.partition("stage=")[2])
         update = {"action": "set-properties", "updates": {"note": self.secret("property")}}
@@ -394,8 +396,8 @@ class _Planting:
     async def _dropped(self) -> None:
         world, name = self.world, self.hints["dropped name"][0]
         await world.good("viola", "DELETE", f"/v1/namespaces/{world.victim}/tables/{name}")
-        listed = await world.good("viola", "GET", f"/api/v1/dropped?namespace={world.victim}")
-        self.hint("dropped", listed["dropped"][0]["id"])
+        answer = await world.good("viola", "GET", f"/api/v1/dropped?namespace={world.victim}")
+        self.hint("dropped", answer["dropped"][0]["id"])
 
     async def _others(self) -> None:
         """Create a view, a function and an access token."""
@@ -406,9 +408,9 @@ class _Planting:
         version["default-namespace"] = [world.victim]
         view = {"name": self.hint("view", f"report{self.mark}"), "schema": SCHEMA, "view-version": version}
         view["properties"] = {"comment": self.secret("comment")}
-        made = await world.good("viola", "POST", f"{names}/views", view)
-        self.hint("view file", made["metadata-location"])
-        self.hint("location", made["metadata"]["location"])
+        answer = await world.good("viola", "POST", f"{names}/views", view)
+        self.hint("view file", answer["metadata-location"])
+        self.hint("location", answer["metadata"]["location"])
         document = function_document()
         version = document["definitions"][0]["versions"][0]
         version["representations"][0]["sql"] = f"x + '{self.secret('body of a function')}'"

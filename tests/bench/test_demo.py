@@ -98,9 +98,9 @@ def test_screens_fit_a_terminal_without_truncation(width: int, scale: float) -> 
 
 
 def test_figures_of_a_large_scale_are_not_truncated() -> None:
-    shown = _render_screens(80, 2500)
-    assert "…" not in shown
-    assert "1,000,000" in shown
+    screens = _render_screens(80, 2500)
+    assert "…" not in screens
+    assert "1,000,000" in screens
 
 
 @pytest.mark.slow  # More than 100 s of CPU time; test_first_act.py tests `seamark demo`.
@@ -135,18 +135,18 @@ def test_demo_gives_right_answers_from_fewer_files_and_a_kept_server_runs_the_pr
     assert not http_ok(f"{document['url']}/healthz")
 
 
-def check_table(printed: str) -> None:
+def check_table(output: str) -> None:
     """Check the table of fact files, as Spark wrote them and in Seamark's layout."""
-    matches = re.findall(r"^ ?(Q\d\.\d)" + r" +(\d+)" * 4 + r" +[\d.]+" * 6 + r" *$", printed, re.MULTILINE)
+    matches = re.findall(r"^ ?(Q\d\.\d)" + r" +(\d+)" * 4 + r" +[\d.]+" * 6 + r" *$", output, re.MULTILINE)
     rows = {name: tuple(map(int, counts)) for name, *counts in matches}
-    assert list(rows) == list(QUERIES), printed
+    assert list(rows) == list(QUERIES), output
     for name, (iceberg, untouched, clustered, bound) in rows.items():
         assert iceberg == 30 >= untouched, name
         assert bound <= clustered <= 1.05 * max(1, bound), name
     assert sum(row[1] for row in rows.values()) < sum(row[0] for row in rows.values()) * 0.8, "joins prune by dates"
     assert sum(row[2] for row in rows.values()) < sum(row[1] for row in rows.values()) * 0.8, "so does the layout"
-    assert "…" not in printed.partition("Files opened by the 13 queries")[0], "no head is cut"
-    assert "DuckDB confirmed every answer" in printed.replace("\n", " ")
+    assert "…" not in output.partition("Files opened by the 13 queries")[0], "no head is cut"
+    assert "DuckDB confirmed every answer" in output.replace("\n", " ")
 
 
 def check_report(page: str) -> None:

@@ -156,10 +156,10 @@ def test_date_dimension_is_the_calendar_of_seven_years(data: Data) -> None:
     names = [column[0] for column in data.db.description or []]
     day = datetime.date(1992, 1, 1)
     for row in rows:
-        got = dict(zip(names, row, strict=True))
+        actual = dict(zip(names, row, strict=True))
         sunday_first = (day.weekday() + 1) % 7
         in_year = day.timetuple().tm_yday
-        assert got == {
+        assert actual == {
             "d_datekey": day.year * 10000 + day.month * 100 + day.day,
             "d_date": f"{calendar.month_name[day.month]} {day.day}, {day.year}",
             "d_dayofweek": calendar.day_name[day.weekday()],
@@ -175,7 +175,7 @@ def test_date_dimension_is_the_calendar_of_seven_years(data: Data) -> None:
             "d_sellingseason": _season(day.month),
             "d_lastdayinweekfl": int(sunday_first == 6),
             "d_lastdayinmonthfl": int((day + datetime.timedelta(1)).month != day.month),
-            "d_holidayfl": got["d_holidayfl"],
+            "d_holidayfl": actual["d_holidayfl"],
             "d_weekdayfl": int(day.weekday() < 5),
         }
         day += datetime.timedelta(1)

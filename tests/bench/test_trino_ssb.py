@@ -78,10 +78,10 @@ WANTED: dict[str, Any] = {
 def test_every_query_has_a_bound_of_the_facts_that_it_joins() -> None:
     with duckdb.connect() as db:
         for name, sql in QUERIES.items():
-            rest = sql.partition("\nfrom ")[2].partition("\ngroup by ")[0]
-            assert "lineorder" in rest, name
-            assert "order by" not in rest, name
-            assert len(db.extract_statements(f"SELECT 1 FROM {rest}")) == 1
+            from_clause = sql.partition("\nfrom ")[2].partition("\ngroup by ")[0]
+            assert "lineorder" in from_clause, name
+            assert "order by" not in from_clause, name
+            assert len(db.extract_statements(f"SELECT 1 FROM {from_clause}")) == 1
 
 
 def answer(wall_ms: float, files: int, splits: int) -> Answer:

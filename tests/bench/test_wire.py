@@ -114,16 +114,16 @@ async def test_rate_includes_only_counted_answers_and_failures_are_named() -> No
 
 
 async def test_worker_receives_the_answers_and_stops_at_the_deadline() -> None:
-    seen: list[bytes] = []
+    bodies: list[bytes] = []
 
     def worker() -> Worker:
         while True:
-            seen.append((yield request("GET", "/")).body)
+            bodies.append((yield request("GET", "/")).body)
 
     async with run_server(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok") as port:
         sample = await drive(target(port), [worker()], seconds=0.05)
-    assert set(seen) == {b"ok"}
-    assert len(sample.latencies_ms) == len(seen)
+    assert set(bodies) == {b"ok"}
+    assert len(sample.latencies_ms) == len(bodies)
     assert sample.elapsed_s >= 0.05
 
 

@@ -60,7 +60,7 @@ def peak_of(function: Callable[..., object], *arguments: str | Path) -> tuple[in
     parent.stdin.flush()
     line = parent.stdout.readline()
     assert line, "the process has ended"
-    found = json.loads(line)
-    assert found is not None, f"{function.__name__} failed: standard error says why"
-    size, told = found
-    return int(size), str(told)
+    actual = json.loads(line)
+    assert actual is not None, f"{function.__name__} failed: standard error says why"
+    size, report = actual
+    return int(size), str(report)

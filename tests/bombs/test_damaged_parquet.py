@@ -65,10 +65,10 @@ def read(data: bytes) -> list[pa.ChunkedArray]:
 
 def outcome(path: str) -> str:
     try:
-        found = read(Path(path).read_bytes())
+        result = read(Path(path).read_bytes())
     except (Unreadable, pa.ArrowException, OSError, ValueError) as error:
         return f"refused: {error}"
-    return "read" if [column.to_pylist() for column in found] == list(rows().to_pydict().values()) else "other rows"
+    return "read" if [column.to_pylist() for column in result] == list(rows().to_pydict().values()) else "other rows"
 
 
 def with_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
@@ -106,14 +106,14 @@ def encrypted(chunk: Fields) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"), [(wrong_sizes, "refused: Definition level"), (encrypted, "refused: p: it has encrypted")]
+    ("change", "message"), [(wrong_sizes, "refused: Definition level"), (encrypted, "refused: p: it has encrypted")]
 )
 def test_chunks_that_pyarrow_cannot_represent_do_not_end_the_process(
-    tmp_path: Path, change: Callable[[Fields], None], told: str
+    tmp_path: Path, change: Callable[[Fields], None], message: str
 ) -> None:
     path = tmp_path / "f.parquet"
     path.write_bytes(with_chunks(written(), change))
-    assert told in peak_of(outcome, path)[1]
+    assert message in peak_of(outcome, path)[1]
 
 
 def test_chunk_whose_dictionary_page_pyarrow_skips_is_rejected() -> None:
@@ -206,7 +206,7 @@ def in_order(value: Any) -> Any:
 
 def outcomes(seed: str) -> str:
     """Return the unexpected outcomes of damaged files: neither errors nor rows."""
-    rng, found = random.Random(seed), []
+    rng, results = random.Random(seed), []
     files = [written(**form) for form in FORMS]
     for _ in range(250):
         data = bytearray(rng.choice(files))
@@ -218,8 +218,8 @@ def outcomes(seed: str) -> str:
         except (Unreadable, pa.ArrowException, OSError, ValueError):
             pass
         except Exception as error:  # noqa: BLE001  what the server does not expect
-            found.append(repr(error))
-    return str(found)
+            results.append(repr(error))
+    return str(results)
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])

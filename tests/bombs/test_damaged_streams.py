@@ -77,7 +77,7 @@ def test_null_may_have_any_view() -> None:
 
 def outcomes(seed: str) -> str:
     """Return the unexpected outcomes of damaged streams: neither errors nor keys."""
-    rng, found = random.Random(seed), []
+    rng, results = random.Random(seed), []
     bodies = streams()
     for _ in range(1500):
         data = bytearray(rng.choice(bodies))
@@ -90,8 +90,8 @@ def outcomes(seed: str) -> str:
         try:
             keys_in(bytes(data))
         except Exception as error:  # noqa: BLE001  what the server does not expect
-            found.append(repr(error))
-    return str(found)
+            results.append(repr(error))
+    return str(results)
 
 
 @pytest.mark.parametrize("seed", ["1", "2"])

@@ -35,8 +35,8 @@ def test_small_metadata_file_that_expands_to_much_is_corrupt(tmp_path: Path) -> 
     path = tmp_path / "v1.gz.metadata.json"
     path.write_bytes(gzip.compress(b'{"properties":{"a":"' + bytes(200 * MIB) + b'"}}'))
     assert path.stat().st_size < MIB
-    size, told = peak_of(as_metadata, path)
-    assert "the gzip stream is truncated, or contains more than" in told
+    size, report = peak_of(as_metadata, path)
+    assert "the gzip stream is truncated, or contains more than" in report
     assert size < 64 * MIB
 
 
@@ -65,8 +65,8 @@ def test_small_manifest_that_inflates_to_much_is_corrupt(tmp_path: Path, codec: 
     made = head[: begin + 16].replace(b"avro.codec\x08null", b"avro.codec" + bytes([2 * len(codec)]) + codec.encode())
     path.write_bytes(made + _long(1) + _long(len(block)) + block + sync)
     assert path.stat().st_size < MIB
-    size, told = peak_of(as_manifest, path)
-    assert "inflates to more than" in told
+    size, report = peak_of(as_manifest, path)
+    assert "inflates to more than" in report
     assert size < 256 * MIB
 
 
@@ -101,8 +101,8 @@ def as_keys(form: str) -> str:
 
 @pytest.mark.parametrize("form", ["dictionary", "runs", "views"])
 def test_keys_whose_rows_share_one_long_value_are_not_expanded(form: str) -> None:
-    size, told = peak_of(as_keys, form)
-    assert told == f"its values take more than {arrow_keys.EXPANDED_MAX:,} bytes if each row has its own copy"
+    size, report = peak_of(as_keys, form)
+    assert report == f"its values take more than {arrow_keys.EXPANDED_MAX:,} bytes if each row has its own copy"
     assert size < 64 * MIB
 
 
@@ -110,9 +110,9 @@ def test_shared_values_within_the_limit_are_ordinary_keys() -> None:
     plain = pa.array(["a", "b", None, "a"])
     forms = [plain.dictionary_encode(), plain.cast(pa.string_view()), pa.array(plain).slice(0)]
     expected = keys_of(plain, "string")
-    for one in forms:
-        found = keys_of(one, "string")
-        assert found.heap is not None
+    for form in forms:
+        keys = keys_of(form, "string")
+        assert keys.heap is not None
         assert expected.heap is not None
-        assert found.heap.tobytes() == expected.heap.tobytes()
-        assert found.rows == 4
+        assert keys.heap.tobytes() == expected.heap.tobytes()
+        assert keys.rows == 4

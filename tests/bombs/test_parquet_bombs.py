@@ -106,8 +106,8 @@ def as_dimension(path: str, kind: str) -> str:
 
     def keys(reader: DataRows) -> str:
         try:
-            with reader.read_all(Path(path).as_uri(), Path(path).stat().st_size, rows_of(path), [KEY]) as found:
-                column = FileColumn.from_array(found[KEY], kind)
+            with reader.read_all(Path(path).as_uri(), Path(path).stat().st_size, rows_of(path), [KEY]) as result:
+                column = FileColumn.from_array(result[KEY], kind)
         except Unreadable as error:
             return error.reason
         return f"{len(column.keys_of_rows(None))} keys of {column.rows} rows, {reader.decoded.left_bytes} left"
@@ -127,8 +127,8 @@ def as_rows(path: str) -> str:
     def rows(reader: DataRows) -> str:
         count = rows_of(path)
         try:
-            with reader.read(Path(path).as_uri(), Path(path).stat().st_size, count, [KEY], np.arange(count)) as found:
-                return f"{len(found[KEY])} rows"
+            with reader.read(Path(path).as_uri(), Path(path).stat().st_size, count, [KEY], np.arange(count)) as result:
+                return f"{len(result[KEY])} rows"
         except Unreadable as error:
             return error.reason
 
@@ -148,29 +148,29 @@ KINDS = {"fixed": "binary", "nulls": "long"}
 
 
 def test_long_value_repeated_by_every_row_is_one_value_in_memory(tmp_path: Path) -> None:
-    size, told = peak_of(as_dimension, dictionary(tmp_path), "string")
-    assert told == f"1 keys of {ROWS} rows, {LIMIT} left"
+    size, report = peak_of(as_dimension, dictionary(tmp_path), "string")
+    assert report == f"1 keys of {ROWS} rows, {LIMIT} left"
     assert size < LIMIT
 
 
 @pytest.mark.parametrize("name", ["fixed", "delta", "page", "nulls"])
 def test_column_that_decodes_to_more_than_the_limit_is_not_used_as_a_dimension(bomb: Bomb, name: str) -> None:
-    size, told = peak_of(as_dimension, bomb(name), KINDS.get(name, "string"))
-    assert told == f"decoded it takes more than {LIMIT:,} bytes"
+    size, report = peak_of(as_dimension, bomb(name), KINDS.get(name, "string"))
+    assert report == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT
 
 
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page"])
 def test_rows_that_decode_to_more_than_the_limit_are_not_read(bomb: Bomb, name: str) -> None:
-    size, told = peak_of(as_rows, bomb(name))
-    assert told == f"decoded it takes more than {LIMIT:,} bytes"
+    size, report = peak_of(as_rows, bomb(name))
+    assert report == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT
 
 
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page", "nulls"])
 def test_equality_delete_file_that_decodes_to_more_than_the_limit_is_not_read(bomb: Bomb, name: str) -> None:
-    size, told = peak_of(as_equality_delete, bomb(name), KINDS.get(name, "string"))
-    assert told == f"decoded it takes more than {LIMIT:,} bytes"
+    size, report = peak_of(as_equality_delete, bomb(name), KINDS.get(name, "string"))
+    assert report == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT
 
 
@@ -232,8 +232,8 @@ FOOTERS = {"chunks": chunks, "claimed": claimed, "groups": groups, "pairs": pair
 @pytest.mark.parametrize("name", FOOTERS)
 def test_footer_that_expands_to_much_is_not_decoded(tmp_path: Path, name: str) -> None:
     path = of_footer(tmp_path / "f.parquet", FOOTERS[name])
-    size, told = peak_of(as_columns, path)
-    assert told == f"its footer takes more than {LIMIT:,} bytes when it is decoded"
+    size, report = peak_of(as_columns, path)
+    assert report == f"its footer takes more than {LIMIT:,} bytes when it is decoded"
     assert size < LIMIT
 
 
@@ -254,9 +254,9 @@ def test_long_footer_of_a_valid_file_takes_its_accounted_memory(tmp_path: Path, 
     path = tmp_path / "wide.parquet"
     pq.write_table(table, path, row_group_size=1)
     footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
-    size, told = peak_of(as_columns, path)
-    assert told.startswith("8 rows, ")
-    taken = LIMIT - int(told.split()[2])
+    size, report = peak_of(as_columns, path)
+    assert report.startswith("8 rows, ")
+    taken = LIMIT - int(report.split()[2])
     if footer <= FOOTER_FREE_BYTES:
         assert taken == 0
     else:
@@ -268,8 +268,8 @@ def test_page_header_that_expands_to_much_is_not_read(tmp_path: Path) -> None:
     many = b"\x15\x00\x15\x00\x15\x00\x29\xfc" + varint(10_000_000) + bytes(10_000_000) + b"\x00"
     path = tmp_path / "pages"
     path.write_bytes(many)
-    size, told = peak_of(as_pages, path)
-    assert "exceeds the data" in told or "not a Thrift structure" in told
+    size, report = peak_of(as_pages, path)
+    assert "exceeds the data" in report or "not a Thrift structure" in report
     assert size < LIMIT
 
 
@@ -291,10 +291,10 @@ def varint(number: int) -> bytes:
 def as_position_delete(path: str) -> str:
     file = DeleteFile(path, "parquet", 1, Path(path).stat().st_size, rows_of(path), None, -1, -1, ())
     try:
-        found = decode_delete_content(Path(path).read_bytes(), file, (), limit_bytes=LIMIT)
+        delete_content = decode_delete_content(Path(path).read_bytes(), file, (), limit_bytes=LIMIT)
     except Unreadable as error:
         return error.reason
-    return f"{found.positions.nbytes} bytes"
+    return f"{delete_content.positions.nbytes} bytes"
 
 
 def position_deletes(path: Path, paths: pa.Array, positions: pa.Array, **options: object) -> Path:
@@ -304,8 +304,8 @@ def position_deletes(path: Path, paths: pa.Array, positions: pa.Array, **options
 
 def test_long_path_repeated_by_every_position_delete_is_one_path_in_memory(tmp_path: Path) -> None:
     path = position_deletes(tmp_path / "d.parquet", repeated(pa.string()), pa.array(range(ROWS), pa.int64()))
-    size, told = peak_of(as_position_delete, path)
-    assert told.endswith(" bytes")
+    size, report = peak_of(as_position_delete, path)
+    assert report.endswith(" bytes")
     assert size < LIMIT
 
 
@@ -313,8 +313,8 @@ def test_position_deletes_of_too_many_rows_are_not_read(tmp_path: Path) -> None:
     rows = 4_000_000
     path = position_deletes(tmp_path / "d.parquet", pa.array(["f"] * rows), pa.array(np.zeros(rows, dtype=np.int64)))
     assert path.stat().st_size < MIB
-    size, told = peak_of(as_position_delete, path)
-    assert told == f"decoded it takes more than {LIMIT:,} bytes"
+    size, report = peak_of(as_position_delete, path)
+    assert report == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < LIMIT
 
 
@@ -340,8 +340,8 @@ def test_deletion_vector_with_runs_of_billions_of_rows_is_not_expanded(tmp_path:
     bitmap.run_optimize()
     path = vector(tmp_path / "v", bitmap)
     assert path.stat().st_size < 4 * MIB
-    size, told = peak_of(as_vector, path, str(1 << 34))
-    assert "exceed the memory limit" in told
+    size, report = peak_of(as_vector, path, str(1 << 34))
+    assert "exceed the memory limit" in report
     assert size < LIMIT
 
 
@@ -350,8 +350,8 @@ def test_deletion_vector_that_is_too_long_is_not_opened(tmp_path: Path) -> None:
     inside = b"\xd1\xd3\x39\x64" + bytes(5 * MIB)
     check = isal_zlib.crc32(inside).to_bytes(4, "big")
     path.write_bytes(len(inside).to_bytes(4, "big") + inside + check)
-    size, told = peak_of(as_vector, path, "1")
-    assert "is too long" in told
+    size, report = peak_of(as_vector, path, "1")
+    assert "is too long" in report
     assert size < LIMIT
 
 
@@ -367,14 +367,14 @@ def as_indexed(path: str) -> str:
     indexed.DECODED_BYTES_MAX = LIMIT
     schema = Schema((Field(KEY, "c", False, "string"),))
     try:
-        found = read_columns(path, [KEY], Projection(schema), filesystem=fs.LocalFileSystem(), rows=rows_of(path))
+        columns = read_columns(path, [KEY], Projection(schema), filesystem=fs.LocalFileSystem(), rows=rows_of(path))
     except Unreadable as error:
         return error.reason
-    return str(found[KEY].nbytes)
+    return str(columns[KEY].nbytes)
 
 
 @pytest.mark.parametrize("name", ["dictionary", "fixed", "delta", "page", "nulls"])
 def test_data_file_that_decodes_to_more_than_the_limit_is_not_indexed(bomb: Bomb, name: str) -> None:
-    size, told = peak_of(as_indexed, bomb(name))
-    assert told == f"decoded it takes more than {LIMIT:,} bytes"
+    size, report = peak_of(as_indexed, bomb(name))
+    assert report == f"decoded it takes more than {LIMIT:,} bytes"
     assert size < 2 * LIMIT

@@ -147,7 +147,7 @@ def test_holder_that_pins_much_evicts_its_own_pinned_entries() -> None:
     # Two holders together may use all of it, each within its share.
     for number in range(100):
         cache.put(("c", number), number, UNIT, "c", pinned=True)
-    assert sum((who, number) in cache for who in "abc" for number in range(100)) == 10
+    assert sum((principal, number) in cache for principal in "abc" for number in range(100)) == 10
     cache.check_invariants()
 
 

@@ -97,9 +97,9 @@ def test_damaged_file_is_a_counted_miss_and_is_removed(
 def test_two_swapped_files_are_two_misses(tmp_path: Path) -> None:
     with closing(DiskTier(tmp_path, BUDGET_BYTES)) as tier:
         fill(tier)
-        one, other = path_of(tmp_path, "mapped"), path_of(tmp_path, "large")
-        one.rename(tmp_path / "aside")
-        other.rename(one)
+        path, other = path_of(tmp_path, "mapped"), path_of(tmp_path, "large")
+        path.rename(tmp_path / "aside")
+        other.rename(path)
         (tmp_path / "aside").rename(other)
         assert tier.get("mapped") is None
         assert tier.get("large") is None

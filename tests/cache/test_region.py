@@ -53,11 +53,11 @@ def test_memory_of_a_region_is_replaced_by_its_mapped_file(tmp_path: Path) -> No
 def test_file_with_other_bytes_does_not_replace_the_memory(tmp_path: Path) -> None:
     data = os.urandom(SIZE)
     tier = DiskTier(tmp_path, 8 << 20)
-    for stored in (None, os.urandom(SIZE), data[:-1]):
+    for content in (None, os.urandom(SIZE), data[:-1]):
         region = region_of(data)
-        if stored is not None:
+        if content is not None:
             tier.discard("k")
-            assert tier.put("k", stored)
+            assert tier.put("k", content)
         assert not tier.map_over("k", region)
         assert mapped_path(region.payload) == ""
         assert region.payload == data
@@ -100,7 +100,7 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
 
     def read() -> None:
         while not event.is_set():
-            wrong.extend(found for array in arrays[-3:] if (found := int(array.sum())) != expected)
+            wrong.extend(number for array in arrays[-3:] if (number := int(array.sum())) != expected)
 
     threads = [threading.Thread(target=read) for _ in range(3)]
     for thread in threads:

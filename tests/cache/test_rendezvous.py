@@ -31,11 +31,11 @@ def test_keys_of_a_leaving_node_go_to_their_substitutes(nodes: dict[str, float])
     if len(nodes) < 2:
         return
     before = Rendezvous(nodes)
-    gone = sorted(nodes)[0]
-    after = Rendezvous({name: weight for name, weight in nodes.items() if name != gone})
+    removed_node = sorted(nodes)[0]
+    after = Rendezvous({name: weight for name, weight in nodes.items() if name != removed_node})
     for key in KEYS:
         owner, substitute = before.rank(key)
-        assert after.rank(key, 1) == [substitute if owner == gone else owner]
+        assert after.rank(key, 1) == [substitute if owner == removed_node else owner]
 
 
 def test_shares_follow_the_weights() -> None:

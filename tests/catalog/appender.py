@@ -83,11 +83,11 @@ class File:
     first_row_id: int | None
 
 
-def read_manifest(listed: Row) -> list[File]:
+def read_manifest(listed_row: Row) -> list[File]:
     """Return the files of a manifest with the values that they inherit by the specification."""
-    found, next_row = [], listed.get("first_row_id")
-    rows = _rows(listed["manifest_path"])
-    actual = [listed[name] for name in _COUNTS]
+    found, next_row = [], listed_row.get("first_row_id")
+    rows = _rows(listed_row["manifest_path"])
+    actual = [listed_row[name] for name in _COUNTS]
     assert actual == [sum(row["status"] == status for row in rows) for status in (ADDED, EXISTING, DELETED)]
     for row in rows:
         file, status = row["data_file"], row["status"]
@@ -96,12 +96,12 @@ def read_manifest(listed: Row) -> list[File]:
         first = file.get("first_row_id")
         if first is None and next_row is not None:
             first, next_row = next_row, next_row + file["record_count"]
-        inherited = listed["sequence_number"] if status == ADDED else None
+        inherited = listed_row["sequence_number"] if status == ADDED else None
         own = [row[name] for name in ("sequence_number", "file_sequence_number")]
         numbers = [inherited if number is None else number for number in own]
-        snapshot_id = listed["added_snapshot_id"] if row["snapshot_id"] is None else row["snapshot_id"]
+        snapshot_id = listed_row["added_snapshot_id"] if row["snapshot_id"] is None else row["snapshot_id"]
         found.append(File(file["file_path"], file["record_count"], status, snapshot_id, *numbers, first))
-    assert listed["min_sequence_number"] == min((file.sequence_number for file in found), default=0) or not found
+    assert listed_row["min_sequence_number"] == min((file.sequence_number for file in found), default=0) or not found
     return found
 
 
@@ -111,7 +111,7 @@ def read_list(snapshot: Row) -> list[Row]:
 
 def read_snapshot(snapshot: Row) -> dict[str, File]:
     """Return the live data files by path, and check that each occurs once."""
-    files = [file for listed in read_list(snapshot) for file in read_manifest(listed)]
+    files = [file for listing in read_list(snapshot) for file in read_manifest(listing)]
     results = {file.path: file for file in files}
     assert len(results) == len(files), "a data file is there twice"
     return results
@@ -245,11 +245,11 @@ class Appender:
         counts = {"data-files": len(files), "records": sum(files.values()), "files-size": 100 * len(files)}
         fewer = {"data-files": len(removed), "records": sum(removed), "files-size": 100 * len(removed)}
         summary = {"operation": "append" if is_append else "delete", "engine-name": "appender"}
-        for what, count in counts.items():
-            summary[f"added-{what}"] = str(count)
-            if fewer[what]:
-                summary[f"{'removed' if what == 'files-size' else 'deleted'}-{what}"] = str(fewer[what])
-            summary[f"total-{what}"] = str(int(before.get(f"total-{what}", 0)) + count - fewer[what])
+        for kind, count in counts.items():
+            summary[f"added-{kind}"] = str(count)
+            if fewer[kind]:
+                summary[f"{'removed' if kind == 'files-size' else 'deleted'}-{kind}"] = str(fewer[kind])
+            summary[f"total-{kind}"] = str(int(before.get(f"total-{kind}", 0)) + count - fewer[kind])
         snapshot = {
             "snapshot-id": self.snapshot_id,
             "sequence-number": self.sequence,
@@ -277,5 +277,5 @@ class Appender:
             },
         ]
         # A copy, as if it were sent over the network, so that the commit shares no objects with the appender.
-        sent: Commit = json.loads(json.dumps((requirements, updates)))
-        return sent[0], sent[1]
+        commit: Commit = json.loads(json.dumps((requirements, updates)))
+        return commit[0], commit[1]

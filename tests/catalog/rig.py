@@ -160,18 +160,20 @@ async def open_rig(
     **settings: Any,
 ) -> AsyncIterator[Rig]:
     clock = clock or SystemClock()
-    chosen = Settings(home=home, **settings)
+    chosen_settings = Settings(home=home, **settings)
     home.mkdir(exist_ok=True, parents=True)
     (home / "warehouse").mkdir(exist_ok=True)
     async with (
-        open_store(chosen.database_url(), clock=clock) as store,
-        open_objects(chosen, clock) as objects,
+        open_store(chosen_settings.database_url(), clock=clock) as store,
+        open_objects(chosen_settings, clock) as objects,
     ):
         used_store = wrap_store(store) if wrap_store else store
         used_objects = wrap_objects(objects) if wrap_objects else objects
         async with (
-            open_timeline(chosen, used_store, clock) as timeline,
-            open_catalog(chosen, used_store, used_objects, clock, timeline, fixed_keyring(clock=clock)) as catalog,
+            open_timeline(chosen_settings, used_store, clock) as timeline,
+            open_catalog(
+                chosen_settings, used_store, used_objects, clock, timeline, fixed_keyring(clock=clock)
+            ) as catalog,
             open_publisher(catalog.context) as publisher,
         ):
             yield Rig(
@@ -180,7 +182,7 @@ async def open_rig(
                 publisher=publisher,
                 store=store,
                 objects=objects,
-                settings=chosen,
+                settings=chosen_settings,
             )
 
 

@@ -78,11 +78,11 @@ async def check_rejected(rig: Rig, caller: Caller, location: str) -> None:
         doors[f"set {name}"] = lambda name=name: rig.commits.commit_table(
             caller, ("a",), "mine", [], [{"action": "set-properties", "updates": {name: location}}]
         )
-    for what, door in doors.items():
+    for description, door in doors.items():
         with pytest.raises(SeamarkError) as error:
             await door()
-        assert isinstance(error.value, (BadRequest, Forbidden)), (what, error.value)
-        assert not await catalog.tables.exists(("a",), "x"), what
+        assert isinstance(error.value, (BadRequest, Forbidden)), (description, error.value)
+        assert not await catalog.tables.exists(("a",), "x"), description
 
 
 @pytest.mark.parametrize("caller", [CONFINED, CALLER])
@@ -184,9 +184,9 @@ async def test_symbolic_link_does_not_bypass_a_claim(tmp_path: Path) -> None:
             with pytest.raises(BadRequest, match="symbolic link"):
                 await rig.catalog.tables.create(caller, ("a",), request)
         entry = await rig.catalog.tables.entry(("b",), "moved")
-        spelled = entry.metadata_location.replace(location, f"file://{folder}/link")
+        spelling = entry.metadata_location.replace(location, f"file://{folder}/link")
         with pytest.raises(BadRequest, match="symbolic link"):
-            await rig.catalog.tables.register(CALLER, ("b",), "x", spelled, overwrite=False)
+            await rig.catalog.tables.register(CALLER, ("b",), "x", spelling, overwrite=False)
 
 
 async def test_claim_belongs_to_the_path_and_not_to_the_target_of_a_link(tmp_path: Path) -> None:

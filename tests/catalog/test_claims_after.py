@@ -180,8 +180,8 @@ async def test_overwritten_metadata_file_does_not_end_a_claim(tmp_path: Path) ->
         location = await moved_table(rig)
         entry = await rig.catalog.tables.entry(("b",), "t")
         file = Path(parse_location(entry.metadata_location).file_path)
-        for spelled in (location.upper().replace("FILE:", "file:"), f"{location}-away", ""):
-            file.write_text(file.read_text().replace(location, spelled) if spelled else "{}")
+        for spelling in (location.upper().replace("FILE:", "file:"), f"{location}-away", ""):
+            file.write_text(file.read_text().replace(location, spelling) if spelling else "{}")
         await _drop(rig)
         for _ in range(2):
             await housekeep(rig, clock)

@@ -57,10 +57,10 @@ async def _prepare_old_server(home: Path) -> dict[str, str]:
     async with open_rig(home) as rig:
         results = {"moved": await move_table(rig)}
         apart = {"write.metadata.path": f"{rig.settings.warehouse_uri()}/apart/meta"}
-        made = await rig.catalog.tables.create(
+        plans = await rig.catalog.tables.create(
             CALLER, ("b",), CreateTable(name="apart", schema=SCHEMA, properties=apart)
         )
-        results["apart"] = made.metadata.location
+        results["apart"] = plans.metadata.location
     with sqlite3.connect(home / "seamark.db") as connection:
         connection.execute("DELETE FROM claims")
     return results

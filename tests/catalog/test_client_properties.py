@@ -103,10 +103,10 @@ async def test_every_operation_rejects_properties_that_steer_clients(tmp_path: P
             "namespace properties": catalog.namespaces.update_properties(CALLER, ("db",), [], bad),
             "function": catalog.functions.put(CALLER, ("db",), "f", document),
         }
-        for what, attempt in attempts.items():
+        for description, attempt in attempts.items():
             with pytest.raises(BadRequest) as error:
                 await attempt
-            assert repr(name) in error.value.message, what
+            assert repr(name) in error.value.message, description
 
 
 def _split(change: TableChange) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

@@ -464,13 +464,13 @@ async def test_publication_with_a_lost_outcome_is_resolved_or_reported_as_unknow
         losing[0].loses, losing[0].falls_silent = lost, silent
         try:
             await publish(rig, loaded, 7, 8)
-            got = "published"
+            outcome = "published"
         except (CommitConflict, CommitUnknown) as error:
-            got = error.kind
+            outcome = error.kind
         await rig.publisher.close()
         settled = {"request": "commit_conflict", "reply": "published"}[lost]
-        assert got == ("commit_unknown" if silent else settled)
-        assert len(await rig.files() - before) == (0 if got == "commit_conflict" else 1)
+        assert outcome == ("commit_unknown" if silent else settled)
+        assert len(await rig.files() - before) == (0 if outcome == "commit_conflict" else 1)
         state = await rig.store.producer(loaded.entry.uuid, "ann")
         assert (state is not None) == (lost == "reply")
 

@@ -61,10 +61,10 @@ async def test_every_operation_rejects_a_forbidden_location(tmp_path: Path) -> N
                 action="set-location", location=rig.catalog.warehouse.namespace_location(("a",))
             ),
         }
-        for what, attempt in attempts.items():
+        for description, attempt in attempts.items():
             with pytest.raises(Forbidden, match="wa"):  # noqa: PT012  the second line says which
                 await attempt
-                pytest.fail(f"{what} was accepted")
+                pytest.fail(f"{description} was accepted")
         inside = f"{rig.catalog.warehouse.namespace_location(('a',))}/elsewhere"
         await commit(action="set-location", location=inside)
         assert (await tables.load(("a",), "mine")).metadata.location == inside

@@ -44,8 +44,8 @@ async def _tenants(home: Path, **settings: Any) -> AsyncIterator[tuple[Running, 
     async with running(home, auth="token", **settings) as server:
         api = Api(server)
 
-        async def ask(who: str, method: str, path: str, body: Any = None, **headers: str) -> Answer:
-            return await api(method, path, body, headers={"Authorization": f"Bearer {tokens[who]}", **headers})
+        async def ask(principal: str, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+            return await api(method, path, body, headers={"Authorization": f"Bearer {tokens[principal]}", **headers})
 
         yield server, ask
 
@@ -151,11 +151,11 @@ def test_transaction_of_several_principals_counts_for_each() -> None:
     advanced = [AdvanceProducer("u", f"producer {number}", 1, 1, 0) for number in range(2)]
     with set_principal("ann"):
         for number in range(9):
-            instants = [make_instant(f"{number} {who}", who=who) for who in ("bob", "cid")]
+            instants = [make_instant(f"{number} {principal}", who=principal) for principal in ("bob", "cid")]
             shares.charge([*advanced, *(RecordInstant(instant) for instant in instants)])
     shares.require_room("ann")
-    for who in ("bob", "cid"):
-        shares.require_room(who)
+    for principal in ("bob", "cid"):
+        shares.require_room(principal)
     with set_principal("ann"):
         shares.charge([RecordInstant(make_instant("9 bob", who="bob")), *advanced])
     with pytest.raises(TooManyRequests):

@@ -44,12 +44,12 @@ async def _create_filled_table(rig: Rig, name: str, foreign: str | None = None) 
     data = [f"{base}/data/a.parquet", f"{base}/data/b.parquet"]
     for location in data:
         await rig.objects.create(location, b"rows")
-    named = [*data, foreign] if foreign else data
-    manifest, listed = f"{base}/metadata/m.avro", f"{base}/metadata/snap-1.avro"
-    await rig.objects.create(manifest, _avro(_MANIFEST, [{"data_file": {"file_path": path}} for path in named]))
-    await rig.objects.create(listed, _avro(_LIST, [{"manifest_path": manifest}]))
+    named_data = [*data, foreign] if foreign else data
+    manifest, text = f"{base}/metadata/m.avro", f"{base}/metadata/snap-1.avro"
+    await rig.objects.create(manifest, _avro(_MANIFEST, [{"data_file": {"file_path": path}} for path in named_data]))
+    await rig.objects.create(text, _avro(_LIST, [{"manifest_path": manifest}]))
     requirements, updates = append(1, None, 1)
-    updates[0]["snapshot"]["manifest-list"] = listed
+    updates[0]["snapshot"]["manifest-list"] = text
     await rig.commits.commit_table(CALLER, DB, name, requirements, updates)
     return {location for location in await rig.files() if location.startswith(base)}
 
@@ -218,10 +218,10 @@ async def test_broken_manifest_does_not_delay_other_purges(tmp_path: Path, kind:
     }[kind]
     async with open_rig(tmp_path, drop_retention_s=0) as rig:
         await rig.table("t")
-        listed = f"{(await rig.catalog.tables.load(DB, 't')).metadata.location}/metadata/snap-1.avro"
-        await rig.objects.create(listed, broken)
+        text = f"{(await rig.catalog.tables.load(DB, 't')).metadata.location}/metadata/snap-1.avro"
+        await rig.objects.create(text, broken)
         requirements, updates = append(1, None, 1)
-        updates[0]["snapshot"]["manifest-list"] = listed
+        updates[0]["snapshot"]["manifest-list"] = text
         await rig.commits.commit_table(CALLER, DB, "t", requirements, updates)
         await _create_filled_table(rig, "u")
         for name in ("t", "u"):

@@ -91,7 +91,7 @@ def metrics_by_name(fields: Row) -> dict[str, dict[int, Any]]:
 
 async def read_metrics(rig: Rig) -> dict[str, dict[str, dict[int, Any]]]:
     """Return the metrics of each live file by its path."""
-    rows = [row for listed in read_list(head(await load(rig))) for row in _rows(listed["manifest_path"])]
+    rows = [row for listing in read_list(head(await load(rig))) for row in _rows(listing["manifest_path"])]
     return {row["data_file"]["file_path"]: metrics_by_name(row["data_file"]) for row in rows if row["status"] != 2}
 
 
@@ -176,9 +176,9 @@ async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path
     async with open_rig(tmp_path) as rig:
         await create(rig, 2)
         client = Appender(await load(rig), file=WRONG[0][0])
-        made = client.commit({"file:///data/a": 3})
-        first = await commit(rig, made)
-        again = await commit(rig, made)
+        new_commit = client.commit({"file:///data/a": 3})
+        first = await commit(rig, new_commit)
+        again = await commit(rig, new_commit)
         assert first.metadata.current_snapshot_id == again.metadata.current_snapshot_id == client.snapshot_id
         assert len((await load(rig))["snapshots"]) == 1
 

@@ -71,10 +71,10 @@ async def test_confined_writer_cannot_make_another_user_the_owner_of_a_view(tmp_
             "replace": views.replace(CONFINED, ("db",), "v", [], [_set(**{RUN_AS: "root"})]),
             "with a text": views.replace(CONFINED, ("db",), "v", [], [*_text("select 2"), _set(**{RUN_AS: "root"})]),
         }
-        for what, attempt in attempts.items():
+        for description, attempt in attempts.items():
             with pytest.raises(Forbidden, match="trusted_engines"):
                 await attempt
-            assert not await views.exists(("db",), "x"), what
+            assert not await views.exists(("db",), "x"), description
         assert await _owner(rig, "v") == "admin"
         own = await views.create(CONFINED, ("db",), _view("own", **{RUN_AS: "wendy", "owner": "admin", "a": "b"}))
         assert own.metadata.properties == {RUN_AS: "wendy", "owner": "wendy", "a": "b"}

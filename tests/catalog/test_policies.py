@@ -45,7 +45,7 @@ async def test_server_records_who_set_each_property_of_a_policy(tmp_path: Path) 
         }
         await rig.catalog.namespaces.update_properties(WENDY, ("db",), [], {SWITCH: "false", **FORGED})
         policies = await load_policies(rig.store, ("db",))
-        assert policies[SWITCH].who == "wendy"
+        assert policies[SWITCH].principal_name == "wendy"
         assert setters_in_effect(loaded.metadata, policies)[SWITCH] == "otto"  # The table's own policy counts.
 
 

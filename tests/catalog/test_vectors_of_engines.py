@@ -41,11 +41,11 @@ async def delete(rig: Rig, client: Appender, entries: list[Row]) -> dict[str, tu
     client.manifest_list = f"{client.folder}/snap-{client.snapshot_id}-client.avro"
     _write(client.manifest_list, _list_schema(3), rows, {"snapshot-id": str(client.snapshot_id)})
     await commit(rig, client._request({}, [], 0, is_append=False))
-    (listed,) = (row for row in read_list(head(await load(rig))) if row["content"] == 1)
-    assert listed["sequence_number"] == client.sequence
-    actual_rows = _rows(listed["manifest_path"])
+    (listed_row,) = (row for row in read_list(head(await load(rig))) if row["content"] == 1)
+    assert listed_row["sequence_number"] == client.sequence
+    actual_rows = _rows(listed_row["manifest_path"])
     numbers = [client.sequence if item["sequence_number"] is None else item["sequence_number"] for item in actual_rows]
-    assert listed["min_sequence_number"] == min(numbers)
+    assert listed_row["min_sequence_number"] == min(numbers)
     return {
         f"{item['data_file']['file_path']} {item['data_file']['content_offset']}": (
             item["status"],

@@ -137,32 +137,32 @@ class Lake:
     def position_deletes(
         self, positions: Iterable[tuple[str, int]], part: int | None = None, *, named: bool = False
     ) -> dict[str, Any]:
-        listed = sorted(positions)
+        listed_positions = sorted(positions)
         path = self._path("-deletes.parquet")
-        spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed], pa.string()))}
-        spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed], pa.int64()))}
+        spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed_positions], pa.string()))}
+        spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed_positions], pa.int64()))}
         write(path, spots)
-        low, high = listed[0][0].encode().hex(), listed[-1][0].encode().hex()
+        low, high = listed_positions[0][0].encode().hex(), listed_positions[-1][0].encode().hex()
         return {
             "content": "position-deletes",
             "file-path": f"file://{path}",
             "file-format": "parquet",
             "spec-id": 0,
             "partition": self._partition(part),
-            "record-count": len(listed),
+            "record-count": len(listed_positions),
             "file-size-in-bytes": path.stat().st_size,
             "lower-bounds": {"keys": [PATH_ID], "values": [low]},
             "upper-bounds": {"keys": [PATH_ID], "values": [high]},
-            **({"referenced-data-file": listed[0][0]} if named else {}),
+            **({"referenced-data-file": listed_positions[0][0]} if named else {}),
         }
 
     def vectors(self, positions: Mapping[str, Iterable[int]], part: int | None = None) -> list[dict[str, Any]]:
         """Return a Puffin file with a deletion vector for each data file."""
         path = self._path("-dv.puffin")
-        data, found = b"PFA1", []
+        data, results = b"PFA1", []
         for name, rows in positions.items():
             blob = vector_bytes(rows)
-            found.append((name, len(set(rows)), len(data), len(blob)))
+            results.append((name, len(set(rows)), len(data), len(blob)))
             data += blob
         data += b"{}"
         path.write_bytes(data)
@@ -179,7 +179,7 @@ class Lake:
                 "content-offset": offset,
                 "content-size-in-bytes": length,
             }
-            for name, count, offset, length in found
+            for name, count, offset, length in results
         ]
 
     def equality_deletes(self, ids: Sequence[int], part: int | None = None) -> dict[str, Any]:

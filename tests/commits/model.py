@@ -148,12 +148,12 @@ class Case:
 
     def _of_snapshot_isolation(self) -> list[Counter[Row]]:
         base = Counter(self.rows())
-        one, two = Counter(self.first.apply(self.rows())), Counter(self.second.apply(self.rows()))
-        gone_one, gone_two = base - one, base - two
+        counts, two = Counter(self.first.apply(self.rows())), Counter(self.second.apply(self.rows()))
+        gone_one, gone_two = base - counts, base - two
         both_write = gone_one & gone_two
-        if both_write and (one - base or two - base):
+        if both_write and (counts - base or two - base):
             return []
-        return [base - (gone_one | gone_two) + (one - base) + (two - base)]
+        return [base - (gone_one | gone_two) + (counts - base) + (two - base)]
 
     def must_commit(self) -> bool:
         """Return whether the second change must not be rejected."""
@@ -176,13 +176,13 @@ def _does_something(change: Change, base: dict[str, Stored]) -> bool:
 
 
 async def _delete_some(lake: Lake, base: dict[str, Stored], version: int, snapshot_id: int, rng: random.Random) -> int:
-    chosen = rng.choice(list(base.values()))
-    chosen.deleted = {rng.randrange(len(chosen.rows))}
+    choice = rng.choice(list(base.values()))
+    choice.deleted = {rng.randrange(len(choice.rows))}
     if version == 3:
-        (chosen.vector,) = lake.vectors({chosen.path: chosen.deleted}, chosen.part)
-        added = [chosen.vector]
+        (choice.vector,) = lake.vectors({choice.path: choice.deleted}, choice.part)
+        added = [choice.vector]
     else:
-        added = [lake.position_deletes([(chosen.path, at) for at in chosen.deleted], chosen.part)]
+        added = [lake.position_deletes([(choice.path, at) for at in choice.deleted], choice.part)]
     answer = await lake.commit({"add": added, "read-snapshot-id": snapshot_id})
     actual_snapshot_id: int = answer["snapshot-id"]
     return actual_snapshot_id

@@ -109,12 +109,12 @@ def rows(snapshot: dict[str, Any] | None) -> list[Row]:
             continue
         table = pq.read_table(local(file.path))
         here = list(zip(*(table.column(name).to_pylist() for name in NAMES), strict=True))
-        gone: set[int] = set()
+        removed: set[int] = set()
         vectors = [delete for delete in deletes if delete.offset is not None and delete.referenced == file.path]
         assert len(vectors) <= 1, f"{file.path} has {len(vectors)} deletion vectors"
         for delete in deletes:
-            gone |= _deleted(delete, file, here, bool(vectors))
-        rows += [row for at, row in enumerate(here) if at not in gone]
+            removed |= _deleted(delete, file, here, bool(vectors))
+        rows += [row for at, row in enumerate(here) if at not in removed]
     return sorted(rows, key=repr)
 
 

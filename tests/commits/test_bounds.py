@@ -145,20 +145,20 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
         narrow = {"type": "in", "term": "id", "values": [0, 1]}
         await lake.commit({"add": [lake.equality_deletes([7])], "read-snapshot-id": second})
         wide = {"type": "lt", "term": "id", "value": 100}
-        one = {"add": [lake.data([(5, 5, "c")])]}
-        head = (await lake.commit(one))["snapshot-id"]
+        star_table = {"add": [lake.data([(5, 5, "c")])]}
+        head = (await lake.commit(star_table))["snapshot-id"]
         await lake.commit({"remove": [{"file-path": places[2]}], "read-snapshot-id": head})
-        gone = {"read-snapshot-id": head, "add": [lake.data([(8, 8, "d")])], "scope": {"filter": wide}}
+        removal = {"read-snapshot-id": head, "add": [lake.data([(8, 8, "d")])], "scope": {"filter": wide}}
         for body, status in (
             ({"remove": [{"file-path": places[3]}], "scope": {"filter": narrow}}, 409),
             ({"remove": [{"file-path": places[0]}]}, 409),
             ({"remove": [{"file-path": f"{places[0]}x"}]}, 409),
             ({"add": [lake.position_deletes([(f"{places[0]}x", 0)], named=True)]}, 409),
-            (one | {"replace": {"filter": {"type": "eq", "term": "id", "value": 50}}}, 409),
+            (star_table | {"replace": {"filter": {"type": "eq", "term": "id", "value": 50}}}, 409),
             ({"add": [lake.data([(6, 6, "c")])], "replace": {"filter": wide}}, 409),
             ({"add": [lake.position_deletes([(place, 1)], named=True) for place in places]}, 409),
-            (one, 409),
-            (gone, 409),
+            (star_table, 409),
+            (removal, 409),
         ):
             answer = await lake.send({"read-snapshot-id": first, **body})
             assert answer.status == status, (body, answer.raw)
@@ -173,7 +173,7 @@ async def test_objects_of_a_large_change_are_freed_off_the_event_loop(
     """Freeing 200,000 files took a tenth of a second of the loop's time after their answer."""
     freed: list[int] = []
     threads: set[int] = set()
-    free = fair_lock._free
+    free = fair_lock._drop_contents
 
     def watched(held: list[Any]) -> None:
         threads.add(threading.get_ident())

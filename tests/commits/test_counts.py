@@ -41,7 +41,7 @@ async def test_rows_beyond_the_last_row_id_are_rejected_and_the_table_stays_writ
 async def test_manifests_with_too_many_rows_in_total_are_not_merged(api: Api) -> None:
     table = await Claims.create(api, {"x": "long"}, **{"commit.manifest.min-count-to-merge": "2"})
     for name in ("a", "b", "c"):
-        made = await table.commit(add=[table.data(name, rows=MOST)])
+        commit = await table.commit(add=[table.data(name, rows=MOST)])
     await table.commit(add=[table.data("d")])
     assert await table.live() == ["a", "b", "c", "d"]
-    assert int(made["summary"].get("total-records", 0)) <= MOST, "Java reads totals as longs"
+    assert int(commit["summary"].get("total-records", 0)) <= MOST, "Java reads totals as longs"

@@ -116,11 +116,11 @@ async def test_change_that_another_server_commits_meanwhile_is_not_rejected_late
     lake = await Lake.create(api)
     uuid = (await lake.metadata())["table-uuid"]
     async with api.server.components.engine_commits.publisher.lock(("db",), "t"):
-        sent = [asyncio.create_task(lake.send(numbered_change(lake, sequence))) for sequence in (1, 2)]
+        tasks = [asyncio.create_task(lake.send(numbered_change(lake, sequence))) for sequence in (1, 2)]
         await lake.wait_for_changes(2)
         await api.server.components.store.transact([AdvanceProducer(uuid, "p", 1, 77, 0)])
         await _change_table_of_name(api, how)
-    answers = await asyncio.gather(*sent)
+    answers = await asyncio.gather(*tasks)
     refused = (409, "CommitFailedException") if how == "replaced" else (404, "NoSuchTableException")
     assert [answer.error[:2] for answer in answers] == [(500, "CommitStateUnknownException"), refused]
 

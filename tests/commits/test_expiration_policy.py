@@ -70,8 +70,8 @@ def test_branches_that_share_snapshots_keep_what_each_keeps_alone() -> None:
         refs = {name: ref for name, ref in refs.items() if ref.snapshot_id < count}
         metadata = table(snapshots, refs)
         policy = ExpirationPolicy(rng.randint(0, NOW_MS), rng.randint(1, 3), 1 << 60)
-        kept = set(range(count)) - set(find_expired(metadata, policy, NOW_MS).snapshot_ids)
-        assert kept == kept_by_definition(metadata, policy), (snapshots, refs, policy)
+        kept_numbers = set(range(count)) - set(find_expired(metadata, policy, NOW_MS).snapshot_ids)
+        assert kept_numbers == kept_by_definition(metadata, policy), (snapshots, refs, policy)
 
 
 def test_many_branches_over_a_long_history_read_each_snapshot_once(monkeypatch: pytest.MonkeyPatch) -> None:

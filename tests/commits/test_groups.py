@@ -54,7 +54,7 @@ async def test_concurrent_appends_never_fail_and_share_transactions(tmp_path: Pa
         assert sorted(row[0] for row in rows(snapshot_of(metadata))) == expected
         assert _read_counter(api, "seamark_commit_changes_total") == WRITERS * TURNS
         assert _read_counter(api, "seamark_commit_groups_total") < WRITERS * TURNS / 2
-        chain = sorted(metadata["snapshots"], key=lambda one: one["sequence-number"])
+        chain = sorted(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
         assert [item.get("parent-snapshot-id") for item in chain[1:]] == [item["snapshot-id"] for item in chain[:-1]]
         assert {item["snapshot-id"] for item in chain} == {answer["snapshot-id"] for answer in answers}
         instants = await server.components.store.instants(
@@ -69,10 +69,10 @@ async def test_racing_replicas_lose_no_append(tmp_path: Path, postgres_url: str)
         running(tmp_path / "a", database=postgres_url, warehouse=warehouse) as first,
         running(tmp_path / "b", database=postgres_url, warehouse=warehouse) as second,
     ):
-        one = await Lake.create(Api(first))
-        other = Lake(Api(second), one.folder, one.name, one.version, one.spec, _made=one._made)
-        await asyncio.gather(*(_write((one, other)[n % 2], n) for n in range(8)))
-        metadata = await one.metadata()
+        lake = await Lake.create(Api(first))
+        other = Lake(Api(second), lake.folder, lake.name, lake.version, lake.spec, _made=lake._made)
+        await asyncio.gather(*(_write((lake, other)[n % 2], n) for n in range(8)))
+        metadata = await lake.metadata()
         check(metadata)
         expected = sorted(writer * 100 + turn for writer in range(8) for turn in range(TURNS))
         assert sorted(row[0] for row in rows(snapshot_of(metadata))) == expected
@@ -270,10 +270,10 @@ async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Pa
             later = (lake.send(others[1], key=key), lake.send(others[2]))
             tasks += [asyncio.create_task(item) for item in later]
             await lake.wait_for_changes(5)
-        one, twin, other_body, last = await asyncio.gather(*tasks)
-        assert {(await alone).status, one.status, twin.status, last.status} == {200}
-        assert one.json["snapshot-id"] == twin.json["snapshot-id"]
-        assert (one.json["duplicate"], twin.json["duplicate"]) == (False, False)
+        first, twin, other_body, last = await asyncio.gather(*tasks)
+        assert {(await alone).status, first.status, twin.status, last.status} == {200}
+        assert first.json["snapshot-id"] == twin.json["snapshot-id"]
+        assert (first.json["duplicate"], twin.json["duplicate"]) == (False, False)
         assert other_body.error[:2] == (422, "UnprocessableEntityException")
         metadata = await lake.metadata()
         check(metadata)

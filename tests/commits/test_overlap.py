@@ -58,8 +58,8 @@ def _table(specs: list[PartitionSpec]) -> TableMetadata:
 
 def _some_spec(rng: random.Random, spec_id: int) -> PartitionSpec:
     ids = itertools.count(1000 + 100 * spec_id)
-    chosen = [(source, rng.choice(TRANSFORMS[source])) for source in rng.sample([1, 2, 3], rng.randint(0, 2))]
-    fields = (PartitionField(f"f{n}", transform, source, (), next(ids)) for n, (source, transform) in enumerate(chosen))
+    sample = [(source, rng.choice(TRANSFORMS[source])) for source in rng.sample([1, 2, 3], rng.randint(0, 2))]
+    fields = (PartitionField(f"f{n}", transform, source, (), next(ids)) for n, (source, transform) in enumerate(sample))
     return PartitionSpec(spec_id, tuple(fields))
 
 
@@ -98,9 +98,9 @@ def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
         if turn >= 60 and proved > 500:
             break
         assert turn < 600, (seed, proved)
-        one, other = _some_spec(rng, 0), _some_spec(rng, 1)
-        partitions = PartitionOverlap(_table([one, other]))
-        pairs = [(_tuple(one, row), _tuple(other, row)) for row in rows]
+        spec, other = _some_spec(rng, 0), _some_spec(rng, 1)
+        partitions = PartitionOverlap(_table([spec, other]))
+        pairs = [(_tuple(spec, row), _tuple(other, row)) for row in rows]
         together = set(pairs)
         lefts, rights = sorted({left for left, _ in pairs}, key=repr), sorted({right for _, right in pairs}, key=repr)
         for left, right in itertools.product(rng.sample(lefts, min(8, len(lefts))), rights[:12]):
@@ -108,11 +108,11 @@ def test_proved_relations_of_two_partitions_hold_for_every_row() -> None:
             meets = (left, right) in together
             if not b.overlap(a):
                 proved += 1
-                assert not meets, (seed, one, left, other, right)
+                assert not meets, (seed, spec, left, other, right)
                 assert not Targets(partitions, [(0, left)]).overlap(partitions.partition(1, right))
             if b.contain(a):
                 proved += 1
-                assert all(theirs == right for mine, theirs in pairs if mine == left), (seed, one, left, other, right)
+                assert all(theirs == right for mine, theirs in pairs if mine == left), (seed, spec, left, other, right)
     assert proved > 500
 
 
@@ -179,18 +179,20 @@ def test_zeros_are_distinct_and_nan_equals_nan(zeros: tuple[float, float]) -> No
     assert targets.contain(partitions.partition(0, (-math.nan,)))
 
 
-def _two_partitions(one: tuple[str, Any], other: tuple[str, Any], source: int = 1) -> tuple[PartitionOverlap, Any, Any]:
+def _two_partitions(
+    first: tuple[str, Any], other: tuple[str, Any], source: int = 1
+) -> tuple[PartitionOverlap, Any, Any]:
     """Return partitions of one column, each with its own spec."""
     specs = [
         PartitionSpec(number, (PartitionField("f", transform, source, (), 1000 + number),))
-        for number, (transform, _) in enumerate((one, other))
+        for number, (transform, _) in enumerate((first, other))
     ]
     partitions = PartitionOverlap(_table(specs))
-    return partitions, (0, (one[1],)), (1, (other[1],))
+    return partitions, (0, (first[1],)), (1, (other[1],))
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "apart"),
+    ("first", "other", "apart"),
     [
         (("bucket[8]", 3), ("bucket[16]", 11), False),
         (("bucket[8]", 3), ("bucket[16]", 4), True),
@@ -205,8 +207,10 @@ def _two_partitions(one: tuple[str, Any], other: tuple[str, Any], source: int = 
         (("void", None), ("bucket[4]", 0), False),
     ],
 )
-def test_partitions_of_different_specs_are_disjoint_if_no_row_can_be_in_both(one: Any, other: Any, apart: bool) -> None:
-    partitions, a, b = _two_partitions(one, other)
+def test_partitions_of_different_specs_are_disjoint_if_no_row_can_be_in_both(
+    first: Any, other: Any, apart: bool
+) -> None:
+    partitions, a, b = _two_partitions(first, other)
     assert Targets(partitions, [b]).overlap(partitions.partition(*a)) is not apart
 
 

@@ -87,8 +87,8 @@ async def test_filter_uses_the_columns_of_its_schema_after_they_have_swapped_nam
         "lower-bounds": [ten] * 2,
         "upper-bounds": [ten] * 2,
     }
-    named = {name: {"keys": [1, 2], "values": values} for name, values in metrics.items()}
-    read = (await table.commit(add=[table.data("partly", rows=5, **named)]))["snapshot-id"]
+    column_metrics = {name: {"keys": [1, 2], "values": values} for name, values in metrics.items()}
+    read = (await table.commit(add=[table.data("partly", rows=5, **column_metrics)]))["snapshot-id"]
 
     def body(name: str, schema_id: int) -> dict[str, Any]:
         filter = {"type": "gt", "term": name, "value": 5}

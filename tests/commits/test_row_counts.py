@@ -90,8 +90,8 @@ class Model:
 
         Return the outcome.
         """
-        chosen = self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 3)))
-        files = [self.files[path] for path in chosen]
+        chosen_files = self.rng.sample(sorted(self.files), min(len(self.files), self.rng.randint(1, 3)))
+        files = [self.files[path] for path in chosen_files]
         rows = sum(file.rows for file in files)
         live = rows - sum(len(file.deleted) for file in files)
         least = rows - self.loose - sum(file.named for file in files)
@@ -100,14 +100,14 @@ class Model:
         is_right = added <= rows and not is_under
         assert is_right or added != live
         new = [self.file(added)] if added else []
-        remove = [{"file-path": path} for path in chosen]
+        remove = [{"file-path": path} for path in chosen_files]
         answer = await self.table.send(operation="replace", read_snapshot_id=self.read, add=new, remove=remove)
         assert answer.status == (200 if is_right else 400), (answer.raw, added, least, rows)
         if not is_right:
             assert "operation is replace" in answer.error[2]
             return "too few rows" if is_under else "too many rows"
         self.read = answer.json["snapshot-id"]
-        for path in chosen:
+        for path in chosen_files:
             del self.files[path]
         self.files |= {item["file-path"]: File(added) for item in new}
         return "replaced"

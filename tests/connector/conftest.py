@@ -21,6 +21,6 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 @pytest.fixture
 def client(served: Served) -> Iterator[IndexClient]:
-    made = IndexClient(served.url)
-    yield made
-    made.close()
+    new_client = IndexClient(served.url)
+    yield new_client
+    new_client.close()

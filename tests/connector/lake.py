@@ -41,7 +41,7 @@ def append(url: str, name: str, parts: Sequence[Sequence[int]]) -> None:
 
 
 def rows(ids: Sequence[int]) -> dict[str, list[Any]]:
-    return {"id": list(ids), "country": [f"c{one % 7}" for one in ids], "discount": [one % 11 for one in ids]}
+    return {"id": list(ids), "country": [f"c{id_ % 7}" for id_ in ids], "discount": [id_ % 11 for id_ in ids]}
 
 
 def spread(parts: int, rows_each: int = 20) -> list[list[int]]:

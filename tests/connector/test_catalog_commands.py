@@ -54,8 +54,8 @@ def test_namespace_is_created_shown_changed_and_dropped(client: IndexClient) -> 
     done(client, "namespace", "create", "a.b\\.c", "--property", "k=v")
     assert ["a", "b.c"] in run_json(client, "namespace", "list")
     assert "a.b\\.c" in done(client, "namespace", "list")
-    shown = run_json(client, "namespace", "show", "a.b\\.c")
-    assert (shown["properties"]["k"], shown["tables"]) == ("v", [])
+    output = run_json(client, "namespace", "show", "a.b\\.c")
+    assert (output["properties"]["k"], output["tables"]) == ("v", [])
     done(client, "namespace", "set", "a.b\\.c", "k=w", "x=y")
     done(client, "namespace", "set", "a.b\\.c", "--unset", "x")
     assert run_json(client, "namespace", "show", "a.b\\.c")["properties"]["k"] == "w"
@@ -202,8 +202,8 @@ def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClie
     unknown = call(shop, "retained", "purge", "shop.orders", "--id", "none", "--yes")
     assert "No dropped table or view shop.orders with the id none keeps its location" in unknown.output
     folder = str(foreign_file.parent)
-    (latest,) = (one for one in entries if urlsplit(one["metadata-location"]).path.startswith(f"{folder}/"))
-    (other,) = (one for one in entries if one is not latest)
+    (latest,) = (entry for entry in entries if urlsplit(entry["metadata-location"]).path.startswith(f"{folder}/"))
+    (other,) = (entry for entry in entries if entry is not latest)
     done(shop, "retained", "release", "shop.orders", "--id", other["id"], "--yes")
     foreign_file.unlink()
     purged = run_json(shop, "retained", "purge", "shop.orders", "--yes")
@@ -222,12 +222,12 @@ def test_dropped_view_that_keeps_its_location_is_purged(shop: IndexClient) -> No
 
 
 def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
-    listed = run_json(shop, "snapshot", "list", "shop.orders")
-    assert [(one["summary"]["total-records"], one["refs"]) for one in listed] == [("2", ["main"]), ("1", [])]
+    listing = run_json(shop, "snapshot", "list", "shop.orders")
+    assert [(one["summary"]["total-records"], one["refs"]) for one in listing] == [("2", ["main"]), ("1", [])]
     assert "1 older snapshot is not shown" in done(shop, "snapshot", "list", "shop.orders", "--limit", "1")
     assert "append" in done(shop, "snapshot", "list", "shop.orders")
     by_name = run_json(shop, "snapshot", "show", "shop.orders", "main")
-    assert by_name == run_json(shop, "snapshot", "show", "shop.orders", str(listed[0]["snapshot-id"])) == listed[0]
+    assert by_name == run_json(shop, "snapshot", "show", "shop.orders", str(listing[0]["snapshot-id"])) == listing[0]
     assert "no snapshot, branch or tag 5" in call(shop, "snapshot", "show", "shop.orders", "5").output
     text = done(shop, "timeline", "shop.orders", "--json")
     actions = [json.loads(line)["action"] for line in text.splitlines() if line.startswith("{")]
@@ -314,8 +314,8 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     assert run_json(shop, "policy", "list", "shop") == []
     done(shop, "policy", "set", "shop.orders", f"{own}=true")
     assert "follow the new policy" in done(shop, "policy", "set", "shop", "--namespace", f"{inherited}=true")
-    listed = {tuple(one["table"]): one["properties"] for one in run_json(shop, "policy", "list")}
-    sources = {table: {entry["name"]: entry["source"] for entry in found} for table, found in listed.items()}
+    listing = {tuple(one["table"]): one["properties"] for one in run_json(shop, "policy", "list")}
+    sources = {table: {entry["name"]: entry["source"] for entry in found} for table, found in listing.items()}
     assert sources == {
         ("shop", "orders"): {own: "table", inherited: "namespace"},
         ("shop", "returns"): {inherited: "namespace"},
@@ -323,8 +323,8 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     text = done(shop, "policy", "list", "shop")
     assert "shop.returns" in text
     assert "namespace shop" in text
-    shown = run_json(shop, "policy", "show", "shop.orders")["properties"]
-    assert next(one["value"] for one in shown if one["name"] == own) == "true"
+    properties = run_json(shop, "policy", "show", "shop.orders")["properties"]
+    assert next(name["value"] for name in properties if name["name"] == own) == "true"
     done(shop, "policy", "drop", "shop.orders")
     assert [one["table"] for one in run_json(shop, "policy", "list")] == [["shop", "orders"], ["shop", "returns"]]
     done(shop, "policy", "drop", "shop", inherited, "--namespace")
@@ -335,7 +335,7 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("set", "shop.orders"), "Missing argument"),
         (("set", "shop.orders", "seamark.compaction.enabled"), "write NAME=VALUE"),
@@ -343,9 +343,11 @@ def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
         (("drop", "shop.orders", "owner"), "A policy has no property"),
     ],
 )
-def test_invalid_policy_is_refused_before_a_request(client: IndexClient, arguments: tuple[str, ...], said: str) -> None:
+def test_invalid_policy_is_refused_before_a_request(
+    client: IndexClient, arguments: tuple[str, ...], message: str
+) -> None:
     result = call(client, "policy", *arguments)
-    assert (result.exit_code, said in result.output) == (2, True), result.output
+    assert (result.exit_code, message in result.output) == (2, True), result.output
 
 
 def test_policy_command_of_earlier_versions_works(shop: IndexClient) -> None:
@@ -354,5 +356,5 @@ def test_policy_command_of_earlier_versions_works(shop: IndexClient) -> None:
     done(shop, "policy", "--namespace", "shop", "--set", f"{own}=false")
     assert own in done(shop, "policy", "shop.orders")
     done(shop, "policy", "shop.orders", "--unset", own)
-    (entry,) = (one for one in run_json(shop, "policy", "shop.orders")["properties"] if one["name"] == own)
+    (entry,) = (name for name in run_json(shop, "policy", "shop.orders")["properties"] if name["name"] == own)
     assert (entry["value"], entry["source"]) == ("false", "namespace")

@@ -42,9 +42,9 @@ def client(served: Served) -> Iterator[SeamarkClient]:
     """Yield a client of a server that has `db.t` with 7 files in 2 manifests."""
     served.run(served.api.table())
     served.run(append(served.api, "t", tens(7), snapshot_id=1, manifests=2))
-    made = SeamarkClient(served.url)
-    yield made
-    made.close()
+    new_client = SeamarkClient(served.url)
+    yield new_client
+    new_client.close()
 
 
 def test_files_statistics_and_partitions_are_returned_as_tables(client: SeamarkClient) -> None:
@@ -62,9 +62,9 @@ def test_pages_of_a_listing_are_from_one_snapshot(served: Served, client: Seamar
     pages = client.iter_files("db.t", page_files=3)
     first = next(pages)
     served.run(append(served.api, "t", tens(2, 100), snapshot_id=2, parent=1))
-    rest = [page.column("file_path").to_pylist() for page in pages]
-    assert [first.num_rows, *(len(page) for page in rest)] == [3, 3, 1]
-    whole = [*first.column("file_path").to_pylist(), *(path for page in rest for path in page)]
+    remaining_values = [page.column("file_path").to_pylist() for page in pages]
+    assert [first.num_rows, *(len(page) for page in remaining_values)] == [3, 3, 1]
+    whole = [*first.column("file_path").to_pylist(), *(path for page in remaining_values for path in page)]
     assert whole == [f"file:///t/{n:03d}.parquet" for n in range(7)]
     assert client.files("db.t").num_rows == 9
     assert client.files("db.t", at=At(snapshot_id=1)).num_rows == 7
@@ -84,41 +84,41 @@ def test_pages_with_different_dictionaries_are_joined_to_one_table(served: Serve
 
 
 def test_explanation_has_the_files_left_and_the_unused_conditions(client: SeamarkClient) -> None:
-    found = client.explain("db.t", "id BETWEEN 25 AND 31 AND length(data) = 3", files=True, limit=1)
-    assert (found.files, found.records, found.delete_files) == (2, 200, 0)
-    assert found.stages[0].files_in == 7
-    assert found.stages[-1].files_left == 2
-    assert sum(stage.files_removed for stage in found.stages) == 5
-    assert found.not_used == ("LENGTH(data) = 3",)
-    assert [one["name"] for one in found.columns] == ["id"]
-    assert found.kept is not None
-    assert [one["file-path"] for one in found.kept] == ["file:///t/002.parquet"]
+    explanation = client.explain("db.t", "id BETWEEN 25 AND 31 AND length(data) = 3", files=True, limit=1)
+    assert (explanation.files, explanation.records, explanation.delete_files) == (2, 200, 0)
+    assert explanation.stages[0].files_in == 7
+    assert explanation.stages[-1].files_left == 2
+    assert sum(stage.files_removed for stage in explanation.stages) == 5
+    assert explanation.not_used == ("LENGTH(data) = 3",)
+    assert [column["name"] for column in explanation.columns] == ["id"]
+    assert explanation.kept is not None
+    assert [one["file-path"] for one in explanation.kept] == ["file:///t/002.parquet"]
     same = client.explain("db.t", filter={"type": "eq", "term": "id", "value": 5})
     assert (same.files, same.kept) == (1, None)
 
 
 def test_timeline_is_read_to_its_end(client: SeamarkClient) -> None:
-    found = list(client.timeline("db.t"))
-    assert [one.action for one in found] == ["create", "commit"]
-    assert found[1].snapshot_id == 1
+    timeline = list(client.timeline("db.t"))
+    assert [one.action for one in timeline] == ["create", "commit"]
+    assert timeline[1].snapshot_id == 1
     assert [one.action for one in client.timeline("db.t", limit=1, newest_first=True)] == ["commit"]
-    assert list(client.timeline("db.t", since=found[1].position)) == []
+    assert list(client.timeline("db.t", since=timeline[1].position)) == []
     assert next(client.timeline(action="create")).name == "t"
 
 
 def test_errors_are_raised_by_type_with_the_servers_message(client: SeamarkClient) -> None:
-    with pytest.raises(NotFound, match="no_such") as gone:
+    with pytest.raises(NotFound, match="no_such") as error:
         client.files("db.no_such")
-    assert (gone.value.status, gone.value.kind) == (404, "NoSuchTableException")
-    assert gone.value.request_id
+    assert (error.value.status, error.value.kind) == (404, "NoSuchTableException")
+    assert error.value.request_id
     with pytest.raises(BadRequest, match="line 1, column"):
         client.explain("db.t", "id =")
     with pytest.raises(BadRequest, match=r"nope.*the table has no partition fields"):
         client.files("db.t", "nope=3")
     with pytest.raises(ValueError, match="namespace"):
         client.files("t")
-    copied = pickle.loads(pickle.dumps(gone.value))
-    assert (type(copied), copied.message, copied.status) == (NotFound, gone.value.message, 404)
+    copied = pickle.loads(pickle.dumps(error.value))
+    assert (type(copied), copied.message, copied.status) == (NotFound, error.value.message, 404)
 
 
 def test_client_is_pickled_without_its_connections(client: SeamarkClient) -> None:
@@ -158,14 +158,14 @@ def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str
 
     The server gives the answers one after another, and then repeats the last one.
     """
-    asked: list[str] = []
+    requests: list[str] = []
 
     class Handler(http.server.BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
-            status, headers, body = answers[min(len(asked), len(answers) - 1)]
-            asked.append(self.headers.get("Authorization", ""))
+            status, headers, body = answers[min(len(requests), len(answers) - 1)]
+            requests.append(self.headers.get("Authorization", ""))
             self.send_response(status)
             for name, value in {**headers, "Content-Length": str(len(body))}.items():
                 self.send_header(name, value)
@@ -179,7 +179,7 @@ def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+        yield f"http://127.0.0.1:{server.server_address[1]}", requests
     finally:
         server.shutdown()
         server.server_close()
@@ -191,21 +191,21 @@ NOTHING = (200, {}, json.dumps({"instants": [], "next-since": None}).encode())
 
 
 def test_busy_server_is_asked_again_with_the_token() -> None:
-    with answering(BUSY, BUSY, NOTHING) as (url, asked):
+    with answering(BUSY, BUSY, NOTHING) as (url, request):
         client = SeamarkClient(url, token="hunter2")
         assert list(client.timeline()) == []
         client.close()
-    assert asked == ["Bearer hunter2"] * 3
+    assert request == ["Bearer hunter2"] * 3
 
 
 def test_empty_token_is_not_sent() -> None:
     """A shell passes an unset variable as an empty text. A server refuses `Bearer` without a token as malformed."""
-    with answering(NOTHING) as (url, asked):
+    with answering(NOTHING) as (url, request):
         client = SeamarkClient(url, token="")
         assert list(client.timeline()) == []
         client.close()
     assert not client.has_token
-    assert asked == [""]
+    assert request == [""]
 
 
 @pytest.mark.parametrize(
@@ -222,13 +222,13 @@ def test_empty_token_is_not_sent() -> None:
 def test_invalid_answer_raises_the_error_of_its_kind(
     answer: tuple[int, dict[str, str], bytes], expected: type[ClientError]
 ) -> None:
-    with answering(answer) as (url, asked):
+    with answering(answer) as (url, requests):
         client = SeamarkClient(url, retries=2)
         with pytest.raises(expected) as raised:
             list(client.timeline())
         client.close()
     assert type(raised.value) is expected
-    assert len(asked) == (3 if expected is Unavailable else 1)
+    assert len(requests) == (3 if expected is Unavailable else 1)
 
 
 def test_messages_hide_the_password_of_a_url() -> None:
@@ -244,10 +244,10 @@ def test_messages_hide_the_password_of_a_url() -> None:
 
 def test_as_of_time_is_parsed_to_the_millisecond() -> None:
     """As a float of seconds, each of these times would lose a millisecond, and name the snapshot before."""
-    for wanted in (1_079_337_347_472, 2_165_497_250_429, 2_183_226_373_411):
-        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=wanted)
-        assert parse_as_of(at.isoformat()) == wanted
-        assert parse_as_of(at.replace(tzinfo=None).isoformat()) == wanted
+    for expected in (1_079_337_347_472, 2_165_497_250_429, 2_183_226_373_411):
+        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=expected)
+        assert parse_as_of(at.isoformat()) == expected
+        assert parse_as_of(at.replace(tzinfo=None).isoformat()) == expected
     assert parse_as_of("1969-12-31T23:59:59.999") == -1
     assert parse_as_of("2026-10-25T02:30+02:00") == parse_as_of("2026-10-25T00:30")
 

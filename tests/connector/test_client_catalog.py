@@ -24,9 +24,9 @@ def test_namespaces_of_all_levels_and_their_tables_are_listed_page_by_page(
         for number in range(5):
             catalog.create_table(("a", "x.y", f"t{number}"), schema=SCHEMA)
     client = SeamarkClient(served.url)
-    found = list(client.namespaces())
-    assert sorted(found) == sorted([*names, ("db",)])
-    assert all(found.index(name[:-1]) < found.index(name) for name in found if len(name) > 1)
+    namespaces = list(client.namespaces())
+    assert sorted(namespaces) == sorted([*names, ("db",)])
+    assert all(namespaces.index(name[:-1]) < namespaces.index(name) for name in namespaces if len(name) > 1)
     assert list(client.tables(("a", "x.y"))) == [("a", "x.y", f"t{number}") for number in range(5)]
     assert list(client.tables(("d",))) == []
     with pytest.raises(NotFound):
@@ -43,7 +43,7 @@ def test_table_is_loaded_below_the_servers_prefix_with_vended_credentials(tmp_pa
         client = SeamarkClient(served.url)
         loaded = client.load_table("db.t")
         metadata = decode_table(loaded.metadata, loaded.location)
-        assert (metadata.location, [one.snapshot_id for one in metadata.snapshots]) == (
+        assert (metadata.location, [snapshot.snapshot_id for snapshot in metadata.snapshots]) == (
             loaded.location,
             [metadata.current_snapshot_id],
         )

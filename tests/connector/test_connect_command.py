@@ -58,14 +58,14 @@ def test_spark_configuration_is_that_of_the_tests() -> None:
     assert spark_conf(text) == {**NO_HIVE, "spark.sql.extensions": EXTENSIONS, **catalog_conf("sea", URI)}
     with_token = connection_text("spark", "sea", URI, has_token=True)
     assert '"spark.sql.catalog.sea.token=$SEAMARK_TOKEN"' in with_token
-    shown = subprocess.run(
+    output = subprocess.run(
         ["sh", "-c", with_token.replace("spark-sql", "printf '%s\\n'", 1)],
         capture_output=True,
         text=True,
         env={**os.environ, "SEAMARK_TOKEN": "smk_x"},
         timeout=10,
     )
-    assert "spark.sql.catalog.sea.token=smk_x" in shown.stdout.splitlines()
+    assert "spark.sql.catalog.sea.token=smk_x" in output.stdout.splitlines()
 
 
 def test_trino_configuration_is_that_of_the_how_to() -> None:

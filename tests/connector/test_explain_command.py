@@ -160,7 +160,7 @@ def test_refused_query_is_reported_with_the_reason(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("value", "text"),
     [
         (True, "true"),
         ({"type": "eq", "term": "a", "value": "it's"}, "a = 'it''s'"),
@@ -182,8 +182,8 @@ def test_refused_query_is_reported_with_the_reason(url: str) -> None:
         ),
     ],
 )
-def test_expression_is_shown_as_sql(given: object, text: str) -> None:
-    assert expression_text(given) == text
+def test_expression_is_shown_as_sql(value: object, text: str) -> None:
+    assert expression_text(value) == text
 
 
 def test_explain_finds_the_server_of_a_home_folder(url: str, tmp_path: Path) -> None:

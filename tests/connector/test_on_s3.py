@@ -55,8 +55,8 @@ class Lake:
 
     def unfinished(self) -> list[str]:
         """Return the keys of uploads that are neither completed nor aborted."""
-        found = self.s3.client().list_multipart_uploads(Bucket=self.bucket)
-        return [upload["Key"] for upload in found.get("Uploads", ())]
+        multipart_uploads = self.s3.client().list_multipart_uploads(Bucket=self.bucket)
+        return [upload["Key"] for upload in multipart_uploads.get("Uploads", ())]
 
     def catalog(self) -> RestCatalog:
         access = {
@@ -96,12 +96,12 @@ def test_rows_in_s3_are_written_changed_and_read(lake: Lake, mode: str, version:
     assert delete(client, name, where="land = 'it'", mode=mode).deleted == 1
     assert read_rows(client, name) == [(1, "de", 1, None), (2, "es", 2, None), (9, "at", 2, None)]
     overwrite(client, name, rows((5, "ch", 5)), where="ts >= 1")
-    wanted = [(5, "ch", 5, None)]
-    assert read_rows(client, name) == wanted
+    expected = [(5, "ch", 5, None)]
+    assert read_rows(client, name) == expected
     if version == 2:  # PyIceberg applies the deletes of version 2, too.
         with lake.catalog() as catalog:
             read = catalog.load_table(name).scan().to_arrow().sort_by("id").to_pylist()
-        assert [tuple(one.values()) for one in read] == wanted
+        assert [tuple(one.values()) for one in read] == expected
 
 
 def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: Lake) -> None:
@@ -112,13 +112,13 @@ def test_concurrent_engine_appends_both_commit_and_leave_no_extra_file(lake: Lak
         for number, handle in enumerate(handles, start=1):  # Each append is based on the snapshot before both appends.
             handle.append(rows((number, "fr", number)).cast(handle.schema().as_arrow()))
         table = catalog.load_table("db.stock")
-        found = table.scan().to_arrow()
-        assert sorted(found["id"].to_pylist()) == [0, 1, 2, 3]
+        actual_rows = table.scan().to_arrow()
+        assert sorted(actual_rows["id"].to_pylist()) == [0, 1, 2, 3]
         assert len(table.history()) == 4
-        named = {one["file_path"] for one in table.inspect.files().to_pylist()}
-        lists = {one.manifest_list for one in table.snapshots()}
-    there = {one for one in lake.files(".parquet") if "/stock-" in one}
-    assert there == named
+        file_paths = {value["file_path"] for value in table.inspect.files().to_pylist()}
+        lists = {snapshot.manifest_list for snapshot in table.snapshots()}
+    files = {file for file in lake.files(".parquet") if "/stock-" in file}
+    assert files == file_paths
     assert lists <= lake.files(".avro")
     assert scan(lake.client, "db.stock", ["id"]).to_arrow().num_rows == 4
 
@@ -251,8 +251,8 @@ def test_statements_merge_files_and_drop_columns_in_s3(
     assert read_table(lake.client) == after
     assert lake.unfinished() == []
     location = lake.client.load_table("db.t").location
-    known = set(lake.client.files("db.t", content="data")["file_path"].to_pylist())
-    assert known <= {path for path in lake.files(".parquet") if path.startswith(location)}
+    known_values = set(lake.client.files("db.t", content="data")["file_path"].to_pylist())
+    assert known_values <= {path for path in lake.files(".parquet") if path.startswith(location)}
 
 
 def test_columns_of_old_partitions_are_dropped_in_s3(lake: Lake) -> None:
@@ -300,10 +300,10 @@ def test_killed_statement_leaves_no_partial_file_in_s3(lake: Lake, step: int) ->
     location = lake.client.load_table("db.t").location
     assert [key for key in lake.unfinished() if f"s3://{lake.bucket}/{key}".startswith(f"{location}/")] == []
     snapshots = json.loads(lake.client.load_table("db.t", history=True).metadata)["snapshots"]
-    known = {
+    known_paths = {
         path
         for snapshot in snapshots
         for path in lake.client.files("db.t", at=At(snapshot_id=snapshot["snapshot-id"]))["file_path"].to_pylist()
     }
-    assert {path for path in lake.files(".parquet") if path.startswith(location)} == known
+    assert {path for path in lake.files(".parquet") if path.startswith(location)} == known_paths
     assert read_table(lake.client) == before

@@ -19,32 +19,32 @@ from seamark.connector.spark.archives import ArchiveFinder
 
 
 def write(path: Path, modules: Iterable[str]) -> None:
-    with zipfile.ZipFile(path, "w") as made:
-        for one in modules:
-            made.writestr(f"{one}.py", f"name = {one!r}\n")
+    with zipfile.ZipFile(path, "w") as zip_file:
+        for module in modules:
+            zip_file.writestr(f"{module}.py", f"name = {module!r}\n")
 
 
 def test_module_that_was_added_to_the_archive_is_found(tmp_path: Path) -> None:
     path = tmp_path / "modules.zip"
     write(path, ["one"])
-    found = ArchiveFinder(str(path))
-    assert found.find_spec("one") is not None
-    assert found.find_spec("two") is None
+    finder = ArchiveFinder(str(path))
+    assert finder.find_spec("one") is not None
+    assert finder.find_spec("two") is None
     write(path, ["one", "two"])
-    found.invalidate_caches()
-    assert found.find_spec("two") is not None
+    finder.invalidate_caches()
+    assert finder.find_spec("two") is not None
 
 
 def test_modules_of_a_deleted_archive_are_found_again_when_it_returns(tmp_path: Path) -> None:
     path = tmp_path / "modules.zip"
     write(path, ["one"])
-    found = ArchiveFinder(str(path))
+    finder = ArchiveFinder(str(path))
     path.unlink()
-    found.invalidate_caches()
-    assert found.find_spec("one") is None
+    finder.invalidate_caches()
+    assert finder.find_spec("one") is None
     write(path, ["one"])
-    found.invalidate_caches()
-    assert found.find_spec("one") is not None
+    finder.invalidate_caches()
+    assert finder.find_spec("one") is not None
 
 
 def test_unchanged_archive_is_not_read_again(tmp_path: Path) -> None:

@@ -51,21 +51,21 @@ def test_counts_of_rows_and_pages_equal_those_of_the_files(
         with closing(InProcessWorkers()) as workers:
             build(client, "db.t", "by_k", workers)
     table = open_table(client, "db.t", CURRENT)
-    for asked in (source.randrange(300) for _ in range(10)):
-        found = estimate_remaining_rows(client, table, bind_filter(f"k = {asked}", table))
-        wanted = RemainingRows()
+    for request in (source.randrange(300) for _ in range(10)):
+        found = estimate_remaining_rows(client, table, bind_filter(f"k = {request}", table))
+        expected = RemainingRows()
         for keys in files:
-            places = [place for place, key in enumerate(keys) if key == asked]
+            places = [place for place, key in enumerate(keys) if key == request]
             if indexed and places:
                 pages = {place // 100 for place in places}
-                wanted.planned += len(keys)
-                wanted.touched += min(len(keys), 100 * len(pages))
-                wanted.chosen += len(places)
-            elif not indexed and min(keys) <= asked <= max(keys):
-                wanted.planned += len(keys)
-                wanted.touched += len(keys)
-                wanted.chosen += len(keys)
-        assert found == wanted, seed
+                expected.planned += len(keys)
+                expected.touched += min(len(keys), 100 * len(pages))
+                expected.chosen += len(places)
+            elif not indexed and min(keys) <= request <= max(keys):
+                expected.planned += len(keys)
+                expected.touched += len(keys)
+                expected.chosen += len(keys)
+        assert found == expected, seed
 
 
 def test_seamark_reader_is_chosen_by_the_share_of_pages_that_it_skips() -> None:

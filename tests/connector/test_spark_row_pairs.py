@@ -21,13 +21,13 @@ def test_pairs_are_all_rows_with_equal_keys() -> None:
     rng = random.Random(seed)
     for _ in range(200):
         stored = np.array([rng.randrange(6) for _ in range(rng.randrange(8))], dtype=np.int64)
-        given = np.array([rng.randrange(-1, 6) for _ in range(rng.randrange(8))], dtype=np.int64)
-        wanted = sorted((s, g) for s, key in enumerate(stored) for g, other in enumerate(given) if key == other)
-        found = match_rows(stored, given, len(wanted))
+        keys = np.array([rng.randrange(-1, 6) for _ in range(rng.randrange(8))], dtype=np.int64)
+        expected = sorted((s, g) for s, key in enumerate(stored) for g, other in enumerate(keys) if key == other)
+        found = match_rows(stored, keys, len(expected))
         assert found is not None
-        assert sorted(zip(*map(np.ndarray.tolist, found), strict=True)) == wanted, f"seed {seed}"
-        if wanted:
-            assert match_rows(stored, given, len(wanted) - 1) is None
+        assert sorted(zip(*map(np.ndarray.tolist, found), strict=True)) == expected, f"seed {seed}"
+        if expected:
+            assert match_rows(stored, keys, len(expected) - 1) is None
 
 
 def test_rows_have_the_ordinal_of_their_key() -> None:
@@ -47,5 +47,5 @@ def test_rows_have_the_ordinal_of_their_key() -> None:
         usable = {row for row in rows if None not in row and -(1 << 31) <= row[0] < 1 << 31}  # type: ignore[operator]
         assert len(known) == len(usable)
         assert set(known) == usable
-        found = ordinals_of(keys, values, columns).tolist()
-        assert found == [known.index(row) if row in usable else -1 for row in rows], f"seed {seed}"
+        actual = ordinals_of(keys, values, columns).tolist()
+        assert actual == [known.index(row) if row in usable else -1 for row in rows], f"seed {seed}"

@@ -63,10 +63,10 @@ class Watched:
     async def violations(self) -> list[str]:
         """Return the serious and critical violations that axe finds."""
         await self.run(AXE.read_text() + "\n;0")
-        found = await self.run("axe.run(document).then((result) => result.violations)")
+        result = await self.run("axe.run(document).then((result) => result.violations)")
         return [
             f"{one['id']}: {one['help']}: {[node['html'][:200] for node in one['nodes'][:3]]}"
-            for one in found
+            for one in result
             if one["impact"] in ("serious", "critical")
         ]
 

@@ -22,8 +22,8 @@ async def test_page_and_assets_are_public_complete_and_under_one_policy(tmp_path
             assert answer.headers["Content-Security-Policy"] == POLICY
             assert answer.headers["Cache-Control"] == "no-cache"
         linked = re.findall(r'(?:href|src)="([^"]+)"', page)
-        named = {link.partition("/")[2].partition("/")[2] for link in linked}
-        assert {f"{path.relative_to(FOLDER)}" for path in FOLDER.rglob("*.js")} <= named
+        names = {link.partition("/")[2].partition("/")[2] for link in linked}
+        assert {f"{path.relative_to(FOLDER)}" for path in FOLDER.rglob("*.js")} <= names
         assert "unsafe" not in POLICY
         assert not re.search(r"<script(?![^>]*src=)|<style|\son\w+=|style=", page)
         for link in linked:

@@ -67,14 +67,16 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
             assert await watched.violations() == [], address
         module = "new URL('format.js', document.querySelector('script[type=module]').src)"
         sizes = [0, 999, 1023, 1024, 1280, 30_000, 104_806, 10**6, 512 << 20, 999_999_999, 1 << 40]
-        shown = await watched.run(f"import({module}).then((format) => {sizes}.map(format.size))")
-        assert shown == [show_size(size) for size in sizes], "as on the command line"
+        output = await watched.run(f"import({module}).then((format) => {sizes}.map(format.size))")
+        assert output == [show_size(size) for size in sizes], "as on the command line"
         texts = ["0", "249,998", "499,998", "749,998", "999,998"]
         marks = [{"position": at / 4, "text": text} for at, text in enumerate(texts)]
-        given = f"{json.dumps(marks)}, {[at / 4 for at in range(len(texts))]}"
+        input_text = f"{json.dumps(marks)}, {[at / 4 for at in range(len(texts))]}"
         charts = f"import({module.replace('format', 'charts')})"
-        shown = await watched.run(f"{charts}.then((one) => [270, 420].map((width) => one.labelsOf({given}, width)))")
-        assert shown == [["0", "", "", "", "999,998"], texts], "labels do not overlap in a narrow window"
+        output = await watched.run(
+            f"{charts}.then((one) => [270, 420].map((width) => one.labelsOf({input_text}, width)))"
+        )
+        assert output == [["0", "", "", "", "999,998"], texts], "labels do not overlap in a narrow window"
         await watched.open("#/tables")
         await watched.page.get_by_label("Search").fill("ord")
         await watched.page.get_by_role("link", name="db.orders").click()
@@ -196,11 +198,11 @@ async def test_running_jobs_are_shown_with_their_progress(tmp_path: Path) -> Non
 
 async def test_the_streams_page_shows_offsets_pauses_and_rates_without_a_reload(tmp_path: Path) -> None:
     shards = [{"shard": 0, "flushed": 1000, "durable": 1500}, {"shard": 1, "flushed": 200, "durable": 200}]
-    listed = {
+    listing = {
         **{"namespace": ["db"], "table": "t", "shards": shards, "waiting-rows": 500, "waiting-bytes": 1 << 20},
         **{"oldest-ms": 1, "fresh-files": 3, "paused": None},
     }
-    state = {"streams": [listed, listed | {"table": "u", "paused": "a move of the table"}], "next-page-token": None}
+    state = {"streams": [listing, listing | {"table": "u", "paused": "a move of the table"}], "next-page-token": None}
     async with running(tmp_path) as server, open_browser() as browser, open_page(browser, server.url) as watched:
         await watched.page.route("**/api/v1/streams*", lambda route: route.fulfill(json=state))
         await watched.open("#/streams")

@@ -52,11 +52,11 @@ def draw_files(location: str, count: int, rng: random.Random) -> tuple[list[dict
                 own[column] = ordered(column, (first, first if rng.random() < 0.2 else draw(column, rng)))
         bounds.append(own)
     sizes = [rng.choice((0, 1, 2, 1023, 1024, rng.randrange(1 << 34))) for _ in bounds]
-    made = [
+    content_files = [
         content_file(f"{location}/data/{rng.getrandbits(64):x}.parquet", own, size=size)
         for own, size in zip(bounds, sizes, strict=True)
     ]
-    return made, bounds
+    return content_files, bounds
 
 
 class Expected:
@@ -132,9 +132,9 @@ def check(answer: dict[str, Any], column: str, expected: Expected, files: list[i
 def check_bars(made: list[dict[str, Any]], expected: Expected, ranges: list[Range], bars: int) -> None:
     assert len(made) == min(bars, len(ranges))
     assert sum(bar["files"] for bar in made) == len(ranges)
-    rest = sorted(ranges)
+    remaining_ranges = sorted(ranges)
     for bar in made:
-        own, rest = rest[: bar["files"]], rest[bar["files"] :]
+        own, remaining_ranges = remaining_ranges[: bar["files"]], remaining_ranges[bar["files"] :]
         assert abs(bar["files"] - len(ranges) / len(made)) < 1
         ends = sorted(high for _, high in own)
         wanted = (own[0][0], ends[(len(ends) - 1) // 2], ends[-1])
@@ -144,11 +144,11 @@ def check_bars(made: list[dict[str, Any]], expected: Expected, ranges: list[Rang
 
 def check_sizes(layout: dict[str, Any], files: list[dict[str, Any]]) -> None:
     sizes = [file["file-size-in-bytes"] for file in files]
-    wanted: dict[int, list[int]] = {}
+    expected: dict[int, list[int]] = {}
     for size in sizes:
-        wanted.setdefault(1 << (size.bit_length() - 1) if size else 0, []).append(size)
+        expected.setdefault(1 << (size.bit_length() - 1) if size else 0, []).append(size)
     assert layout["sizes"] == [
-        {"size-in-bytes": of, "files": len(own), "total-bytes": sum(own)} for of, own in sorted(wanted.items())
+        {"size-in-bytes": of, "files": len(own), "total-bytes": sum(own)} for of, own in sorted(expected.items())
     ]
 
 
@@ -172,7 +172,7 @@ async def one_table(server: Running, name: str, rng: random.Random) -> None:
         files = [len(later), len(earlier)]
         check(answer, column, expected, files, bars, points)
         check_sizes(answer["snapshots"][0], [*first, *second])
-        assert [one["snapshot-id"] for one in answer["snapshots"]] == (ids[::-1] if compared else [ids[1]])
+        assert [snapshot["snapshot-id"] for snapshot in answer["snapshots"]] == (ids[::-1] if compared else [ids[1]])
 
 
 @pytest.mark.parametrize("tables", [8, pytest.param(150, marks=pytest.mark.slow)])
@@ -189,7 +189,7 @@ async def test_column_without_a_layout_is_rejected(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         location = await create_table(server, "t")
         await change(server, "t", [content_file(f"{location}/data/a", {"id": (1, 2)})])
-        for path, told in (
+        for path, message in (
             ("nothing", "Cannot find column 'nothing'"),
             ("id?scale=log", "it must be value or rank"),
             ("id?bars=0", "at least 1"),
@@ -198,7 +198,7 @@ async def test_column_without_a_layout_is_rejected(tmp_path: Path) -> None:
         ):
             status, answer = await server.get(f"/api/v1/tables/db/t/layout/{path}")
             assert (status, answer["error"]["type"]) == (400, "BadRequestException"), path
-            assert told in answer["error"]["message"]
+            assert message in answer["error"]["message"]
         status, answer = await server.get("/api/v1/tables/db/t/layout/country")
         assert status == 200
         assert (answer["marks"], answer["snapshots"][0]["bounded-files"]) == ([], 0)
@@ -225,10 +225,10 @@ def test_numeric_bounds_stay_arrays() -> None:
     tracemalloc.start()
     try:
         axis, ranges = read_layouts([cast(FoundFiles, _Bounds(files))], RequestedColumn(1, "long"), False)
-        kept, _ = tracemalloc.get_traced_memory()
+        memory_bytes, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     # A bound has a key, a position and a rank of 8 bytes each; a number object takes 40.
-    assert kept < 2 * files * 32
+    assert memory_bytes < 2 * files * 32
     assert [axis.key_at(rank) for rank in (0, 1, 2 * files - 1)] == [0, 500, (files - 1) * 1000 + 500]
     assert len(ranges[0].lower) == files

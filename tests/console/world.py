@@ -89,14 +89,14 @@ async def create_table(server: Running, name: str, *, partitioned: bool = False,
         "properties": properties,
         **({"partition-spec": BY_DAY} if partitioned else {}),
     }
-    made = await ask(server, "POST", "/v1/namespaces/db/tables", body | more)
-    return str(made["metadata"]["location"])
+    answer = await ask(server, "POST", "/v1/namespaces/db/tables", body | more)
+    return str(answer["metadata"]["location"])
 
 
 async def change(server: Running, name: str, add: Sequence[dict[str, Any]], **more: Any) -> int:
     """Commit a change, and return the id of its snapshot."""
-    made = await ask(server, "POST", f"/api/v1/tables/db/{name}/commit", {"add": list(add), **more})
-    return int(made["snapshot-id"])
+    answer = await ask(server, "POST", f"/api/v1/tables/db/{name}/commit", {"add": list(add), **more})
+    return int(answer["snapshot-id"])
 
 
 def unclustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:

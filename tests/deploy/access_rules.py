@@ -24,7 +24,7 @@ def _ruled(user: str, table: str, **more: Any) -> dict[str, Any]:
 
 
 def _masked(*columns: str) -> list[dict[str, Any]]:
-    return [{"name": one, "mask": "'XXXX'"} for one in columns]
+    return [{"name": column, "mask": "'XXXX'"} for column in columns]
 
 
 RULES: dict[str, Any] = {

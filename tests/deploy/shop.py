@@ -68,7 +68,7 @@ def fill(seamark: Seamark) -> None:
     orders = catalog.create_table("shop.orders", schema=schema)
     for part in range(FILES):
         ids = [part + FILES * number for number in range(ROWS)]
-        rows = {"id": ids, "country": [("FR", "DE", "IT")[one % 3] for one in ids], "note": [f"n{one}" for one in ids]}
+        rows = {"id": ids, "country": [("FR", "DE", "IT")[id_ % 3] for id_ in ids], "note": [f"n{id_}" for id_ in ids]}
         orders.append(pa.table(rows, schema=schema))
     countries = pa.table({"code": ["FR", "DE", "IT"], "name": ["France", "Germany", "Italy"]})
     catalog.create_table("shop.countries", schema=countries.schema).append(countries)
@@ -89,8 +89,8 @@ def connect(port: int, **options: Any) -> Any:
 def rows_of(port: int, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
     connection = connect(port, **options)
     try:
-        found: list[list[Any]] = connection.cursor().execute(sql, parameters).fetchall()
-        return found
+        rows: list[list[Any]] = connection.cursor().execute(sql, parameters).fetchall()
+        return rows
     finally:
         connection.close()
 
@@ -104,8 +104,10 @@ def both(shop: Shop, sql: str, parameters: Any = None, **options: Any) -> list[l
 
 def post(port: int, sql: str, **headers: str) -> tuple[str, dict[str, Any]]:
     """Send a statement, and return its outcome in the proxy's header and the first answer."""
-    given = {"X-Trino-User": "tests", "X-Trino-Catalog": "seamark", "X-Trino-Schema": "shop", **headers}
-    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/statement", data=sql.encode(), headers=given)
+    request_headers = {"X-Trino-User": "tests", "X-Trino-Catalog": "seamark", "X-Trino-Schema": "shop", **headers}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/statement", data=sql.encode(), headers=request_headers
+    )
     with urllib.request.urlopen(request, timeout=60) as answer:
         return answer.headers["X-Seamark-Plan"], json.load(answer)
 
@@ -128,8 +130,8 @@ def reads_plans(shop: Shop, explained: str) -> bool:
     snapshots.
     """
     with urllib.request.urlopen(f"{shop.seamark.base_url}/v1/namespaces/shop/tables/orders", timeout=60) as answer:
-        own = {one["snapshot-id"] for one in json.load(answer)["metadata"]["snapshots"]}
-    read = {int(one) for one in re.findall(r"orders\$data@(\d+)", explained)}
+        own = {snapshot["snapshot-id"] for snapshot in json.load(answer)["metadata"]["snapshots"]}
+    read = {int(match) for match in re.findall(r"orders\$data@(\d+)", explained)}
     return bool(read) and own.isdisjoint(read)
 
 

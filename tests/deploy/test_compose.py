@@ -37,9 +37,9 @@ def mounted_files(service: str) -> dict[str, Path]:
 
 
 def image_version(service: str) -> str:
-    found = re.search(r":v?(\d+(?:\.\d+)*)", SERVICES[service]["image"])
-    assert found, SERVICES[service]["image"]
-    return found[1]
+    match = re.search(r":v?(\d+(?:\.\d+)*)", SERVICES[service]["image"])
+    assert match, SERVICES[service]["image"]
+    return match[1]
 
 
 def pom_property(pom: Path, name: str) -> str:
@@ -51,9 +51,9 @@ def pom_property(pom: Path, name: str) -> str:
 
 def locked_version(package: str) -> str:
     lock = (REPO / "requirements.lock").read_text()
-    found = re.search(rf"^{package}==(\S+)$", lock, re.MULTILINE)
-    assert found, package
-    return found[1]
+    match = re.search(rf"^{package}==(\S+)$", lock, re.MULTILINE)
+    assert match, package
+    return match[1]
 
 
 def read_spark_defaults() -> dict[str, str]:
@@ -119,11 +119,11 @@ def test_spark_defaults_equal_those_that_the_connector_would_write() -> None:
 
 def test_server_settings_are_known_and_agree_with_other_services() -> None:
     settings = tomllib.loads(mounted_files("seamark")["/etc/seamark/seamark.toml"].read_text())
-    known = {field.name for field in fields(Settings)}
-    assert set(settings) <= known
+    known_names = {field.name for field in fields(Settings)}
+    assert set(settings) <= known_names
     assert SERVICES["seamark"]["environment"]["SEAMARK_CONFIG"] == "/etc/seamark/seamark.toml"
     variables = {name.removeprefix("SEAMARK_").lower() for name in SERVICES["seamark"]["environment"]}
-    assert variables - {"config"} <= known
+    assert variables - {"config"} <= known_names
     keys = s3.read_env_file(s3.CONFIG)
     environment = SERVICES["seamark"]["environment"]
     assert environment["SEAMARK_S3_ACCESS_KEY_ID"] == f"${{S3_ACCESS_KEY:-{keys['ROOT_ACCESS_KEY']}}}"
@@ -140,9 +140,9 @@ def test_indexer_uses_the_servers_image_and_the_engines_token_and_keys() -> None
     assert service["image"] == SERVICES["seamark"]["image"]
     name, *arguments = service["command"]
     command = subcommands(cli)[name]
-    given = command.make_context(name, list(arguments)).params
-    assert given["url"] == "http://seamark:8181"
-    assert not given["once"]
+    parameters = command.make_context(name, list(arguments)).params
+    assert parameters["url"] == "http://seamark:8181"
+    assert not parameters["once"]
     config = {"SEAMARK_CONFIG": "/etc/seamark/seamark.toml"}
     assert service["environment"].items() <= (spark | config).items()
     assert mounted_files("indexer") == mounted_files("seamark")
@@ -150,8 +150,8 @@ def test_indexer_uses_the_servers_image_and_the_engines_token_and_keys() -> None
 
 def test_compose_sets_every_variable_that_trino_reads() -> None:
     files = (path for path in trino.ETC.rglob("*") if path.is_file())
-    wanted = {name for path in files for name in re.findall(r"\$\{ENV:(\w+)\}", path.read_text())}
-    assert wanted == set(SERVICES["trino"]["environment"])
+    expected = {name for path in files for name in re.findall(r"\$\{ENV:(\w+)\}", path.read_text())}
+    assert expected == set(SERVICES["trino"]["environment"])
 
 
 def test_image_copies_only_existing_files_that_the_ignore_file_allows() -> None:

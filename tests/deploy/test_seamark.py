@@ -16,8 +16,12 @@ def test_mounted_settings_serve_tables_over_postgresql_and_s3(
     start_seamark: Callable[..., Seamark], postgres_url: str, s3: S3, s3_bucket: str
 ) -> None:
     """The test replaces only the addresses and allows access without a login from loopback."""
-    here = {"SEAMARK_CONFIG": str(DEPLOY / "seamark" / "seamark.toml"), "SEAMARK_AUTH": "none", **s3.seamark_env()}
-    server = start_seamark(database=postgres_url, warehouse=f"s3://{s3_bucket}/warehouse", env=here)
+    environment = {
+        "SEAMARK_CONFIG": str(DEPLOY / "seamark" / "seamark.toml"),
+        "SEAMARK_AUTH": "none",
+        **s3.seamark_env(),
+    }
+    server = start_seamark(database=postgres_url, warehouse=f"s3://{s3_bucket}/warehouse", env=environment)
     catalog = load_catalog("seamark", type="rest", uri=server.base_url, **s3.client_properties())
     catalog.create_namespace("shop")
     rows = pa.table({"id": pa.array([1, 2, 3], pa.int64())})

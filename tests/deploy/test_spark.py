@@ -21,7 +21,7 @@ def test_spark_sql_uses_seamark_with_the_mounted_configuration(tmp_path: Path, s
     """Only addresses differ: compose has names of services, and the test has ports of this machine."""
     warehouse = f"s3://{s3_bucket}/warehouse"
     with Seamark(tmp_path / "seamark", warehouse=warehouse, env=s3.seamark_env()) as seamark:
-        here = {
+        environment = {
             "spark.master": "local[1]",
             "spark.driver.extraClassPath": f"{CACHE / 'jars'}/*",
             "spark.driver.bindAddress": "127.0.0.1",
@@ -43,7 +43,7 @@ def test_spark_sql_uses_seamark_with_the_mounted_configuration(tmp_path: Path, s
             "CREATE NAMESPACE seamark.shop; CREATE TABLE shop.t AS SELECT 40 + 2 AS answer; SELECT answer FROM shop.t;"
         )
         argv = [str(Path(pyspark.__file__).parent / "bin" / "spark-sql")]
-        argv += [part for key, value in here.items() for part in ("--conf", f"{key}={value}")]
+        argv += [part for key, value in environment.items() for part in ("--conf", f"{key}={value}")]
         done = subprocess.run([*argv, "-e", sql], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "42" in done.stdout.split()

@@ -105,7 +105,7 @@ def test_view_created_in_trino_is_listed_and_read(lake: Lake) -> None:
 def test_trino_and_pyiceberg_change_one_table_alternately(lake: Lake) -> None:
     catalog = load_catalog("seamark", type="rest", uri=lake.seamark.base_url, **lake.client)
     catalog.create_namespace("turns")
-    rows = pa.table({"id": list(range(100)), "word": [str(one) for one in range(100)]})
+    rows = pa.table({"id": list(range(100)), "word": [str(number) for number in range(100)]})
     table = catalog.create_table("turns.t", schema=rows.schema)
     table.append(rows)
     assert lake.rows("SELECT count(*), sum(id) FROM turns.t") == [[100, 4950]]
@@ -174,19 +174,19 @@ def test_trino_reads_a_plan_table_like_the_table(lake: Lake, version: int) -> No
         name = make_plan(lake, f"plans{version}.t", predicate)
         plan = f'{schema}."{name}"'
         columns = 'id, land, day, "$path", "$partition"'
-        wanted = rows(f"SELECT {columns} FROM {schema}.t WHERE {predicate} ORDER BY id")
-        assert rows(f"SELECT {columns} FROM {plan} WHERE {predicate} ORDER BY id") == wanted
+        expected = rows(f"SELECT {columns} FROM {schema}.t WHERE {predicate} ORDER BY id")
+        assert rows(f"SELECT {columns} FROM {plan} WHERE {predicate} ORDER BY id") == expected
         left = {path for (path,) in rows(f'SELECT file_path FROM {schema}."{name}$files" WHERE content = 0')}
         assert left <= files
         assert (left == files) == (predicate == "true"), predicate
-        assert {path for *_, path, _ in wanted} <= left
+        assert {path for *_, path, _ in expected} <= left
         joined = f"SELECT count(*) FROM {plan} a JOIN {schema}.t b ON a.id = b.id JOIN {plan} c ON b.id = c.id"
         assert rows(joined) == rows(f"SELECT count(*) FROM {plan}")
     then = make_plan(lake, f"plans{version}.t", "id = 21", at=At(snapshot_id=before))
-    wanted = rows(f"SELECT day FROM {schema}.t FOR VERSION AS OF {before} WHERE id = 21")
-    assert rows(f'SELECT day FROM {schema}."{then}" WHERE id = 21') == wanted
-    assert rows(f'SELECT day FROM {schema}."{then}" FOR VERSION AS OF {before} WHERE id = 21') == wanted
-    assert wanted != rows(f"SELECT day FROM {schema}.t WHERE id = 21")
+    expected = rows(f"SELECT day FROM {schema}.t FOR VERSION AS OF {before} WHERE id = 21")
+    assert rows(f'SELECT day FROM {schema}."{then}" WHERE id = 21') == expected
+    assert rows(f'SELECT day FROM {schema}."{then}" FOR VERSION AS OF {before} WHERE id = 21') == expected
+    assert expected != rows(f"SELECT day FROM {schema}.t WHERE id = 21")
     assert rows(f"SHOW TABLES FROM {schema}") == [["t"]]
 
 
@@ -276,9 +276,11 @@ def test_index_deleted_by_trinos_remove_orphan_files_is_built_again(trino_lake: 
         session={f"{lake.catalog}.remove_orphan_files_min_retention": "0s"},
     )
     assert not list(location.rglob("_seamark/**/*.puffin")), "if Trino leaves them, the how-to about indexes is wrong"
-    named = [file["statistics-path"] for file in json.loads(client.load_table("keep.t").metadata)["statistics"]]
-    assert named
-    assert all(Path(path.removeprefix("file://")).exists() for path in named)
+    statistics_paths = [
+        file["statistics-path"] for file in json.loads(client.load_table("keep.t").metadata)["statistics"]
+    ]
+    assert statistics_paths
+    assert all(Path(path.removeprefix("file://")).exists() for path in statistics_paths)
     rows("INSERT INTO keep.t VALUES 'bb'")
     assert rows("SELECT land FROM keep.t WHERE land = 'bb'") == [["bb"]]
     assert client.explain("keep.t", "land = 'bb'").files >= 1

@@ -29,10 +29,10 @@ WHERE a.id = 12 AND b.id < 8000 ORDER BY b.id"""
 
 
 def client_jar(pattern: str) -> str:
-    found = sorted((JARS / "clients").glob(pattern))
-    if not found:
+    result = sorted((JARS / "clients").glob(pattern))
+    if not result:
         raise ServiceFailed(f"no {pattern} in {JARS / 'clients'}: run `make trino`")
-    return str(found[-1])
+    return str(result[-1])
 
 
 def java(*arguments: str) -> str:
@@ -77,12 +77,12 @@ def test_jdbc_driver_gets_equal_results_through_the_proxy(shop: Shop, options: s
     """The driver sends the texts of its prepared statements in headers, or in EXECUTE IMMEDIATE."""
     prepared = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
     among = "SELECT count(*), max(note) FROM orders, countries WHERE country = code AND id IN (?, ?) AND name < ?"
-    asked = [ONE, "0", prepared, "2", "bigint:4712", "varchar:it's", MANY, "0"]
-    asked += [among, "3", "bigint:5", "bigint:8", "varchar:Z", prepared, "2", "bigint:4713", "varchar:n4713"]
+    request = [ONE, "0", prepared, "2", "bigint:4712", "varchar:it's", MANY, "0"]
+    request += [among, "3", "bigint:5", "bigint:8", "varchar:Z", prepared, "2", "bigint:4713", "varchar:n4713"]
     driver = ["-cp", client_jar("trino-jdbc-*"), str(JDBC)]
     before = shop.proxy.statements("rewritten")
     direct, proxied = (
-        java(*driver, f"jdbc:trino://127.0.0.1:{port}/{CATALOG}/shop{options}", *asked)
+        java(*driver, f"jdbc:trino://127.0.0.1:{port}/{CATALOG}/shop{options}", *request)
         for port in (shop.trino.port, shop.proxy.port)
     )
     assert proxied == direct
@@ -97,7 +97,7 @@ def test_jdbc_driver_gets_equal_results_through_the_proxy(shop: Shop, options: s
 
 @pytest.mark.slow
 def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
-    before, found = shop.proxy.statements("rewritten"), []
+    before, actual = shop.proxy.statements("rewritten"), []
     for port in (shop.trino.port, shop.proxy.port):
         engine = sqlalchemy.create_engine(f"trino://tests@127.0.0.1:{port}/{CATALOG}/shop")
         try:
@@ -112,11 +112,13 @@ def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
             )
             with engine.connect() as connection:
                 rows = connection.execute(chosen.where(orders.c.id.in_([12, 4711])).order_by(orders.c.id)).all()
-            found.append((rows, {name: [(one["name"], str(one["type"])) for one in columns[name]] for name in columns}))
+            actual.append(
+                (rows, {name: [(one["name"], str(one["type"])) for one in columns[name]] for name in columns})
+            )
         finally:
             engine.dispose()
-    assert found[0] == found[1]
-    assert found[0][0] == [(12, "n12", "France"), (4711, "n4711", "Germany")]
+    assert actual[0] == actual[1]
+    assert actual[0][0] == [(12, "n12", "France"), (4711, "n4711", "Germany")]
     assert shop.proxy.statements("rewritten") == before + 1
 
 
@@ -138,15 +140,15 @@ def test_addresses_of_spooled_results_are_those_of_the_proxy(shop: Shop, tmp_pat
     flags = ("--trino", shop.trino.base_url, "--trino", other)
     with trino_proxy(tmp_path, *flags, seamark=shop.planner.base_url) as several:
         for url in (shop.proxy.url, several.url):
-            segments = [one for one in segments_of(url, MANY) if one["type"] == "spooled"]
+            segments = [segment for segment in segments_of(url, MANY) if segment["type"] == "spooled"]
             assert segments
-            for one in segments:
+            for segment in segments:
                 start = f"{url}/seamark/c/" if url == several.url else f"{url}/v1/spooled/"
-                assert one["uri"].startswith(start)
-                assert one["ackUri"].startswith(start)
-                with urllib.request.urlopen(one["uri"], timeout=60) as answer:
-                    assert len(answer.read()) == one["metadata"]["segmentSize"]
-                with urllib.request.urlopen(one["ackUri"], timeout=60) as answer:
+                assert segment["uri"].startswith(start)
+                assert segment["ackUri"].startswith(start)
+                with urllib.request.urlopen(segment["uri"], timeout=60) as answer:
+                    assert len(answer.read()) == segment["metadata"]["segmentSize"]
+                with urllib.request.urlopen(segment["ackUri"], timeout=60) as answer:
                     assert answer.status == 200
         assert len(rows_of(several.port, MANY, encoding="json+zstd")) == 8000
 

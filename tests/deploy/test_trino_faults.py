@@ -31,7 +31,7 @@ MANY_ROWS = (
     "SELECT id, x, rpad(note, 200, 'x') FROM orders CROSS JOIN UNNEST(sequence(1, 300)) t (x) WHERE orders.id < 3000"
 )
 """More rows than coordinator and client can buffer, so that Trino reads most of them while the client fetches."""
-LONG = f"SELECT count(*) FROM {', '.join(f'UNNEST(sequence(1, 10000)) t{one} (x{one})' for one in range(4))}"
+LONG = f"SELECT count(*) FROM {', '.join(f'UNNEST(sequence(1, 10000)) t{number} (x{number})' for number in range(4))}"
 
 
 @dataclass
@@ -82,7 +82,7 @@ def fill(seamark: Seamark, schema: str) -> None:
     """Create the table `orders` with forty files, by id."""
     catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
     catalog.create_namespace(schema)
-    rows = pa.table({"id": range(10_000), "note": [f"n{one}" for one in range(10_000)]})
+    rows = pa.table({"id": range(10_000), "note": [f"n{number}" for number in range(10_000)]})
     write_files(catalog, f"{schema}.orders", rows, 40)
     catalog.close()
 
@@ -121,14 +121,14 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
     # Otherwise the statement runs until Trino abandons its client. The next test does not wait so long for a slot.
     with urllib.request.urlopen(urllib.request.Request(first["nextUri"], method="DELETE"), timeout=60):
         pass
-    found = []
+    rows = []
     for port in lake.ports:
         try:
-            found.append(fetch_rows(port, MANY_ROWS, kill))
+            rows.append(fetch_rows(port, MANY_ROWS, kill))
         finally:
             lake.catalog.start()
             lake.planner.start()
-    assert found == [900_000, 900_000]
+    assert rows == [900_000, 900_000]
 
 
 def test_catalog_outage_after_the_plan_is_trinos_own_error(lake: Lake) -> None:
@@ -149,7 +149,7 @@ def test_catalog_outage_after_the_plan_is_trinos_own_error(lake: Lake) -> None:
 
 def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: Lake) -> None:
     blockers = [connect(lake.trino.port) for _ in range(RUNNING_MAX)]
-    cursors = [one.cursor() for one in blockers]
+    cursors = [blocker.cursor() for blocker in blockers]
     with ThreadPoolExecutor(RUNNING_MAX + 1) as threads:
         running = [threads.submit(run_until_cancelled, cursor, LONG) for cursor in cursors]
         try:
@@ -174,11 +174,11 @@ def test_expired_plan_lease_does_not_fail_the_statement(lake: Lake) -> None:
     lake.trino.process.send(signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(rows_of, lake.proxy.port, ONE)
+            request = threads.submit(rows_of, lake.proxy.port, ONE)
             with pytest.raises(TimeoutError):
-                asked.result(2 * LEASE_S)
+                request.result(2 * LEASE_S)
             lake.trino.process.send(signal.SIGCONT)
-            assert asked.result(120) == [["n4711"]]
+            assert request.result(120) == [["n4711"]]
     finally:
         lake.trino.process.send(signal.SIGCONT)
 
@@ -186,22 +186,22 @@ def test_expired_plan_lease_does_not_fail_the_statement(lake: Lake) -> None:
 def test_expired_snapshot_gives_trinos_own_error(lake: Lake) -> None:
     expire = "ALTER TABLE orders EXECUTE expire_snapshots(retention_threshold => '0s')"
     session = {"seamark.expire_snapshots_min_retention": "0s"}
-    found: list[object] = []
+    results: list[object] = []
     for schema, port in zip(("direct", "proxied"), lake.ports, strict=True):
         fill(lake.catalog, schema)
         rows_of(lake.trino.port, "DELETE FROM orders WHERE id = 1", schema=schema)
         past = rows_of(
             lake.trino.port, 'SELECT snapshot_id FROM "orders$snapshots" ORDER BY committed_at', schema=schema
         )[-2][0]
-        asked = MANY_ROWS.replace("FROM orders", f"FROM orders FOR VERSION AS OF {past}")
+        request = MANY_ROWS.replace("FROM orders", f"FROM orders FOR VERSION AS OF {past}")
 
         def expire_it(schema: str = schema) -> None:
             rows_of(lake.trino.port, "UPDATE orders SET note = 'new' WHERE id < 5000", schema=schema)
             rows_of(lake.trino.port, expire, schema=schema, session_properties=session)
 
-        found.append((fetch_rows(port, asked, expire_it, schema=schema), again(port, asked, schema)))
-    assert found[1][1] == found[0][1]
-    assert {found[0][0], found[1][0]} <= {900_000, "ICEBERG_CANNOT_OPEN_SPLIT", "ICEBERG_FILESYSTEM_ERROR"}
+        results.append((fetch_rows(port, request, expire_it, schema=schema), again(port, request, schema)))
+    assert results[1][1] == results[0][1]
+    assert {results[0][0], results[1][0]} <= {900_000, "ICEBERG_CANNOT_OPEN_SPLIT", "ICEBERG_FILESYSTEM_ERROR"}
 
 
 def again(port: int, sql: str, schema: str) -> str:
@@ -228,9 +228,9 @@ def test_clients_see_the_restart_of_a_killed_coordinator(lake: Lake) -> None:
 
 def are_running(lake: Lake, cursors: Sequence[Any], statements: Sequence[Future[None]]) -> bool:
     """Return whether all statements are running; raise the error of a statement that has ended."""
-    for one in statements:
-        if one.done():
-            one.result()
+    for statement in statements:
+        if statement.done():
+            statement.result()
             pytest.fail("a statement has ended before it was cancelled")
     return all(state(lake, cursor.query_id) == "RUNNING" for cursor in cursors)
 
@@ -240,9 +240,9 @@ def state(lake: Lake, query_id: str | None) -> str:
 
     A SQL statement for it would wait in the queue, and Trino knows a query only after its client's first request.
     """
-    asked = urllib.request.Request(f"{lake.trino.base_url}/v1/query/{query_id}", headers={"X-Trino-User": "tests"})
+    request = urllib.request.Request(f"{lake.trino.base_url}/v1/query/{query_id}", headers={"X-Trino-User": "tests"})
     try:
-        with urllib.request.urlopen(asked, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return str(json.load(answer)["state"])
     except urllib.error.HTTPError as error:
         return f"HTTP {error.code}"

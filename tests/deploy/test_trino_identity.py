@@ -25,7 +25,7 @@ from tests.services.trino_lake import TrinoLake
 from tests.support.trino_comparison import Both, make_benchmark_tables, open_both, write_files
 
 pytestmark = NEEDS_TRINO
-TPCH = [one for one in Path(__file__).with_name("tpch.sql").read_text().split(";") if one.strip()]
+TPCH = [part for part in Path(__file__).with_name("tpch.sql").read_text().split(";") if part.strip()]
 QUERIES_PER_LAKE = 30
 
 
@@ -84,10 +84,10 @@ def lake_of(rng: random.Random, trino_lake: TrinoLake, schema: str) -> Statement
     with duckdb.connect() as db:
         for text in statements.make_tables():
             db.execute(text)
-        for one in statements.tables:
-            name = one.name.replace('"', '""')
+        for table in statements.tables:
+            name = table.name.replace('"', '""')
             rows = db.sql(f'FROM "{name}"').to_arrow_table()
-            write_files(catalog, (schema, one.name.lower()), rows, len(rows) or 1)
+            write_files(catalog, (schema, table.name.lower()), rows, len(rows) or 1)
     catalog.close()
     return statements
 
@@ -102,11 +102,11 @@ def replace_numbers(rng: random.Random, text: str) -> tuple[str, list[Any]]:
     """Replace some of the numbers with parameters; return the text and the values."""
     values: list[Any] = []
 
-    def bind(found: re.Match[str]) -> str:
+    def bind(match: re.Match[str]) -> str:
         if rng.random() < 0.5:
-            return found[0]
-        values.append(int(found[2]))
-        return f"{found[1]}?"
+            return match[0]
+        values.append(int(match[2]))
+        return f"{match[1]}?"
 
     return re.sub(r"( (?:=|<>|<|>|<=|>=) )(-?\d+)(?![\w.])", bind, text), values
 

@@ -32,19 +32,19 @@ def star(shop: Shop) -> Iterator[Shop]:
     create(
         catalog,
         "items",
-        {"i_key": keys, "color": [f"c{one // ITEMS_PER_FILE}" for one in keys], "i_brand": [one % 8 for one in keys]},
+        {"i_key": keys, "color": [f"c{key // ITEMS_PER_FILE}" for key in keys], "i_brand": [key % 8 for key in keys]},
     )
-    create(catalog, "brands", {"b_key": list(range(8)), "brand": [f"b{one}" for one in range(8)]})
-    days = [DAY + datetime.timedelta(days=one) for one in range(40 * FILES)]
-    create(catalog, "days", {"d_day": days, "month": [one.month for one in days], "year": [one.year for one in days]})
+    create(catalog, "brands", {"b_key": list(range(8)), "brand": [f"b{number}" for number in range(8)]})
+    days = [DAY + datetime.timedelta(days=number) for number in range(40 * FILES)]
+    create(catalog, "days", {"d_day": days, "month": [day.month for day in days], "year": [day.year for day in days]})
     create(catalog, "nations", {"code": ["FR", "DE", "IT"], "name": ["France", "Germany", "Italy"]})
     for part in range(FILES):
         numbers = range(100)
         rows = {
-            "s_item": [part * ITEMS_PER_FILE + one % ITEMS_PER_FILE for one in numbers],
-            "s_day": [DAY + datetime.timedelta(days=40 * part + one % 40) for one in numbers],
-            "s_code": [("FR", "DE", "IT", None)[one % 4] for one in numbers],
-            "price": [1000 * part + one for one in numbers],
+            "s_item": [part * ITEMS_PER_FILE + number % ITEMS_PER_FILE for number in numbers],
+            "s_day": [DAY + datetime.timedelta(days=40 * part + number % 40) for number in numbers],
+            "s_code": [("FR", "DE", "IT", None)[number % 4] for number in numbers],
+            "price": [1000 * part + number for number in numbers],
         }
         if part == 0:
             create(catalog, "sales", rows)
@@ -85,8 +85,8 @@ def same(star: Shop, sql: str) -> list[list[Any]]:
         ),
         # tests/connector/analysis/ tests these forms without Trino too.
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (
+            pytest.param(*sql, marks=pytest.mark.slow)
+            for sql in (
                 (
                     "SELECT count(*) FROM sales, items, brands "
                     "WHERE s_item = i_key AND i_brand = b_key AND brand = 'none'",
@@ -169,8 +169,8 @@ def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int
         ),
         # tests/connector/analysis/ tests these forms without Trino too.
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (
+            pytest.param(*sql, marks=pytest.mark.slow)
+            for sql in (
                 ("SELECT s_item, count(*) FROM sales GROUP BY s_item HAVING s_item IN (31, 32) ORDER BY 1", 1),
                 (
                     "SELECT count(*) FROM sales "
@@ -206,8 +206,8 @@ def test_conditions_of_more_forms_prune_files(star: Shop, sql: str, files: int) 
         "SELECT count(*) FROM sales, items WHERE s_item = i_key AND color = 'c7' OR price < 50",
         # tests/connector/analysis/ tests these forms without Trino too.
         *(
-            pytest.param(one, marks=pytest.mark.slow)
-            for one in (
+            pytest.param(sql, marks=pytest.mark.slow)
+            for sql in (
                 "SELECT count(*) FROM sales FULL JOIN items ON s_item = i_key AND color = 'c7'",
                 "SELECT count(*), count(code) FROM sales JOIN nations ON s_code = code AND name = 'Italy'",
             )
@@ -226,14 +226,14 @@ def test_dimension_that_changes_is_read_at_its_planned_snapshot(star: Shop) -> N
     """
     catalog = load_catalog("seamark", type="rest", uri=star.seamark.base_url)
     keys = list(range(FILES * ITEMS_PER_FILE))
-    create(catalog, "turning", {"t_key": keys, "hue": [one // ITEMS_PER_FILE for one in keys]})
+    create(catalog, "turning", {"t_key": keys, "hue": [key // ITEMS_PER_FILE for key in keys]})
     table, done = catalog.load_table("star.turning"), threading.Event()
 
     def turn() -> None:
         shift = 0
         while not done.is_set():
             shift += 1
-            table.overwrite(pa.table({"t_key": keys, "hue": [(one // ITEMS_PER_FILE + shift) % FILES for one in keys]}))
+            table.overwrite(pa.table({"t_key": keys, "hue": [(key // ITEMS_PER_FILE + shift) % FILES for key in keys]}))
 
     thread = threading.Thread(target=turn)
     thread.start()

@@ -52,7 +52,7 @@ def test_large_results_are_complete(shop: Shop) -> None:
 
 
 def test_client_that_cancels_ends_its_statement(shop: Shop) -> None:
-    numbers = ", ".join(f"UNNEST(sequence(1, 10000)) t{one} (x{one})" for one in range(4))
+    numbers = ", ".join(f"UNNEST(sequence(1, 10000)) t{number} (x{number})" for number in range(4))
     connection = connect(shop.proxy.port)
     cursor = connection.cursor()
     thread = threading.Thread(target=run_until_cancelled, args=(cursor, f"SELECT count(*) FROM {numbers}"))
@@ -83,8 +83,8 @@ def test_parameters_are_bound_and_used_in_plans(shop: Shop, legacy: bool) -> Non
 def test_session_belongs_to_the_client(shop: Shop) -> None:
     connection = connect(shop.proxy.port, schema=None, session_properties={"query_max_run_time": "7m"})
     cursor = connection.cursor()
-    shown = cursor.execute("SHOW SESSION LIKE 'query_max_run_time'").fetchall()
-    assert shown[0][1] == "7m"
+    rows = cursor.execute("SHOW SESSION LIKE 'query_max_run_time'").fetchall()
+    assert rows[0][1] == "7m"
     cursor.execute("USE seamark.shop").fetchall()
     assert cursor.execute("SELECT note FROM orders WHERE id = 42").fetchall() == [["n42"]]
     cursor.execute("SET SESSION query_max_run_time = '8m'").fetchall()
@@ -130,8 +130,8 @@ def test_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
         "SELECT shop.orders.id FROM shop.orders WHERE id = 16",
         # tests/connector/analysis/ tests these forms without Trino too.
         *(
-            pytest.param(one, marks=pytest.mark.slow)
-            for one in (
+            pytest.param(statement, marks=pytest.mark.slow)
+            for statement in (
                 "SELECT * FROM orders WHERE id IN (5, 6, 7) ORDER BY id",
                 "SELECT count(*), min(note) FROM orders WHERE id = 999999 OR id = 12",
                 "SELECT a.id, b.id FROM orders a, orders b WHERE a.id = 10 AND b.id = 30 AND a.country <> b.note",

@@ -55,15 +55,15 @@ def fill(seamark: Seamark) -> None:
     orders = catalog.create_table("ruled.orders", schema=schema)
     for part in range(FILES):
         ids = range(part * ROWS, (part + 1) * ROWS)
-        rows = {"id": list(ids), "customer": [part] * ROWS, "country": [COUNTRIES[one % 3] for one in ids]}
-        orders.append(pa.table({**rows, "card": [f"c{part}-{one % 4}" for one in ids]}, schema=schema))
+        rows = {"id": list(ids), "customer": [part] * ROWS, "country": [COUNTRIES[id_ % 3] for id_ in ids]}
+        orders.append(pa.table({**rows, "card": [f"c{part}-{id_ % 4}" for id_ in ids]}, schema=schema))
     people = {
         "number": list(range(10)),
         "name": [f"name{one}" for one in range(10)],
         "tier": [one % 3 for one in range(10)],
     }
-    given = pa.table(people, schema=pa.schema([("number", number), ("name", text), ("tier", number)]))
-    catalog.create_table("ruled.customers", schema=given.schema).append(given)
+    table = pa.table(people, schema=pa.schema([("number", number), ("name", text), ("tier", number)]))
+    catalog.create_table("ruled.customers", schema=table.schema).append(table)
     catalog.close()
 
 
@@ -130,8 +130,8 @@ def load(ruled: Ruled, name: str, header: str | None = PLANS) -> dict[str, Any] 
     headers = {} if header is None else {"X-Seamark-Plans": header}
     request = urllib.request.Request(f"{ruled.seamark.base_url}/v1/namespaces/ruled/tables/{name}", headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=60) as found:
-            loaded: dict[str, Any] = json.load(found)
+        with urllib.request.urlopen(request, timeout=60) as result:
+            loaded: dict[str, Any] = json.load(result)
             return loaded
     except urllib.error.HTTPError as error:
         return error.code
@@ -141,7 +141,7 @@ def snapshot_ids(ruled: Ruled, header: str | None = PLANS) -> list[int]:
     """Return the snapshots of `orders` that a catalog with this header loads."""
     loaded = load(ruled, "orders", header)
     assert isinstance(loaded, dict)
-    return [one["snapshot-id"] for one in loaded["metadata"]["snapshots"]]
+    return [snapshot["snapshot-id"] for snapshot in loaded["metadata"]["snapshots"]]
 
 
 def plan_name(ruled: Ruled, predicate: str) -> str:
@@ -150,8 +150,8 @@ def plan_name(ruled: Ruled, predicate: str) -> str:
         f"{ruled.seamark.base_url}/api/v1/tables/ruled/orders/plan-tables",
         data=json.dumps({"predicate": predicate}).encode(),
     )
-    with urllib.request.urlopen(request, timeout=60) as found:
-        return str(json.load(found)["name"])
+    with urllib.request.urlopen(request, timeout=60) as result:
+        return str(json.load(result)["name"])
 
 
 def test_rows_are_filtered_and_masked_through_the_proxy_as_without_it(ruled: Ruled) -> None:
@@ -170,9 +170,9 @@ def test_condition_on_a_masked_column_uses_the_mask(ruled: Ruled) -> None:
         "SELECT a.id FROM orders a JOIN customers b ON a.customer = b.number AND a.card = 'XXXX' WHERE b.tier = 1",
         "EXPLAIN ANALYZE SELECT id FROM orders WHERE card = 'c0-1'",
     )[:4]:
-        found = both(ruled, sql, "rita")
-        assert found
-        assert found != [[0]]
+        actual = both(ruled, sql, "rita")
+        assert actual
+        assert actual != [[0]]
     assert count_rewritten(ruled, "SELECT id FROM orders WHERE card = 'c3-1'", "anna") == (1, 0)
     assert both(ruled, "SELECT id FROM orders WHERE card = 'c3-1'", "rita") == []
 
@@ -190,7 +190,7 @@ def test_denied_tables_and_columns_are_refused_with_the_original_message(ruled: 
     ):
         refused = both(ruled, sql, user)
         assert "Access Denied" in refused
-        assert not any(str(one) in refused for one in snapshot_ids(ruled))
+        assert not any(str(id_) in refused for id_ in snapshot_ids(ruled))
 
 
 def test_header_shows_no_counts_to_users_with_row_filters_or_masks(ruled: Ruled) -> None:
@@ -215,8 +215,8 @@ def test_plan_name_seen_by_another_user_resolves_to_nothing(ruled: Ruled) -> Non
     assert load(ruled, name) == 404
     assert isinstance(load(ruled, name, None), dict)
     for user in ("rita", "dan", "sue"):
-        found = both(ruled, f'SELECT * FROM "{name}"', user)
-        assert "TABLE_NOT_FOUND" in found
+        actual = both(ruled, f'SELECT * FROM "{name}"', user)
+        assert "TABLE_NOT_FOUND" in actual
 
 
 def test_plan_view_seen_by_another_user_returns_no_rows_to_them(ruled: Ruled) -> None:
@@ -241,9 +241,9 @@ def post_json(ruled: Ruled, path: str, body: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(
         f"{ruled.seamark.base_url}/api/v1/{path}", data=json.dumps(body).encode(), headers={"X-Seamark-Plans": PLANS}
     )
-    with urllib.request.urlopen(request, timeout=60) as found:
-        made: dict[str, Any] = json.load(found)
-        return made
+    with urllib.request.urlopen(request, timeout=60) as result:
+        plans: dict[str, Any] = json.load(result)
+        return plans
 
 
 def test_plans_are_shown_only_to_their_catalog_and_disappear_soon(ruled: Ruled) -> None:
@@ -265,7 +265,7 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(ruled: Rul
         rows_of(
             ruled.trino.port, f"INSERT INTO kept VALUES ({1000 + number}, 1, 'FR', 'c')", user="anna", schema="ruled"
         )
-    made = [post_json(ruled, "tables/ruled/kept/plan-tables", {"predicate": f"id = {one}"}) for one in (1000, 1001)]
+    plans = [post_json(ruled, "tables/ruled/kept/plan-tables", {"predicate": f"id = {one}"}) for one in (1000, 1001)]
     session = {
         "seamark.expire_snapshots_min_retention": "0s",
         "seamark.remove_orphan_files_min_retention": "0s",
@@ -282,10 +282,10 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(ruled: Rul
     loaded = load(ruled, "kept")
     assert isinstance(loaded, dict)
     assert len(loaded["metadata"]["snapshots"]) == 1
-    assert made[0]["plan-snapshot-id"] not in [one["snapshot-id"] for one in loaded["metadata"]["snapshots"]]
+    assert plans[0]["plan-snapshot-id"] not in [snapshot["snapshot-id"] for snapshot in loaded["metadata"]["snapshots"]]
     for number in (1000, 1001, 5):
-        found = both(ruled, f"SELECT id FROM kept WHERE id = {number}", "anna")
-        assert found == [[number]]
+        actual = both(ruled, f"SELECT id FROM kept WHERE id = {number}", "anna")
+        assert actual == [[number]]
     rows_of(ruled.trino.port, "DROP TABLE kept", user="anna", schema="ruled")
 
 
@@ -349,24 +349,27 @@ class Statements:
         kind = rng.randrange(6)
         if user == "sue" and rng.random() < 0.6:
             name, columns, kind = "free", ("id", "id", "customer"), rng.choice([0, 1, 4, 5])
-        shown = ", ".join(sorted(rng.sample(sorted(set(columns)), rng.randrange(1, len(set(columns)) + 1))))
+        projection = ", ".join(sorted(rng.sample(sorted(set(columns)), rng.randrange(1, len(set(columns)) + 1))))
         match kind:
             case 0:
-                return f"SELECT {rng.choice(['*', shown])} FROM {name} WHERE {self.condition('', columns)}"
+                return f"SELECT {rng.choice(['*', projection])} FROM {name} WHERE {self.condition('', columns)}"
             case 1:
                 return f"SELECT count(*), min({columns[0]}) FROM {name} x WHERE {self.condition('x.', columns)}"
             case 2:
-                kept = self.condition("c.", ("number", "name", "tier"))
+                condition = self.condition("c.", ("number", "name", "tier"))
                 left = rng.choice(["orders", "orders", "lent", "own"])
                 more = rng.choice(["", f" AND {self.condition('o.', ('id', 'country', 'card'))}"])
-                return f"SELECT o.id, c.name FROM {left} o JOIN customers c ON o.customer = c.number WHERE {kept}{more}"
+                join = f"{left} o JOIN customers c ON o.customer = c.number"
+                return f"SELECT o.id, c.name FROM {join} WHERE {condition}{more}"
             case 3:
                 inner = f"SELECT customer FROM orders WHERE {self.condition('', ('id', 'country', 'card'))}"
                 return f"SELECT id FROM orders WHERE customer IN ({inner}) AND {self.condition('', ('id', 'card'))}"
             case 4:
-                return f"WITH q AS (SELECT {shown} FROM {name} WHERE {self.condition('', columns)}) SELECT * FROM q"
+                return (
+                    f"WITH q AS (SELECT {projection} FROM {name} WHERE {self.condition('', columns)}) SELECT * FROM q"
+                )
             case _:
-                text = f"SELECT {shown} FROM {name} WHERE {self.condition('', columns)}".replace("'", "''")
+                text = f"SELECT {projection} FROM {name} WHERE {self.condition('', columns)}".replace("'", "''")
                 return f"EXECUTE IMMEDIATE '{text}'"
 
 
@@ -386,12 +389,12 @@ def test_random_statements_of_three_users_are_equal_through_the_proxy(ruled: Rul
     for number in range(queries):
         user = ("rita", "dan", "sue")[number % 3]
         was = ruled.proxy.statements("rewritten")
-        found = both(ruled, statements.query(user), user)
+        result = both(ruled, statements.query(user), user)
         rewritten[user] += ruled.proxy.statements("rewritten") - was
-        if isinstance(found, str):
-            counts["refused" if "Access Denied" in found else "failed"] += 1
+        if isinstance(result, str):
+            counts["refused" if "Access Denied" in result else "failed"] += 1
         else:
-            counts["rows" if found else "empty"] += 1
+            counts["rows" if result else "empty"] += 1
     done = {one: ruled.proxy.statements(one) - was for one, was in before.items()}
     print(dict(counts), done, dict(rewritten))
     assert counts["failed"] == 0
@@ -410,11 +413,11 @@ def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(ruled: R
             assert "PERMISSION_DENIED" in refused or "row filter" in refused, (user, sql, refused)
     catalog = load_catalog("seamark", type="rest", uri=ruled.seamark.base_url)
     schema = pa.schema([("id", pa.int64()), ("part", pa.int64()), ("payload", pa.string())])
-    kept = catalog.create_table("ruled.kept", schema=schema)
-    with kept.update_spec() as spec:
+    kept_table = catalog.create_table("ruled.kept", schema=schema)
+    with kept_table.update_spec() as spec:
         spec.add_identity("part")
     for part in range(4):
-        kept.append(pa.table({"id": [part], "part": [part % 2], "payload": [f"p{part}"]}, schema=schema))
+        kept_table.append(pa.table({"id": [part], "part": [part % 2], "payload": [f"p{part}"]}, schema=schema))
     catalog.close()
     for sql, files in (
         ("ALTER TABLE kept PARTITION (part = 0) DROP COLUMNS (Payload)", [2, 1]),
@@ -434,11 +437,11 @@ def reported_columns(ruled: Ruled) -> list[list[str]]:
     url, token = f"{ruled.seamark.base_url}/api/v1/tables/ruled/orders/metrics", ""
     reports: list[dict[str, Any]] = []
     while token is not None:
-        with urllib.request.urlopen(f"{url}?pageToken={token}" if token else url, timeout=60) as found:
-            page = json.load(found)
-        reports += [one["report"] for one in page["reports"]]
+        with urllib.request.urlopen(f"{url}?pageToken={token}" if token else url, timeout=60) as result:
+            page = json.load(result)
+        reports += [report["report"] for report in page["reports"]]
         token = page["next-page-token"]
-    ours = [one for one in reports if one.get("metadata", {}).get("engine-name") == "seamark-trino-proxy"]
+    ours = [report for report in reports if report.get("metadata", {}).get("engine-name") == "seamark-trino-proxy"]
     return sorted(sorted(one["projected-field-names"]) for one in ours)
 
 

@@ -79,7 +79,7 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
     """
     counts: Counter[str] = Counter()
     rng = random.Random(seed)
-    drawn = RandomQueries(rng, NAMESPACE)
+    random_queries = RandomQueries(rng, NAMESPACE)
     mixed = MixedPredicates(rng)
     before = proxy.statements("rewritten")
     with (
@@ -88,7 +88,7 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
         session(lake, TRINO, proxy.port) as proxied,
     ):
         for number in range(queries):
-            text = drawn.query()
+            text = random_queries.query()
             if number % 3 == 0:
                 text = f"SELECT * FROM {NAMESPACE}.{rng.choice(TABLES)} WHERE {mixed.of_trino()}"
             where = f"seed {seed}, query {number}: {text}"
@@ -101,17 +101,17 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
                 continue
             assert rows_of(proxied.sql(text)) == rows, f"the proxy, {where}"
             try:
-                found = ours.sql(text)
-                found_rows = rows_of(found)
+                actual = ours.sql(text)
+                found_rows = rows_of(actual)
             except BadRequest as error:
                 if "DuckDB does not run this" not in str(error):
                     raise
                 counts["not translated"] += 1
                 continue
             assert found_rows == rows, where
-            assert [kind_of(one) for one in found.types] == [kind_of(one) for one in expected.types], where
+            assert [kind_of(one) for one in actual.types] == [kind_of(one) for one in expected.types], where
             counts["translated"] += 1
-            counts["files left out"] += sum(one.considered_files - one.files for one in found.explanation.tables)
+            counts["files left out"] += sum(table.considered_files - table.files for table in actual.explanation.tables)
     counts["rewritten"] = proxy.statements("rewritten") - before
     return counts
 
@@ -156,8 +156,8 @@ def test_local_times_compared_with_zoned_times_are_in_the_sessions_zone(filled: 
         ):
             for zone in ("Europe/Berlin", "UTC"):
                 text = f"SELECT ts FROM {NAMESPACE}.times WHERE {condition}"
-                found = [_rows_in_zone(port, zone, text) for port in (filled.trino.port, proxy.port)]
-                assert found[0] == found[1], (zone, text)
+                rows_in_zones = [_rows_in_zone(port, zone, text) for port in (filled.trino.port, proxy.port)]
+                assert rows_in_zones[0] == rows_in_zones[1], (zone, text)
     finally:
         with catalog_at(filled.seamark.base_url) as catalog:
             catalog.drop_table(f"{NAMESPACE}.times")
@@ -194,7 +194,7 @@ def test_handwritten_statements_give_the_same_rows_on_duckdb_and_trino(hand_made
     with session(hand_made_tables, DUCKDB) as ours, session(hand_made_tables, TRINO) as theirs:
         for text in (re.sub(r"\bdb\b", HAND_MADE, one) for one in (*hand_made.STATEMENTS, *hand_made.OF_TRINO)):
             try:
-                found = rows_of(ours.sql(text))
+                rows = rows_of(ours.sql(text))
             except BadRequest as error:
                 if "DuckDB does not run this" not in str(error):
                     raise
@@ -205,8 +205,8 @@ def test_handwritten_statements_give_the_same_rows_on_duckdb_and_trino(hand_made
                 if "correlated subquery" not in str(error):  # Trino refuses some of the statements.
                     wrong.append(f"{text}\n  {error}")
                 continue
-            if found != expected:
-                wrong.append(f"{text}\n  besides {found - expected}\n  without {expected - found}")
+            if rows != expected:
+                wrong.append(f"{text}\n  besides {rows - expected}\n  without {expected - rows}")
             compared += 1
     assert not wrong, "\n".join(wrong)
     assert compared > 0.8 * len(hand_made.STATEMENTS)

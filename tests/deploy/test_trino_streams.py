@@ -114,5 +114,5 @@ def test_trino_reads_the_rows_of_a_model_after_random_changes(stream: TrinoStrea
         number = numbers[-1]
         where = rng.choice(["", f" WHERE id >= {number - 2}"])
         expected = sorted(each for each in model if not where or each >= number - 2)
-        found = stream.sql(f"SELECT id FROM t{where} ORDER BY id", is_planned=rng.random() < 0.7)
-        assert found == expected, (seed, where)
+        actual = stream.sql(f"SELECT id FROM t{where} ORDER BY id", is_planned=rng.random() < 0.7)
+        assert actual == expected, (seed, where)

@@ -40,8 +40,8 @@ def session(lake: TrinoLake, port: int) -> SqlSession:
 def test_all_characters_keep_their_folded_form_in_trino(trino_lake: TrinoLake) -> None:
     with session(trino_lake, trino_lake.trino.port) as trino:
         rows = trino.sql(MAPPINGS).to_arrow()
-    points, *others = (column.to_pylist() for column in rows.columns)
-    mappings: Mappings = {point: set(texts) for point, *texts in zip(points, *others, strict=True)}
+    points, *other_values = (column.to_pylist() for column in rows.columns)
+    mappings: Mappings = {point: set(texts) for point, *texts in zip(points, *other_values, strict=True)}
     assert len(mappings) > 2_000
     check_all(mappings)
 

@@ -47,13 +47,13 @@ def guarded(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sh
 
 def answers(shop: Shop, sql: str, user: str) -> tuple[list[list[Any]] | str, list[list[Any]] | str]:
     """Return the rows or the error of a statement without the proxy, and those through it."""
-    found: list[list[list[Any]] | str] = []
+    rows: list[list[list[Any]] | str] = []
     for port in (shop.trino.port, shop.proxy.port):
         try:
-            found.append(rows_of(port, sql, user=user, schema="guarded"))
+            rows.append(rows_of(port, sql, user=user, schema="guarded"))
         except trino.exceptions.TrinoUserError as error:
-            found.append(f"{error.error_name}: {error.message}")
-    return found[0], found[1]
+            rows.append(f"{error.error_name}: {error.message}")
+    return rows[0], rows[1]
 
 
 def outcome(shop: Shop, sql: str, user: str) -> str:
@@ -122,10 +122,10 @@ def test_name_of_a_plan_view_soon_resolves_to_nothing(guarded: Shop) -> None:
 
         def is_gone(name: str = name) -> bool:
             try:
-                found = rows_of(guarded.trino.port, f'SELECT id FROM "{name}"', user="rita", schema="guarded")
+                rows = rows_of(guarded.trino.port, f'SELECT id FROM "{name}"', user="rita", schema="guarded")
             except trino.exceptions.TrinoUserError as error:
                 return bool(error.error_name == "TABLE_NOT_FOUND")
-            assert found == [[4711]], "and until then it has the view's own rows"
+            assert rows == [[4711]], "and until then it has the view's own rows"
             return False
 
         eventually(is_gone)
@@ -137,10 +137,10 @@ def test_name_of_a_plan_view_soon_resolves_to_nothing(guarded: Shop) -> None:
 def plan_view_of(shop: Shop, sql: str) -> str:
     """Return the rewritten text of `sql`."""
     rows_of(shop.proxy.port, sql, user="rita", schema="guarded")
-    made = """SELECT query FROM system.runtime.queries WHERE "user" = 'rita' AND query LIKE '%~plan~%'"""
-    asked = rows_of(shop.trino.port, made, user="anna")
+    statement = """SELECT query FROM system.runtime.queries WHERE "user" = 'rita' AND query LIKE '%~plan~%'"""
+    rows = rows_of(shop.trino.port, statement, user="anna")
     view = re.search(r"FROM (\w+)", sql)
     assert view is not None
-    names = {one for (text,) in asked for one in re.findall(rf'"({view[1]}~plan~[0-9a-f]{{32}})"', text)}
+    names = {match for (text,) in rows for match in re.findall(rf'"({view[1]}~plan~[0-9a-f]{{32}})"', text)}
     assert len(names) == 1
     return names.pop()

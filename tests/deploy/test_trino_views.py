@@ -90,8 +90,8 @@ def same(shop: Shop, sql: str) -> list[list[Any]]:
         ("SELECT * FROM elsewhere.plain a JOIN plain b ON a.id = b.id WHERE a.id = 4712", "plain"),
         # tests/connector/analysis/ tests these forms without Trino too.
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (
+            pytest.param(*sql, marks=pytest.mark.slow)
+            for sql in (
                 ("SELECT number, country, land FROM renamed WHERE number = 4711", "renamed"),
                 ("SELECT * FROM counted WHERE id = 4711", "counted"),
                 ("SELECT * FROM deep WHERE id = 4711", "deep"),
@@ -194,28 +194,29 @@ def statement(rng: random.Random) -> str:
         ]
         return rng.choice(choices)
 
-    one, two = rng.choice(list(columns)), rng.choice(list(columns))
-    where = f"WHERE {condition(one, 'a')}"
+    view, other_view = rng.choice(list(columns)), rng.choice(list(columns))
+    where = f"WHERE {condition(view, 'a')}"
     match rng.randrange(6):
         case 0:
             return (
-                f"SELECT a.* FROM {one} a {where} ORDER BY 1, 2"
-                if one not in ("hiding", "hidden")
-                else f"SELECT * FROM {one} a {where} ORDER BY 1"
+                f"SELECT a.* FROM {view} a {where} ORDER BY 1, 2"
+                if view not in ("hiding", "hidden")
+                else f"SELECT * FROM {view} a {where} ORDER BY 1"
             )
         case 1:
-            return f"SELECT count(*) FROM {one} a {where}"
+            return f"SELECT count(*) FROM {view} a {where}"
         case 2:
             join = rng.choice(["JOIN", "LEFT JOIN", "FULL JOIN"])
-            keys = f"a.{columns[one][0]} = b.{columns[two][0]}"
-            return f"SELECT count(*), max(a.{columns[one][0]}) FROM {one} a {join} {two} b ON {keys} {where}"
+            keys = f"a.{columns[view][0]} = b.{columns[other_view][0]}"
+            return f"SELECT count(*), max(a.{columns[view][0]}) FROM {view} a {join} {other_view} b ON {keys} {where}"
         case 3:
-            inner = f"SELECT 1 FROM shop.orders o WHERE o.id = a.{columns[one][0]}"
-            return f"SELECT count(*) FROM {one} a {where} AND EXISTS ({inner})"
+            inner = f"SELECT 1 FROM shop.orders o WHERE o.id = a.{columns[view][0]}"
+            return f"SELECT count(*) FROM {view} a {where} AND EXISTS ({inner})"
         case 4:
-            return f"SELECT count(*) FROM (SELECT * FROM {one}) a, shop.orders o {where} AND o.id = a.{columns[one][0]}"
+            joined = f"(SELECT * FROM {view}) a, shop.orders o"
+            return f"SELECT count(*) FROM {joined} {where} AND o.id = a.{columns[view][0]}"
         case _:
-            return f"SELECT count(*) FROM {one} a {where} OR {condition(one, 'a')}"
+            return f"SELECT count(*) FROM {view} a {where} OR {condition(view, 'a')}"
 
 
 @pytest.mark.slow
@@ -272,13 +273,13 @@ def test_inner_view_that_changes_during_planning_does_not_fail_the_statement(vie
         assert post(proxy.port, sql, **SESSION)[0].startswith("rewritten")
         views.trino.process.send(signal.SIGSTOP)
         try:
-            asked = threads.submit(rows_of, proxy.port, sql, schema="views")
+            request = threads.submit(rows_of, proxy.port, sql, schema="views")
             with pytest.raises(TimeoutError):
-                asked.result(3)
+                request.result(3)
             with urllib.request.urlopen(change, timeout=60):
                 pass
             views.trino.process.send(signal.SIGCONT)
-            assert asked.result(120) == [[4711, "n4711", 1]]
+            assert request.result(120) == [[4711, "n4711", 1]]
         finally:
             views.trino.process.send(signal.SIGCONT)
         assert proxy.statements("original") == 1

@@ -2,12 +2,14 @@
 
 A comment alone on the line above a fence says what the tests do with the block:
 
-| comment | block | what happens | |---|---|---| | `<!-- run -->` | bash, python | runs; a bash block leaves
-its environment to the ones after it | | `<!-- run: server -->` | bash | started in the background; goes on
-once `/readyz` answers, ends with the page | | `<!-- run: spark-catalog -->` | bash | its `--conf` lines are
-the catalog that later Spark blocks use | | `<!-- run: spark -->` | sql | runs in Spark, statement by
-statement | | `<!-- file: name -->` | any | written to `name` in the page's folder | | `<!-- output -->` |
-text | the output of the block before it; `…` stands for anything |
+| comment | block | action |
+|---|---|---|
+| `<!-- run -->` | bash, python | runs the block; a bash block leaves its environment to the blocks after it |
+| `<!-- run: server -->` | bash | starts in the background; the test goes on once `/readyz` answers |
+| `<!-- run: spark-catalog -->` | bash | its `--conf` lines are the catalog that later Spark blocks use |
+| `<!-- run: spark -->` | sql | runs in Spark, statement by statement |
+| `<!-- file: name -->` | any | is written to `name` in the page's folder |
+| `<!-- output -->` | text | is the output of the block before it; `…` stands for any text |
 """
 
 from __future__ import annotations

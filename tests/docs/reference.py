@@ -186,19 +186,19 @@ def served_operations() -> set[str]:
 
 def operations_page() -> str:
     """Return every operation of Iceberg's specification, and whether it is served."""
-    known, served = operations(), served_operations()
+    known_operations, served = operations(), served_operations()
     lines = [
         "# Iceberg REST operations",
         "",
         "`python -m tests.docs.reference` generates this page from Iceberg's specification (`tests/api/rest/spec/`)",
-        f"and the router. The server implements {len(served)} of its {len(known)} operations.",
+        f"and the router. The server implements {len(served)} of its {len(known_operations)} operations.",
         "Omit `{prefix}` in a URL, unless the server has the setting [`prefix`](settings.md#prefix).",
         "[openapi.json](openapi.json) describes Seamark's own API.",
         "",
         "| operation | method and path | served | key | notes |",
         "|---|---|---|---|---|",
     ]
-    for item in known:
+    for item in known_operations:
         yes = "yes" if item.endpoint in served else "not yet"
         key = "yes" if item.keyed else ""
         lines.append(f"| {item.id} | `{item.endpoint}` | {yes} | {key} | {NOTES[item.id]} |")
@@ -229,8 +229,8 @@ def services_table() -> str:
 
 def services_page() -> str:
     """Return the page on table services with the generated table."""
-    head, rest = SERVICES_PAGE.read_text().split(BEGIN)
-    return f"{head}{BEGIN}\n{services_table()}{END}{rest.split(END)[1]}"
+    head, tail = SERVICES_PAGE.read_text().split(BEGIN)
+    return f"{head}{BEGIN}\n{services_table()}{END}{tail.split(END)[1]}"
 
 
 PAGES = {"cli.md": cli_page, "errors.md": errors_page, "rest-operations.md": operations_page}

@@ -161,7 +161,7 @@ def spark_conf(command: str) -> dict[str, str]:
     return dict(item.split("=", 1) for item in arguments)
 
 
-def check_output(printed: str, expected: str) -> None:
+def check_output(output: str, expected: str) -> None:
     """Compare the output line by line, without spaces at the ends.
 
     `…` in `expected` matches any text within a line, and any lines if it is alone on a line.
@@ -172,9 +172,9 @@ def check_output(printed: str, expected: str) -> None:
             pattern.append(r"(?:.*\n)*?")
         else:
             pattern.append(".*?".join(re.escape(part.strip(" ")) for part in line.split("…")) + r"\s*\n")
-    text = "\n".join(line.strip() for line in printed.strip().splitlines()) + "\n"
+    text = "\n".join(line.strip() for line in output.strip().splitlines()) + "\n"
     if not re.fullmatch("".join(pattern), text):
-        raise AssertionError(f"the page says\n{expected}\nbut the output is\n{printed}")
+        raise AssertionError(f"the page says\n{expected}\nbut the output is\n{output}")
 
 
 @contextlib.contextmanager

@@ -118,11 +118,23 @@ def test_every_page_is_linked_from_the_readme() -> None:
 
 
 def test_environment_variables_of_the_pages_are_settings() -> None:
-    known = {environment_name(name) for name in FIELDS} | {CONFIG_VARIABLE, CA_VARIABLE, "SEAMARK_TOKEN", "SEAMARK_URL"}
-    known |= {"SEAMARK_SQL_TRINO", "SEAMARK_SQL_SPARK", "SEAMARK_TRINO_PASSWORD"}  # They are variables of seamark sql.
-    known |= {"SEAMARK_PLANS", "SEAMARK_URI"}  # They are variables of seamark trino-proxy and of deploy/trino/run.sh.
-    named = {(str(page), name) for page in PAGES for name in re.findall(r"\bSEAMARK_[A-Z0-9_]+\b", page.text)}
-    assert {(page, name) for page, name in named if name not in known} == set()
+    known_environment_names = {environment_name(name) for name in FIELDS} | {
+        CONFIG_VARIABLE,
+        CA_VARIABLE,
+        "SEAMARK_TOKEN",
+        "SEAMARK_URL",
+    }
+    known_environment_names |= {
+        "SEAMARK_SQL_TRINO",
+        "SEAMARK_SQL_SPARK",
+        "SEAMARK_TRINO_PASSWORD",
+    }  # They are variables of seamark sql.
+    known_environment_names |= {
+        "SEAMARK_PLANS",
+        "SEAMARK_URI",
+    }  # They are variables of seamark trino-proxy and of deploy/trino/run.sh.
+    names = {(str(page), name) for page in PAGES for name in re.findall(r"\bSEAMARK_[A-Z0-9_]+\b", page.text)}
+    assert {(page, name) for page, name in names if name not in known_environment_names} == set()
 
 
 def test_names_that_look_like_settings_are_settings() -> None:
@@ -216,7 +228,7 @@ def test_statements_of_a_page_suit_the_shell_that_it_opens() -> None:
 def test_trino_properties_of_the_page_are_those_of_the_tests() -> None:
     page = Page(REPO / "docs" / "how-to" / "connect-trino.md")
     tested = (DEPLOY / "trino" / "etc" / "catalog" / "seamark.properties").read_text() + trino_snippet("", "t")
-    known = {line.partition("=")[0] for line in tested.splitlines() if "=" in line}
+    known_values = {line.partition("=")[0] for line in tested.splitlines() if "=" in line}
     documented = {
         line.partition("=")[0]
         for block in page.blocks
@@ -225,7 +237,7 @@ def test_trino_properties_of_the_page_are_those_of_the_tests() -> None:
         if line and not line.startswith("#")
     }
     of_gateway = {"iceberg.rest-catalog.vended-credentials-enabled"}  # tests/gateway/test_engines.py
-    assert documented - known - of_gateway == {"iceberg.rest-catalog.oauth2.credential"}
+    assert documented - known_values - of_gateway == {"iceberg.rest-catalog.oauth2.credential"}
 
 
 def test_operators_page_names_every_metric() -> None:
@@ -240,9 +252,9 @@ def test_operators_page_names_every_metric() -> None:
 def test_check_output_detects_a_difference() -> None:
     check_output("a\nb 12 c\n", "a\nb … c")
     check_output("a\nx\ny\nz\n", "a\n…\nz")
-    for printed in ("a\nb 12 d\n", "b 1 c\n", "a\nb 1 c\nd\n"):
+    for output in ("a\nb 12 d\n", "b 1 c\n", "a\nb 1 c\nd\n"):
         with pytest.raises(AssertionError):
-            check_output(printed, "a\nb … c")
+            check_output(output, "a\nb … c")
 
 
 def test_page_lists_its_links_and_anchors(tmp_path: Path) -> None:

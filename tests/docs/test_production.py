@@ -116,22 +116,25 @@ def production(
         inherited = {name: os.environ[name] for name in ("HOME", "LANG", "VIRTUAL_ENV") if name in os.environ}
         path = f"{commands}:{os.environ['PATH']}"
         environment = {**inherited, "PATH": path, "SEAMARK_CA": str(authority.file)}
-        made = Production(tmp_path, replace, running, environment)
-        made.variables, made.serve = made.adapt_text(variables), made.adapt_text(server)
-        create = f"{made.variables}\n{made.adapt_text(token)}"
+        new_production = Production(tmp_path, replace, running, environment)
+        new_production.variables, new_production.serve = (
+            new_production.adapt_text(variables),
+            new_production.adapt_text(server),
+        )
+        create = f"{new_production.variables}\n{new_production.adapt_text(token)}"
         completed = subprocess.run(
             ["bash", "-euc", create], env=environment, cwd=tmp_path, capture_output=True, text=True
         )
         assert completed.returncode == 0, completed.stderr
-        made.environment["SEAMARK_TOKEN"] = completed.stdout.split()[-1]
+        new_production.environment["SEAMARK_TOKEN"] = completed.stdout.split()[-1]
         for name in ("SEAMARK_CA", "SEAMARK_TOKEN"):
-            monkeypatch.setenv(name, made.environment[name])
+            monkeypatch.setenv(name, new_production.environment[name])
         # docs/how-to/authentication.md recommends this for PyIceberg and s3fs.
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(authority.file))
         # This has the effect of the variable FSSPEC_S3_SKIP_INSTANCE_CACHE, because the process has already
         # imported fsspec.
         monkeypatch.setitem(fsspec.config.conf, "s3", {"skip_instance_cache": True})
-        yield made
+        yield new_production
     shutil.rmtree(tmp_path, ignore_errors=True)
 
 
@@ -177,9 +180,9 @@ def test_production_servers_index_and_maintain_tables(production: Production) ->
         assert not any("error" in run for run in runs()), runs()
         assert client.explain("db.t", "name = 'no such name'").files == 0
 
-        for command, told in (("services", "compaction"), ("health", "3 rows")):
+        for command, message in (("services", "compaction"), ("health", "3 rows")):
             code, text = production.seamark(command, "db.t", url=url)
-            assert (code, told in text) == (0, True), text
+            assert (code, message in text) == (0, True), text
         code, text = production.seamark("doctor", "--url", url, url=url)
         assert (code, "table services: a server runs them" in text) == (0, True), text
 

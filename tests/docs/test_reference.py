@@ -44,10 +44,10 @@ def test_list_of_table_services_matches_the_declarations() -> None:
 
 def test_every_table_of_the_database_is_explained() -> None:
     statements = "\n".join(sql for step in MIGRATIONS for group in step.values() for sql in group)
-    made = set(re.findall(r"CREATE TABLE (\w+)", statements)) | {"schema_version"}
+    matches = set(re.findall(r"CREATE TABLE (\w+)", statements)) | {"schema_version"}
     page = Page(REFERENCE / "database-schema.md")
     explained = set(re.findall(r"^\| `(\w+)` \|", page.text, flags=re.MULTILINE))
-    assert explained == made
+    assert explained == matches
 
 
 def test_timeline_page_shows_instants_and_events_in_their_format() -> None:

@@ -92,15 +92,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _is_twin(item: pytest.Function) -> bool:
-    given, name = item.callspec.params, item.originalname
-    if given.get("lake") == STORAGES[2]:
+    parameters, name = item.callspec.params, item.originalname
+    if parameters.get("lake") == STORAGES[2]:
         return name not in BY_VENDED_KEYS and not name.startswith("test_plan_table")
-    if given.get("lake") == STORAGES[1]:
+    if parameters.get("lake") == STORAGES[1]:
         return name in ONLY_LOCAL or (
-            name == "test_spark_merges_updates_and_deletes" and not SIGNED_MERGE.items() <= given.items()
+            name == "test_spark_merges_updates_and_deletes" and not SIGNED_MERGE.items() <= parameters.items()
         )
-    if given.get("lake") == STORAGES[0] and name == "test_spark_merges_updates_and_deletes":
-        return not any(one.items() <= given.items() for one in LOCAL_MERGES)
+    if parameters.get("lake") == STORAGES[0] and name == "test_spark_merges_updates_and_deletes":
+        return not any(one.items() <= parameters.items() for one in LOCAL_MERGES)
     return False
 
 

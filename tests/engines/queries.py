@@ -102,8 +102,8 @@ class Queries:
         inner, columns = self._select(1)
         pairs = [
             (column, other, theirs)
-            for (one, two), (left, right) in JOINS.items()
-            for column, other, theirs in ((left, two, right), (right, one, left))
+            for (first, second), (left, right) in JOINS.items()
+            for column, other, theirs in ((left, second, right), (right, first, left))
             if column in columns
         ]
         if not pairs:
@@ -129,8 +129,8 @@ class Queries:
             ["true", "q.n > 0", "q.n = 0", "q.m IS NULL", f"q.m < 60 AND {self._condition(columns, 'o')}"]
         )
         if rng.random() < 0.3:
-            shown = f"(SELECT max(x.{number}) FROM {source} WHERE {where})"
-            return f"SELECT o.*, {shown} AS m FROM ({inner}) o WHERE {self._condition(columns, 'o')}"
+            text = f"(SELECT max(x.{number}) FROM {source} WHERE {where})"
+            return f"SELECT o.*, {text} AS m FROM ({inner}) o WHERE {self._condition(columns, 'o')}"
         return f"SELECT o.*, q.n, q.m FROM ({inner}) o {join.format(body)} WHERE {outer}"
 
     def _comparison_query(self) -> str:
@@ -221,9 +221,10 @@ class Queries:
     def _mixed_type_query(self) -> str:
         """Return a set operation on columns of two types."""
         rng = self._rng
-        one, other, kind = rng.choice(_WIDER)
+        first, other, kind = rng.choice(_WIDER)
         sides = [
-            f"SELECT {name} AS v, id FROM {self._db}.sales WHERE {self._of('sales', 'sales')}" for name in (one, other)
+            f"SELECT {name} AS v, id FROM {self._db}.sales WHERE {self._of('sales', 'sales')}"
+            for name in (first, other)
         ]
         rng.shuffle(sides)
         word = rng.choice(["UNION", "UNION ALL", "INTERSECT", "INTERSECT ALL", "EXCEPT", "EXCEPT ALL"])
@@ -265,20 +266,20 @@ class Queries:
             f"count(DISTINCT IF({of[0]}, {alias}.{number}, NULL))",
             f"avg(CASE WHEN {of[1]} THEN 2 WHEN {of[2]} THEN {alias}.{number} ELSE {rng.choice(['NULL', '7'])} END)",
         ]
-        chosen = ", ".join(rng.sample(parts, rng.randint(1, 3)))
+        sample = ", ".join(rng.sample(parts, rng.randint(1, 3)))
         more = f" WHERE {self._of(table, alias)}" if rng.random() < 0.3 else ""
-        return f"SELECT {chosen} FROM {self._source(table, 1)} {alias}{more}"
+        return f"SELECT {sample} FROM {self._source(table, 1)} {alias}{more}"
 
     def _select(self, depth: int = 0) -> tuple[str, dict[str, str]]:
         """Return a query and the types of its columns."""
         rng = self._rng
         table = rng.choice(["sales", "sales", "sales", "items", "stores"])
         alias = self._alias()
-        there = {alias: table}
+        sources = {alias: table}
         hidden: set[str] = set()
         text = f"FROM {self._source(table, depth)} {alias}"
         for _ in range(rng.choice([0, 1, 1, 2])):
-            pair = self._pair(there, hidden)
+            pair = self._pair(sources, hidden)
             if pair is None:
                 break
             (old, column), (other, theirs) = pair
@@ -287,7 +288,7 @@ class Queries:
             equal = "<=>" if rng.random() < 0.05 else "="
             sides = f"{self._side(old, column)} {equal} {self._side(new, theirs)}"
             text += f" {kind} {self._source(other, depth)} {new} ON {sides}{more}"
-            there[new] = other
+            sources[new] = other
             hidden |= {new} if kind in _KINDS[4:] else set()
         if table == "sales" and rng.random() < 0.2:
             text += rng.choice(
@@ -301,22 +302,25 @@ class Queries:
                     f"ON {alias}.item = l{alias}.low AND {alias}.day = l{alias}.high",
                 ]
             )
-        seen = {name: one for name, one in there.items() if name not in hidden}
-        where = [self._of(one, name) for name, one in seen.items() if rng.random() < 0.7]
+        visible_sources = {name: one for name, one in sources.items() if name not in hidden}
+        where = [self._of(one, name) for name, one in visible_sources.items() if rng.random() < 0.7]
         if rng.random() < 0.3:
-            where.append(self._subquery(rng.choice(list(seen.items()))))
-        if len(seen) > 1 and rng.random() < 0.3:
-            parts = [self._of(one, name) for name, one in rng.sample(list(seen.items()), 2)]
+            where.append(self._subquery(rng.choice(list(visible_sources.items()))))
+        if len(visible_sources) > 1 and rng.random() < 0.3:
+            parts = [self._of(one, name) for name, one in rng.sample(list(visible_sources.items()), 2)]
             if rng.random() < 0.3:
-                parts[0] = f"({parts[0]} AND {self._of(*rng.choice(list(seen.items()))[::-1])})"
+                parts[0] = f"({parts[0]} AND {self._of(*rng.choice(list(visible_sources.items()))[::-1])})"
             where.append(f"({' OR '.join(parts)})")
         columns = {
-            name: (alias, kind) for alias, one in seen.items() for name, kind in TABLES[one].items() if "." not in name
+            name: (alias, kind)
+            for alias, one in visible_sources.items()
+            for name, kind in TABLES[one].items()
+            if "." not in name
         }
-        chosen = rng.sample(list(columns), min(len(columns), rng.randint(2, 4)))
-        named = ", ".join(f"{columns[name][0]}.{name}" for name in chosen)
-        text = f"SELECT {named} {text}" + (f" WHERE {' AND '.join(where)}" if where else "")
-        return text, {name: columns[name][1] for name in chosen}
+        chosen_columns = rng.sample(list(columns), min(len(columns), rng.randint(2, 4)))
+        named_text = ", ".join(f"{columns[name][0]}.{name}" for name in chosen_columns)
+        text = f"SELECT {named_text} {text}" + (f" WHERE {' AND '.join(where)}" if where else "")
+        return text, {name: columns[name][1] for name in chosen_columns}
 
     def _side(self, alias: str, column: str) -> str:
         """Return an operand of a join condition."""
@@ -330,15 +334,15 @@ class Queries:
             return f"{self._db}.{table}"
         return f"(SELECT * FROM {self._db}.{table} WHERE {self._of(table, table)})"
 
-    def _pair(self, there: dict[str, str], hidden: set[str]) -> tuple[tuple[str, str], tuple[str, str]] | None:
-        found = []
-        for alias, table in there.items():
+    def _pair(self, sources: dict[str, str], hidden: set[str]) -> tuple[tuple[str, str], tuple[str, str]] | None:
+        results = []
+        for alias, table in sources.items():
             if alias in hidden:
                 continue
-            for (one, other), (column, theirs) in JOINS.items():
-                found += [((alias, column), (other, theirs))] if one == table else []
-                found += [((alias, theirs), (one, column))] if other == table else []
-        return self._rng.choice(found) if found else None
+            for (first, other), (column, theirs) in JOINS.items():
+                results += [((alias, column), (other, theirs))] if first == table else []
+                results += [((alias, theirs), (first, column))] if other == table else []
+        return self._rng.choice(results) if results else None
 
     def _subquery(self, given: tuple[str, str]) -> str:
         rng = self._rng
@@ -372,18 +376,18 @@ class Queries:
     def _condition(self, columns: dict[str, str], alias: str, depth: int = 0) -> str:
         rng = self._rng
         if depth < 2 and rng.random() < 0.35:
-            one, other = (self._condition(columns, alias, depth + 1) for _ in range(2))
-            return rng.choice([f"({one} AND {other})", f"({one} OR {other})", f"NOT ({one} OR {other})"])
+            first, other = (self._condition(columns, alias, depth + 1) for _ in range(2))
+            return rng.choice([f"({first} AND {other})", f"({first} OR {other})", f"NOT ({first} OR {other})"])
         name, kind = rng.choice(list(columns.items()))
         if {"item", "store"} <= columns.keys() and rng.random() < 0.04:
             rows_of = "(3, 4L), (7, 1L), (0, 5L)" if rng.random() < 0.8 else "(3, 4L), (7, CAST(NULL AS bigint))"
             pairs = [f"IN ({rows_of})", f"NOT IN ({rows_of})", *(f"{op} (3, 4L)" for op in ("<", "<=", ">", "="))]
             return f"({alias}.item, {alias}.store) {rng.choice(pairs)}"
-        found = self._function(f"{alias}.{name}", kind) if rng.random() < 0.35 else None
-        if found is not None:
-            return f"NOT ({found})" if rng.random() < 0.15 else found
-        found = self._leaf(f"{alias}.{name}", kind)
-        return f"NOT ({found})" if rng.random() < 0.15 else found
+        function = self._function(f"{alias}.{name}", kind) if rng.random() < 0.35 else None
+        if function is not None:
+            return f"NOT ({function})" if rng.random() < 0.15 else function
+        function = self._leaf(f"{alias}.{name}", kind)
+        return f"NOT ({function})" if rng.random() < 0.15 else function
 
     def _leaf(self, column: str, kind: str) -> str:
         rng = self._rng

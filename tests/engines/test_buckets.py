@@ -39,16 +39,16 @@ class Lake:
         return rows(self.spark.sql(text.format(db=self.db, old=self.old)))
 
     def held(self, name: str) -> Model:
-        found = self.sql(f"SELECT id, v FROM {{db}}.{name}")
-        model = dict(found)
-        assert len(model) == len(found)
+        actual = self.sql(f"SELECT id, v FROM {{db}}.{name}")
+        model = dict(actual)
+        assert len(model) == len(actual)
         return model
 
     def specs(self, name: str) -> set[int]:
         """Return the specs of the data files that the last snapshot added."""
         metadata = json.loads(self.client.load_table(f"db.{name}").metadata)
         files = self.client.files(f"db.{name}", content="data").to_pylist()
-        return {one["spec_id"] for one in files if one["snapshot_id"] == metadata["current-snapshot-id"]}
+        return {file["spec_id"] for file in files if file["snapshot_id"] == metadata["current-snapshot-id"]}
 
 
 @pytest.fixture(scope="module")
@@ -57,9 +57,9 @@ def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
         client = SeamarkClient(server.base_url)
         kept = {"cache-enabled": "true", "cache.expiration-interval-ms": "-1"}
         old = new_catalog(spark, server.base_url, extra=kept)
-        made = Lake(client, spark, f"{new_catalog(spark, server.base_url)}.db", f"{old}.db")
-        made.sql("CREATE NAMESPACE IF NOT EXISTS {db}")
-        yield made
+        new_lake = Lake(client, spark, f"{new_catalog(spark, server.base_url)}.db", f"{old}.db")
+        new_lake.sql("CREATE NAMESPACE IF NOT EXISTS {db}")
+        yield new_lake
         client.close()
 
 
@@ -78,25 +78,25 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: Lake, v
     create(lake, name, version)
     for step, count in enumerate((8, 16, 32, 64)):
         assert resize(lake.client, f"db.{name}", buckets=count).spec_id == step
-        some = rng.sample(range(80), 20)
-        upsert(lake.client, f"db.{name}", make_rows(some, 10 * step), keys=["id"], mode=rng.choice(MODES))
-        model |= dict.fromkeys(some, 10 * step)
+        some_numbers = rng.sample(range(80), 20)
+        upsert(lake.client, f"db.{name}", make_rows(some_numbers, 10 * step), keys=["id"], mode=rng.choice(MODES))
+        model |= dict.fromkeys(some_numbers, 10 * step)
         assert lake.specs(name) == {step}
         merged = rng.sample(range(100), 20)
-        listed = ", ".join(f"({one}L, {10 * step + 1}L)" for one in merged)
+        text = ", ".join(f"({one}L, {10 * step + 1}L)" for one in merged)
         lake.sql(
-            f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {listed} AS g(id, v)) s ON t.id = s.id "
+            f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {text} AS g(id, v)) s ON t.id = s.id "
             "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
         )
         model |= dict.fromkeys(merged, 10 * step + 1)
         assert lake.specs(name) == {step}
-        gone = rng.sample(range(100), 5)
-        delete(lake.client, f"db.{name}", keys=pa.table({"id": gone}), mode=rng.choice(MODES))
-        model = {one: value for one, value in model.items() if one not in gone}
+        removed_numbers = rng.sample(range(100), 5)
+        delete(lake.client, f"db.{name}", keys=pa.table({"id": removed_numbers}), mode=rng.choice(MODES))
+        model = {one: value for one, value in model.items() if one not in removed_numbers}
         assert lake.held(name) == model, f"version {version}, {count} buckets"
-        for one in rng.sample(range(100), 3):
-            wanted = [(model[one],)] if one in model else []
-            assert lake.sql(f"SELECT v FROM {{db}}.{name} WHERE id = {one}") == wanted
+        for number in rng.sample(range(100), 3):
+            expected = [(model[number],)] if number in model else []
+            assert lake.sql(f"SELECT v FROM {{db}}.{name} WHERE id = {number}") == expected
     # A metadata table has one struct for the partitions of all specs, so field names must differ.
     (columns,) = {tuple(row[0].asDict()) for row in lake.sql(f"SELECT _partition FROM {{db}}.{name}")}
     assert set(columns) == {"id_bucket", "id_bucket_16", "id_bucket_32", "id_bucket_64"}
@@ -111,7 +111,7 @@ def test_spark_session_that_loaded_the_table_before_a_doubling_still_appends(lak
     for step, count in enumerate((16, 32, 64)):
         resize(lake.client, "db.open", buckets=count)
         ids = range(10 * step + 1, 10 * step + 10)
-        lake.sql("INSERT INTO {old}.open VALUES " + ", ".join(f"({one}, {step})" for one in ids))
+        lake.sql("INSERT INTO {old}.open VALUES " + ", ".join(f"({id_}, {step})" for id_ in ids))
         assert lake.specs("open") == {step}, "Spark writes with the spec that it has loaded, one behind the current one"
         model |= dict.fromkeys(ids, step)
         assert lake.held("open") == model

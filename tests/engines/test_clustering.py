@@ -32,8 +32,8 @@ class Rig(SparkTables):
     def rows(self, table: str, columns: str = "*") -> list[str]:
         return sorted(map(repr, self.sql(f"SELECT {columns} FROM {{db}}.{table}")))
 
-    def cluster(self, table: str, by: list[str], **given: Any) -> WriteReport:
-        return cluster(self.spark, f"db.{table}", by, client=self.client, **given)
+    def cluster(self, table: str, by: list[str], **arguments: Any) -> WriteReport:
+        return cluster(self.spark, f"db.{table}", by, client=self.client, **arguments)
 
     def sales(self, table: str, more: str = "", version: int = 2, count: int = 4000) -> None:
         """Create a table with unordered rows in four files. A customer's city does not depend on the customer's id."""
@@ -50,13 +50,13 @@ class Rig(SparkTables):
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.served(spark, tmp_path_factory.mktemp("clustering")) as made:
-        made.sql("CREATE TABLE {db}.customers (id bigint, city string, nation int) USING iceberg")
-        made.sql(
+    with Rig.served(spark, tmp_path_factory.mktemp("clustering")) as new_rig:
+        new_rig.sql("CREATE TABLE {db}.customers (id bigint, city string, nation int) USING iceberg")
+        new_rig.sql(
             "INSERT INTO {db}.customers SELECT id, concat('city ', abs(hash(id, 3)) % 20), abs(hash(id, 4)) % 5 "
             f"FROM range(0, {CUSTOMERS - 10}, 1, 1)"
         )
-        yield made
+        yield new_rig
 
 
 # Tests that clustering does not change rows
@@ -159,9 +159,8 @@ def test_clustering_of_a_branch_changes_only_the_branch(rig: Rig) -> None:
 
 
 def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
-    """Iceberg's reader reports the file of each row. The other table has as many files, sorted by a column that
-    the queries
-    do not use.
+    """Iceberg's reader reports the file of each row. The other table has as many files, sorted by a column
+    that the queries do not use.
     """
     rig.sales("sorted")
     rig.sales("clustered")
@@ -171,10 +170,10 @@ def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
     rng = random.Random(7)
     held = {}
     for table in ("sorted", "clustered"):
-        found = rig.sql(
+        result = rig.sql(
             f"SELECT city, day, s._file FROM {{db}}.{table} s LEFT JOIN {{db}}.customers c ON s.customer = c.id"
         )
-        held[table] = {(city, day, file) for city, day, file in found}
+        held[table] = {(city, day, file) for city, day, file in result}
         counts = [count for (count,) in rig.sql(f"SELECT record_count FROM {{db}}.{table}.files")]
         assert max(counts) == -(-4000 // 64)
     ratios = []
@@ -207,11 +206,11 @@ def test_clustering_uses_attributes_that_are_two_joins_away(rig: Rig) -> None:
     joins = {**JOINS, "nation": JoinedTable("db.nations", on={"customer.nation": "code"})}
     rig.cluster("far", ["nation.name"], joins=joins, files=24)
     assert rig.rows("far") == before
-    found = rig.sql(
+    actual = rig.sql(
         "SELECT s._file, count(DISTINCT n.name) FROM {db}.far s LEFT JOIN {db}.customers c ON s.customer = c.id "
         "LEFT JOIN {db}.nations n ON c.nation = n.code GROUP BY s._file"
     )
-    assert sum(names > 1 for _, names in found) <= 5
+    assert sum(names > 1 for _, names in actual) <= 5
 
 
 # Tests of concurrent writers and failures
@@ -224,9 +223,9 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
     rig.sales("busy")
     meanwhile = ""
 
-    def later(*given: Any) -> Any:
+    def later(*arguments: Any) -> Any:
         rig.sql(meanwhile)
-        return commit_change(*given)
+        return commit_change(*arguments)
 
     monkeypatch.setattr(clustering, "commit", later)
     meanwhile = "INSERT INTO {db}.busy VALUES (-1, 1, 1, 1, 'came')"
@@ -236,10 +235,10 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
         "DELETE FROM {db}.busy WHERE day = 5",
         "UPDATE {db}.busy SET quantity = 9 WHERE id = 77",
     ):
-        stored = rig.files("busy")
+        files = rig.files("busy")
         with pytest.raises(Conflict):
             rig.cluster("busy", ["day"], files=6)
-        left = rig.files("busy") - stored
+        left = rig.files("busy") - files
         live = {urlsplit(path).path for (path,) in rig.sql("SELECT file_path FROM {db}.busy.files")}
         assert left <= live, "files that no snapshot names are deleted"
         assert rig.sql("SELECT count(*) FROM {db}.busy WHERE day = 5") == [(0,)]
@@ -248,22 +247,22 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
 
 def test_clustering_commits_nothing_if_a_row_is_lost(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.sales("lossy")
-    before, stored = rig.rows("lossy"), rig.files("lossy")
+    before, files = rig.rows("lossy"), rig.files("lossy")
     decoded, losing = decode_files, [True]
 
     def some(data: bytes) -> Any:
-        found = decoded(data)
+        result = decoded(data)
         if losing and losing.pop():
-            path = found.files[0]["file-path"]
+            path = result.files[0]["file-path"]
             Path(urlsplit(path).path).unlink()
-            return type(found)(found.files[1:], found.index_files, found.skipped)
-        return found
+            return type(result)(result.files[1:], result.index_files, result.skipped)
+        return result
 
     monkeypatch.setattr(clustering, "decode_files", some)
     with pytest.raises(RuntimeError, match="nothing is committed"):
         rig.cluster("lossy", ["day"], files=12)
     assert rig.rows("lossy") == before
-    assert rig.files("lossy") == stored
+    assert rig.files("lossy") == files
 
 
 def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: Rig) -> None:

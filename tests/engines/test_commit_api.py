@@ -50,9 +50,9 @@ class Table:
         self.sql("REFRESH TABLE {t}")
         metadata = self.run(self.lake.metadata())
         snapshot = snapshot_of(metadata)
-        seen = _sort_rows(self.sql("SELECT id, part, value FROM {t}"))
-        assert seen == read_rows(snapshot)
-        return seen
+        seen_rows = _sort_rows(self.sql("SELECT id, part, value FROM {t}"))
+        assert seen_rows == read_rows(snapshot)
+        return seen_rows
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -60,7 +60,7 @@ def test_spark_reads_and_changes_snapshots_of_the_server(served: Served, spark: 
     table = Table(served, spark, version)
     lake = table.lake
     files = [lake.data([(n * 10 + at, n % 2, f"r{n}{at}") for at in range(4)]) for n in range(4)]
-    head = [table.commit(add=[one]) for one in files][-1]
+    head = [table.commit(add=[file]) for file in files][-1]
     check(table.run(lake.metadata()))
     if version == 3:
         deletes = lake.vectors({files[0]["file-path"]: {0, 2}, files[2]["file-path"]: {1}}, 0)

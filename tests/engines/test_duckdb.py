@@ -66,9 +66,9 @@ def test_duckdb_inserts_updates_and_deletes_rows(con: duckdb.DuckDBPyConnection,
     table = people(con, f"people_v{version}", version)
     con.execute(f"UPDATE {table} SET name = 'bo' WHERE id = 2")
     con.execute(f"DELETE FROM {table} WHERE id = 1")
-    wanted = [(2, "bo", None), (3, "cy", 2.5)]
-    assert read(con, f"FROM {table}") == wanted
-    assert read(con, f"FROM {table} WHERE id = 3") == wanted[1:]
+    expected = [(2, "bo", None), (3, "cy", 2.5)]
+    assert read(con, f"FROM {table}") == expected
+    assert read(con, f"FROM {table} WHERE id = 3") == expected[1:]
     assert read(con, f"FROM {table} WHERE name = 'ann' OR id = 1") == []
     with closing(IndexClient(server.base_url)) as client:
         assert seamark.scan(client, f"shop.people_v{version}").to_arrow().num_rows == 2
@@ -273,8 +273,8 @@ def test_nan_does_not_make_duckdb_lose_rows(con: duckdb.DuckDBPyConnection) -> N
     con.execute("INSERT INTO sea.shop.nans VALUES (1, 1), (2, 'NaN')")
     con.execute("INSERT INTO sea.shop.nans VALUES (3, 5)")
     for text, expected in (("x > 3", [2, 3]), ("x >= 'NaN'::DOUBLE", [2]), ("x = 1", [1]), ("id = 3 AND x > 1", [3])):
-        found = seamark.duckdb.sql(con, f"SELECT id FROM sea.shop.nans WHERE {text} ORDER BY id").fetchall()
-        assert [row[0] for row in found] == expected, text
+        rows = seamark.duckdb.sql(con, f"SELECT id FROM sea.shop.nans WHERE {text} ORDER BY id").fetchall()
+        assert [row[0] for row in rows] == expected, text
 
 
 def test_equality_deletes_that_duckdb_misreads_are_refused(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:
@@ -297,13 +297,13 @@ def test_equality_deletes_that_duckdb_misreads_are_refused(con: duckdb.DuckDBPyC
                 seamark.duckdb.sql(con, text)
         with SqlSession(server.base_url) as session:
             assert session.sql("UPDATE shop.added_again SET k = 5 WHERE id = 3").to_arrow()["rows"].to_pylist() == [1]
-            found = session.sql("SELECT id, k FROM shop.added_again ORDER BY id").to_arrow().to_pylist()
-        assert found == [{"id": 1, "k": None}, {"id": 3, "k": 5}]
+            values = session.sql("SELECT id, k FROM shop.added_again ORDER BY id").to_arrow().to_pylist()
+        assert values == [{"id": 1, "k": None}, {"id": 3, "k": 5}]
         create_partitioned(server, "keyed", "int", "identity", [1, 2, 3])
         keys = pa.table({"id": pa.array([0], pa.int64()), "x": pa.array([1], pa.int32())})
         seamark.delete(client, "parts.keyed", keys=keys, key=["id", "x"], strategy="equality")
-        found = seamark.duckdb.sql(con, "SELECT id FROM sea.parts.keyed WHERE id < 2").fetchall()
-        assert found == [(1,)], "keys that include the partition columns delete no row of another partition"
+        values = seamark.duckdb.sql(con, "SELECT id FROM sea.parts.keyed WHERE id < 2").fetchall()
+        assert values == [(1,)], "keys that include the partition columns delete no row of another partition"
 
 
 def test_table_whose_partition_column_was_dropped_is_read(con: duckdb.DuckDBPyConnection, server: Seamark) -> None:

@@ -35,14 +35,14 @@ def rows(frame: DataFrame) -> list[tuple[object, ...]]:
 def sparks_agree(client: IndexClient, spark: SparkSession, seed: int, number: int, count: int, every: int) -> None:
     name = f"h{seed}_{number}"
     play(client, seed, SHAPES[number], count, writers=2, every=every, name=name)
-    found = spark.sql(f"SELECT snapshot_id FROM past.db.{name}.snapshots ORDER BY committed_at").collect()
-    snapshots = [row[0] for row in found]
+    actual_rows = spark.sql(f"SELECT snapshot_id FROM past.db.{name}.snapshots ORDER BY committed_at").collect()
+    snapshots = [row[0] for row in actual_rows]
     for snapshot in {*snapshots[::every], snapshots[-1]}:
-        wanted = read_rows(client, f"db.{name}", At(snapshot_id=snapshot))
-        said = f"seed {seed}, {SHAPES[number]}, snapshot {snapshots.index(snapshot)} of {len(snapshots)}"
-        assert rows(spark.read.option("versionAsOf", snapshot).table(f"past.db.{name}")) == wanted, said
+        expected = read_rows(client, f"db.{name}", At(snapshot_id=snapshot))
+        text = f"seed {seed}, {SHAPES[number]}, snapshot {snapshots.index(snapshot)} of {len(snapshots)}"
+        assert rows(spark.read.option("versionAsOf", snapshot).table(f"past.db.{name}")) == expected, text
         ours = spark.read.format("seamark").options(uri=client.url, table=f"db.{name}")
-        assert rows(ours.option("snapshot-id", str(snapshot)).load()) == wanted, said
+        assert rows(ours.option("snapshot-id", str(snapshot)).load()) == expected, text
 
 
 @pytest.mark.slow

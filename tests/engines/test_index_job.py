@@ -101,8 +101,8 @@ def wide(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Itera
             engines.sql(f"ALTER TABLE {{db}}.wide SET TBLPROPERTIES ({defined})")
             jobs = SparkWorkers(spark)
             built = tuple(build(client, "db.wide", name, jobs, limits=GroupLimits(files=4)) for name in BY_SPARK)
-            here = InProcessWorkers()
-            built += tuple(build(client, "db.wide", name, here, limits=GroupLimits(files=4)) for name in IN_PROCESS)
+            workers = InProcessWorkers()
+            built += tuple(build(client, "db.wide", name, workers, limits=GroupLimits(files=4)) for name in IN_PROCESS)
             yield Lake(engines, client, before_rename, built)
         client.close()
 
@@ -152,8 +152,8 @@ def test_job_builds_every_index_for_all_files(wide: Lake) -> None:
             2,
         )
         assert report.progress.rows_done == 400
-    found = wide.client.indexes("db.wide")
-    assert {one.name: (one.health, one.files, one.lag_files) for one in found} == dict.fromkeys(
+    indexes = wide.client.indexes("db.wide")
+    assert {index.name: (index.health, index.files, index.lag_files) for index in indexes} == dict.fromkeys(
         INDEXES, ("ok", FILES, 0)
     )
 
@@ -226,16 +226,16 @@ def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide: Lake
     explained = wide.explain(case.sql)
     left = {stage.name: stage.files_left for stage in explained.stages}
     assert (left["column_stats"], explained.files) == (FILES, case.files)
-    assert case.index in {one["name"] for one in explained.indexes}
-    kept = engines.plan("wide", case.json)
-    assert len(kept) == case.files
-    with engines.without_others("wide", kept) as taken, engines.requests() as asked:
+    assert case.index in {index["name"] for index in explained.indexes}
+    plan = engines.plan("wide", case.json)
+    assert len(plan) == case.files
+    with engines.without_others("wide", plan) as taken, engines.requests() as requests:
         assert taken >= FILES - case.files
         assert engines.sql(query) == expected
         if case.python is not None:
-            found = engines.python.load_table("db.wide").scan(case.python, selected_fields=("id",)).to_arrow()
-            assert sorted(found["id"].to_pylist()) == [row[0] for row in expected]
-    assert asked.count("planTableScan") == (1 if case.python is None else 2)
+            rows = engines.python.load_table("db.wide").scan(case.python, selected_fields=("id",)).to_arrow()
+            assert sorted(rows["id"].to_pylist()) == [row[0] for row in expected]
+    assert requests.count("planTableScan") == (1 if case.python is None else 2)
 
 
 def test_two_values_that_never_occur_in_one_row_read_no_file(wide: Lake) -> None:
@@ -244,28 +244,28 @@ def test_two_values_that_never_occur_in_one_row_read_no_file(wide: Lake) -> None
         assert wide.explain(f"{term} = {value}").files == FILES
     assert wide.explain("discount = 3 AND qty = 6").files == FILES
     assert wide.explain("discount = 3 AND qty = 7").files == 0
-    kept = engines.plan("wide", {"type": "and", "left": _eq("discount", 3), "right": _eq("qty", 7)})
-    with engines.without_others("wide", kept):
+    plan = engines.plan("wide", {"type": "and", "left": _eq("discount", 3), "right": _eq("qty", 7)})
+    with engines.without_others("wide", plan):
         assert engines.sql("SELECT id FROM {db}.wide WHERE discount = 3 AND qty = 7") == []
-        found = engines.python.load_table("db.wide").scan("discount = 3 and qty = 7").to_arrow()
-    assert (kept, len(found)) == ([], 0)
+        rows = engines.python.load_table("db.wide").scan("discount = 3 and qty = 7").to_arrow()
+    assert (plan, len(rows)) == ([], 0)
 
 
 def test_older_snapshots_and_branches_use_the_same_index_files(wide: Lake) -> None:
     engines = wide.engines
     older = {"snapshot-id": wide.before_rename}
     assert len(engines.plan("wide", _eq("country", "M3"), **older)) == 1
-    kept = engines.plan("wide", _eq("id", 151), **older)
-    with engines.without_others("wide", kept) as taken:
+    plan = engines.plan("wide", _eq("id", 151), **older)
+    with engines.without_others("wide", plan) as taken:
         query = f"SELECT country FROM {{db}}.wide VERSION AS OF {wide.before_rename} WHERE id = 151"
         assert engines.sql(query) == [("M1",)]
-        found = engines.python.load_table("db.wide").scan("id = 151", snapshot_id=wide.before_rename).to_arrow()
-    assert (len(kept), taken, found["country"].to_pylist()) == (1, FILES + OF_BRANCH - 1, ["M1"])
+        rows = engines.python.load_table("db.wide").scan("id = 151", snapshot_id=wide.before_rename).to_arrow()
+    assert (len(plan), taken, rows["country"].to_pylist()) == (1, FILES + OF_BRANCH - 1, ["M1"])
     dev = engines.sql_by_itself("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'dev'")[0][0]
-    kept = engines.plan("wide", _eq("id", 150), **{"snapshot-id": dev})
-    with engines.without_others("wide", kept):
-        found = engines.sql("SELECT id FROM {db}.wide VERSION AS OF 'dev' WHERE id = 150")
-    assert (found, len(kept)) == ([(150,), (150,)], 2)
+    plan = engines.plan("wide", _eq("id", 150), **{"snapshot-id": dev})
+    with engines.without_others("wide", plan):
+        rows = engines.sql("SELECT id FROM {db}.wide VERSION AS OF 'dev' WHERE id = 150")
+    assert (rows, len(plan)) == ([(150,), (150,)], 2)
 
 
 def _small(lake: Lake, name: str) -> None:
@@ -297,10 +297,10 @@ def test_killed_build_is_continued_and_includes_files_of_a_writer(wide: Lake, sp
     assert workers.groups == [[1, 1], [1]]
     assert report.progress.files_done == 3
     assert wide.client.index("db.cut", "i").health == "ok"
-    kept = wide.engines.plan("cut", _eq("id", 1007))
-    with wide.engines.without_others("cut", kept):
+    plan = wide.engines.plan("cut", _eq("id", 1007))
+    with wide.engines.without_others("cut", plan):
         assert wide.engines.sql("SELECT id FROM {db}.cut WHERE id = 1007") == [(1007,)]
-    assert len(kept) == 1
+    assert len(plan) == 1
 
 
 def test_failed_task_is_reported_in_one_line_and_rolls_the_build_back(wide: Lake, spark: SparkSession) -> None:

@@ -53,8 +53,8 @@ def read_by_generics(spark: SparkSession, uri: str, table: str, name: str, value
         where = iceberg.expressions.ExpressionParser.fromJson(text, opened.schema())
         records = iceberg.data.IcebergGenerics.read(opened).where(where).build()
         try:
-            listed = str(iceberg.relocated.com.google.common.collect.Lists.newArrayList(records).toString())
-            return sorted(int(one) for one in re.findall(r"Record\((\d+), ", listed))
+            listed_text = str(iceberg.relocated.com.google.common.collect.Lists.newArrayList(records).toString())
+            return sorted(int(match) for match in re.findall(r"Record\((\d+), ", listed_text))
         finally:
             records.close()
     finally:
@@ -79,26 +79,26 @@ def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp
                 f"INSERT INTO {catalog}.db.{table} "
                 "SELECT id, concat('n', id % 4), int(id % 3) FROM range(0, 6000, 1, 2)"
             )
-            wanted = list(range(0, 6000, 4))
-            where = {"type": "in", "term": "id", "values": wanted}
+            expected = list(range(0, 6000, 4))
+            where = {"type": "in", "term": "id", "values": expected}
             reported = residuals(server, table, where, {**JAVA, **SHORT})
             assert reported
             assert all(one["type"] == "and" for one in reported)
-            assert read_by_generics(spark, server.base_url, table, "id", wanted) == wanted
+            assert read_by_generics(spark, server.base_url, table, "id", expected) == expected
             assert len(plan(server, table, where, JAVA).get("plan-tasks", [])) > 1
             assert set(residuals(server, table, where, {})) == {None}
-            listed = ", ".join(map(str, wanted))
-            read = spark.sql(f"SELECT id FROM {catalog}.db.{table} WHERE id IN ({listed}) ORDER BY id")
-            assert [one for (one,) in rows(read)] == wanted
-            counted = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE id IN ({listed})")
-            assert rows(counted) == [(len(wanted),)]
-            narrowed = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE p = 1 AND id IN ({listed})")
-            assert rows(narrowed) == [(len([one for one in wanted if one % 3 == 1]),)]
-            scan = python.load_table(f"db.{table}").scan(row_filter=In("id", wanted))
-            assert sorted(scan.to_arrow()["id"].to_pylist()) == wanted
-            assert scan.count() == len(wanted)
+            text = ", ".join(map(str, expected))
+            read = spark.sql(f"SELECT id FROM {catalog}.db.{table} WHERE id IN ({text}) ORDER BY id")
+            assert [one for (one,) in rows(read)] == expected
+            counted = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE id IN ({text})")
+            assert rows(counted) == [(len(expected),)]
+            narrowed = spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE p = 1 AND id IN ({text})")
+            assert rows(narrowed) == [(len([one for one in expected if one % 3 == 1]),)]
+            scan = python.load_table(f"db.{table}").scan(row_filter=In("id", expected))
+            assert sorted(scan.to_arrow()["id"].to_pylist()) == expected
+            assert scan.count() == len(expected)
             names = [f"n{number}" for number in range(500) if number != 1]
             texts = python.load_table(f"db.{table}").scan(row_filter=In("s", names))
             assert texts.count() == 4500
-            said = ", ".join(f"'{one}'" for one in names)
+            said = ", ".join(f"'{name}'" for name in names)
             assert rows(spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE s IN ({said})")) == [(4500,)]

@@ -40,13 +40,13 @@ class Engines:
 
     @contextmanager
     def without(self, paths: set[str]) -> Iterator[None]:
-        gone = [Path(path.removeprefix("file:")) for path in paths]
-        for path in gone:
+        removed_paths = [Path(path.removeprefix("file:")) for path in paths]
+        for path in removed_paths:
             path.rename(f"{path}.away")
         try:
             yield
         finally:
-            for path in gone:
+            for path in removed_paths:
                 Path(f"{path}.away").rename(path)
 
 
@@ -57,9 +57,9 @@ def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
         RestCatalog("plans", uri=server.base_url) as python,
     ):
         client = SeamarkClient(server.base_url)
-        made = Engines(server, client, spark, f"{new_catalog(spark, server.base_url)}.db", python)
-        made.sql("CREATE NAMESPACE {db}")
-        yield made
+        new_engines = Engines(server, client, spark, f"{new_catalog(spark, server.base_url)}.db", python)
+        new_engines.sql("CREATE NAMESPACE {db}")
+        yield new_engines
         client.close()
 
 
@@ -72,14 +72,14 @@ def test_spark_and_pyiceberg_read_only_the_files_of_a_plan_table(engines: Engine
     plan = engines.client.plan_table("db.ranges", "id BETWEEN 18 AND 23")
     assert plan.name is not None
     assert (plan.files, plan.considered_files) == (2, 6)
-    kept = engines.files(plan.name)
-    assert len(kept) == 2
-    with engines.without(engines.files("ranges") - kept):
+    kept_files = engines.files(plan.name)
+    assert len(kept_files) == 2
+    with engines.without(engines.files("ranges") - kept_files):
         assert engines.sql(f"SELECT * FROM {{db}}.`{plan.name}` WHERE id BETWEEN 18 AND 23 ORDER BY id") == [
             (number, f"n{number}") for number in range(18, 24)
         ]
-        found = engines.python.load_table(("db", plan.name)).scan().to_arrow()
-        assert sorted(found["id"].to_pylist()) == list(range(10, 30))
+        actual_rows = engines.python.load_table(("db", plan.name)).scan().to_arrow()
+        assert sorted(actual_rows["id"].to_pylist()) == list(range(10, 30))
 
 
 def predicates(rng: random.Random) -> Iterator[str]:
@@ -141,10 +141,10 @@ def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines
     engines.sql(f"INSERT INTO {{db}}.{name} SELECT id, 'l9', date'2026-02-01', 'z' FROM range(100, 130, 1, 3)")
     lineage = ", _row_id, _last_updated_sequence_number" if kind.startswith("version 3") else ""
     columns, every = f"id, land, day, note{lineage}, _spec_id, _file, _pos", engines.files(name)
-    asked, pruned = list(predicates(rng)), 0
-    judged = ", ".join(f"({predicate})" for predicate in asked)
+    requested_predicates, pruned = list(predicates(rng)), 0
+    judged = ", ".join(f"({predicate})" for predicate in requested_predicates)
     whole = engines.sql(f"SELECT {judged}, {columns} FROM {{db}}.{name} ORDER BY id")
-    for number, predicate in enumerate(asked):
+    for number, predicate in enumerate(requested_predicates):
         note = f"{kind}, seed {seed}: {predicate}"
         plan = engines.client.plan_table(f"db.{name}", predicate)
         assert plan.name is not None, note
@@ -152,14 +152,14 @@ def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines
         assert len(left) == plan.files, note
         assert left <= every, note
         pruned += len(every - left)
-        wanted = [row[len(asked) :] for row in whole if row[number]]
+        expected = [row[len(requested_predicates) :] for row in whole if row[number]]
         with engines.without(every - left):
-            found = engines.sql(f"SELECT {columns} FROM {{db}}.`{plan.name}` WHERE {predicate} ORDER BY id")
-            assert found == wanted, note
+            actual = engines.sql(f"SELECT {columns} FROM {{db}}.`{plan.name}` WHERE {predicate} ORDER BY id")
+            assert actual == expected, note
             engines.sql(f"SELECT count(*) FROM {{db}}.`{plan.name}`")
             if not lineage and not changed:
                 read = engines.python.load_table(("db", plan.name)).scan().to_arrow()["id"].to_pylist()
-                assert {row[0] for row in wanted} <= set(read), note
+                assert {row[0] for row in expected} <= set(read), note
     assert pruned > 30
 
 
@@ -198,6 +198,6 @@ def test_plan_table_is_read_with_the_credentials_of_its_table(lake: Lake, spark:
     plan = client.plan_table("db.t", "id IN (5, 38)")
     client.close()
     assert (plan.files, plan.considered_files) == (2, 4)
-    found = rows(spark.sql(f"SELECT id, _row_id FROM {db}.`{plan.name}` ORDER BY id"))
-    wanted = rows(spark.sql(f"SELECT id, _row_id FROM {db}.t WHERE id < 10 OR id >= 30 ORDER BY id"))
-    assert found == wanted
+    actual_rows = rows(spark.sql(f"SELECT id, _row_id FROM {db}.`{plan.name}` ORDER BY id"))
+    expected = rows(spark.sql(f"SELECT id, _row_id FROM {db}.t WHERE id < 10 OR id >= 30 ORDER BY id"))
+    assert actual_rows == expected

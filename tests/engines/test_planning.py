@@ -54,7 +54,10 @@ class Engines:
         path = f"/v1/namespaces/db/tables/{table}"
         answer = self._post(f"{path}/plan", {"filter": where, **more})
         assert answer["status"] == "completed"
-        answers = [answer, *(self._post(f"{path}/tasks", {"plan-task": one}) for one in answer.get("plan-tasks", []))]
+        answers = [
+            answer,
+            *(self._post(f"{path}/tasks", {"plan-task": plan_task}) for plan_task in answer.get("plan-tasks", [])),
+        ]
         return [task["data-file"]["file-path"] for one in answers for task in one["file-scan-tasks"]]
 
     def _post(self, path: str, body: Any) -> Any:
@@ -68,26 +71,26 @@ class Engines:
         in order.
         """
         size = self.server.log.stat().st_size
-        found: list[str] = []
-        yield found
+        results: list[str] = []
+        yield results
         with self.server.log.open() as log:
             log.seek(size)
             lines = [json.loads(line) for line in log if line.startswith("{")]
         assert [line for line in lines if line.get("status", 200) >= 500] == []
-        found += [line["operation"] for line in lines if "operation" in line]
+        results += [line["operation"] for line in lines if "operation" in line]
 
     @contextmanager
     def without_others(self, table: str, kept: list[str]) -> Iterator[int]:
         """Move all data files of the table except `kept` away within the block, and yield the number of moved files."""
         every = {path for (path,) in self.sql_by_itself(f"SELECT file_path FROM {{db}}.{table}.all_data_files")}
         assert set(kept) <= every
-        gone = [Path(path.removeprefix("file:")) for path in every - set(kept)]
-        for path in gone:
+        removed_paths = [Path(path.removeprefix("file:")) for path in every - set(kept)]
+        for path in removed_paths:
             path.rename(f"{path}.away")
         try:
-            yield len(gone)
+            yield len(removed_paths)
         finally:
-            for path in gone:
+            for path in removed_paths:
                 Path(f"{path}.away").rename(path)
 
 
@@ -110,9 +113,9 @@ def engines(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> It
         ):
             catalog, by_itself = new_catalog(spark, server.base_url), new_catalog(spark, alone.base_url)
             spark.sql(f"CREATE NAMESPACE {catalog}.db")
-            made = Engines(server, spark, catalog, by_itself, python, python_by_itself)
-            _fill(made)
-            yield made
+            new_engines = Engines(server, spark, catalog, by_itself, python, python_by_itself)
+            _fill(new_engines)
+            yield new_engines
 
 
 def _fill(engines: Engines) -> None:
@@ -240,35 +243,35 @@ PyIceberg runs all cases. The others are slow in Spark.
 def test_spark_reads_only_the_files_that_the_server_returns(engines: Engines, case: Case) -> None:
     query = f"SELECT * FROM {{db}}.{case.table} WHERE {case.sql} ORDER BY id"
     expected = engines.sql_by_itself(query)
-    kept = engines.plan(case.table, case.json)
-    assert len(kept) == case.files
-    with engines.without_others(case.table, kept) as taken, engines.requests() as asked:
+    plan = engines.plan(case.table, case.json)
+    assert len(plan) == case.files
+    with engines.without_others(case.table, plan) as taken, engines.requests() as requests:
         assert taken
         assert engines.sql(query) == expected
     assert expected
-    assert asked.count("planTableScan") == 1
+    assert requests.count("planTableScan") == 1
     if case.files > 3:
-        assert "fetchScanTasks" in asked
+        assert "fetchScanTasks" in requests
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if case.python is not None], ids=lambda case: case.name)
 def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: Engines, case: Case) -> None:
     assert case.python is not None
     alone = engines.python_by_itself.load_table(f"db.{case.table}").scan(case.python)
-    with engines.requests() as asked:
+    with engines.requests() as requests:
         expected = _rows(alone.to_arrow())
-    assert "planTableScan" not in asked
-    kept = engines.plan(case.table, case.json)
+    assert "planTableScan" not in requests
+    plan = engines.plan(case.table, case.json)
     scan = engines.python.load_table(f"db.{case.table}").scan(case.python)
-    with engines.without_others(case.table, kept), engines.requests() as asked:
+    with engines.without_others(case.table, plan), engines.requests() as requests:
         assert _rows(scan.to_arrow()) == expected
-        assert sorted(task.file.file_path for task in scan.plan_files()) == sorted(kept)
+        assert sorted(task.file.file_path for task in scan.plan_files()) == sorted(plan)
         count = scan.count()
     assert count == alone.count(), (
         "for p != 'a' this is not the number of rows, because PyIceberg counts nulls without reading them"
     )
     assert expected
-    assert "planTableScan" in asked
+    assert "planTableScan" in requests
 
 
 def _rows(table: Any) -> list[dict[str, Any]]:
@@ -299,10 +302,10 @@ def _metric(plan: Any, name: str, node: str) -> int:
 def test_aggregates_that_file_metrics_answer_are_right(engines: Engines) -> None:
     """Spark requests the bounds of the columns in a second plan."""
     query = "SELECT count(*), min(id), max(id), max(d) FROM {db}.ranges"
-    with engines.requests() as asked:
-        found = engines.sql(query)
-    assert found == engines.sql_by_itself(query)
-    assert "planTableScan" in asked
+    with engines.requests() as requests:
+        actual = engines.sql(query)
+    assert actual == engines.sql_by_itself(query)
+    assert "planTableScan" in requests
 
 
 def test_limit_returns_the_requested_number_of_rows(engines: Engines) -> None:
@@ -324,17 +327,17 @@ def test_deleted_rows_stay_deleted(engines: Engines, mode: str) -> None:
     expected = {n: "new" if n in (1, 45) else f"v{n}" for n in range(50) if n % 3 or n >= 40} | {3: "again"}
     deletes = engines.sql(f"SELECT count(*) FROM {{db}}.{table}.delete_files")[0][0]
     assert (deletes > 0) == (mode == "merge-on-read")
-    with engines.requests() as asked:
+    with engines.requests() as requests:
         assert dict(engines.sql(f"SELECT id, v FROM {{db}}.{table}")) == expected
         assert engines.sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 10") == [(7,)]
-    assert "planTableScan" in asked
+    assert "planTableScan" in requests
     python = engines.python.load_table(f"db.{table}").scan()
     assert {row["id"]: row["v"] for row in python.to_arrow().to_pylist()} == expected
     assert python.count() == len(expected)
-    kept = engines.plan(table, {"type": "lt", "term": "id", "value": 10})
-    with engines.without_others(table, kept):
-        found = engines.sql(f"SELECT id FROM {{db}}.{table} WHERE id < 10 ORDER BY id")
-    assert found == [(n,) for n in (1, 2, 3, 4, 5, 7, 8)]
+    plan = engines.plan(table, {"type": "lt", "term": "id", "value": 10})
+    with engines.without_others(table, plan):
+        actual = engines.sql(f"SELECT id FROM {{db}}.{table} WHERE id < 10 ORDER BY id")
+    assert actual == [(n,) for n in (1, 2, 3, 4, 5, 7, 8)]
 
 
 def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: Engines) -> None:
@@ -346,18 +349,18 @@ def test_snapshots_branches_and_tags_are_planned_with_their_own_schema(engines: 
     engines.sql("INSERT INTO {db}.history.branch_dev VALUES (2, 'b')")
     engines.sql("ALTER TABLE {db}.history RENAME COLUMN v TO w")
     engines.sql("INSERT INTO {db}.history VALUES (3, 'c')")
-    with engines.requests() as asked:
+    with engines.requests() as requests:
         assert engines.sql("SELECT id FROM {db}.history WHERE w >= 'a' ORDER BY id") == [(1,), (3,)]
         assert engines.sql("SELECT id FROM {db}.history VERSION AS OF 'dev' WHERE id > 0 ORDER BY id") == [(1,), (2,)]
         assert engines.sql("SELECT id, v FROM {db}.history VERSION AS OF 'v1' WHERE v = 'a'") == [(1, "a")]
         assert engines.sql(f"SELECT id FROM {{db}}.history VERSION AS OF {first} WHERE id < 9") == [(1,)]
-    assert asked.count("planTableScan") == 4
+    assert requests.count("planTableScan") == 4
     table = engines.python.load_table("db.history")
-    with engines.requests() as asked:
+    with engines.requests() as requests:
         assert table.scan("id < 9", snapshot_id=first).to_arrow()["id"].to_pylist() == [1]
         assert sorted(table.scan().use_ref("dev").to_arrow()["id"].to_pylist()) == [1, 2]
         assert table.scan().use_ref("v1").to_arrow()["id"].to_pylist() == [1]
-    assert asked.count("planTableScan") == 3
+    assert requests.count("planTableScan") == 3
 
 
 def test_engines_read_partition_values_of_every_kind(engines: Engines) -> None:
@@ -388,24 +391,24 @@ def test_version_3_tables_are_planned_by_spark_and_read_by_both(engines: Engines
         "TBLPROPERTIES ('format-version'='3', 'write.delete.mode'='merge-on-read')"
     )
     engines.sql("INSERT INTO {db}.v3 SELECT id FROM range(20)")
-    with engines.requests() as asked:
+    with engines.requests() as requests:
         engines.sql("DELETE FROM {db}.v3 WHERE id % 2 = 0")
         assert engines.sql("SELECT sum(id), count(*) FROM {db}.v3") == [(100, 10)]
-    assert "loadTable" in asked
-    assert "planTableScan" not in asked
-    with engines.requests() as asked:
-        found = engines.python.load_table("db.v3").scan().to_arrow()
-    assert sorted(found["id"].to_pylist()) == list(range(1, 20, 2))
-    assert "planTableScan" in asked
+    assert "loadTable" in requests
+    assert "planTableScan" not in requests
+    with engines.requests() as requests:
+        actual_rows = engines.python.load_table("db.v3").scan().to_arrow()
+    assert sorted(actual_rows["id"].to_pylist()) == list(range(1, 20, 2))
+    assert "planTableScan" in requests
 
 
 def test_property_leaves_the_planning_of_a_table_to_spark(engines: Engines) -> None:
     engines.sql(
         "CREATE TABLE {db}.own USING iceberg TBLPROPERTIES ('seamark.scan-planning-mode'='client') AS SELECT 1 AS id"
     )
-    with engines.requests() as asked:
+    with engines.requests() as requests:
         assert engines.sql("SELECT id FROM {db}.own") == [(1,)]
-    assert "planTableScan" not in asked
+    assert "planTableScan" not in requests
 
 
 def test_engines_wait_for_a_plan_that_is_answered_later(
@@ -416,8 +419,8 @@ def test_engines_wait_for_a_plan_that_is_answered_later(
     env = {"SEAMARK_LOG_FORMAT": "json", "SEAMARK_PLAN_ASYNC_FILES": "0"}
     with Seamark(home, env=env, warehouse=warehouse, database=database) as server:
         catalog = new_catalog(engines.spark, server.base_url)
-        found = rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
-        assert sorted(found) == [(56,), (57,), (58,), (59,)]
+        actual_rows = rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
+        assert sorted(actual_rows) == [(56,), (57,), (58,), (59,)]
         log = server.log.read_text()
         assert '"fetchPlanningResult"' in log
     cold = Seamark(home, env={**env, "SEAMARK_PLAN_DISK_BYTES": "0"}, warehouse=warehouse, database=database)
@@ -459,17 +462,17 @@ def test_filters_on_partitions_with_swapped_names_return_the_right_rows(engines:
     day = "date_add(date'2026-01-01', 31 * int(id % {}))"
     rows = f"SELECT id, {day.format(2)}, {day.format(3)}, int(id % 4), int(id % 5) FROM range(12)"
     engines.sql(f"INSERT INTO {{db}}.crossed {rows}")
-    for one, other in (("x", "z"), ("y", "x"), ("z", "y")):
-        engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {one} TO {other}")
+    for first, other in (("x", "z"), ("y", "x"), ("z", "y")):
+        engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
     # Spark filters rows by conditions on buckets.
     query = "SELECT id FROM {db}.crossed WHERE x = 1 AND a < '2026-02-01' ORDER BY id"
     assert engines.sql(query) == engines.sql_by_itself(query) != []
-    for one, other in (("a", "c"), ("b", "a"), ("c", "b")):
-        engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {one} TO {other}")
+    for first, other in (("a", "c"), ("b", "a"), ("c", "b")):
+        engines.sql(f"ALTER TABLE {{db}}.crossed RENAME COLUMN {first} TO {other}")
     by_partition = "SELECT id FROM {db}.crossed WHERE a < '2026-02-01' ORDER BY id"
-    with engines.requests() as seen:
+    with engines.requests() as requests:
         assert engines.sql(by_partition) == engines.sql_by_itself(by_partition) != []
-    assert "planTableScan" not in seen, "a client that loads the table now plans itself"
+    assert "planTableScan" not in requests, "a client that loads the table now plans itself"
     engines.sql("ALTER TABLE {db}.crossed SET TBLPROPERTIES ('seamark.scan-planning-mode'='server')")
     with pytest.raises(Exception, match="ambiguous"):
         engines.sql(by_partition)
@@ -521,8 +524,8 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
     The expected rows are those of a Spark that plans itself.
     """
     name, column, changes, conditions, value = case
-    held = new_catalog(engines.spark, engines.server.base_url, extra={"cache-enabled": str(not fresh).lower()})
-    there = replace(engines, catalog=held)
+    held_catalog = new_catalog(engines.spark, engines.server.base_url, extra={"cache-enabled": str(not fresh).lower()})
+    there = replace(engines, catalog=held_catalog)
     table = f"{name}_{'fresh' if fresh else 'held'}"
     columns = {"f": "int(id)", "s": "named_struct('f', int(id))", "g": "concat('v', id)"}
     filled = [columns[part.split()[0]] for part in column.split(", ")]
@@ -538,20 +541,20 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
             there.sql(f"ALTER TABLE {{db}}.{table} {change}")
         query = f"SELECT * FROM {{db}}.{table} WHERE {condition} ORDER BY id"
         assert there.sql(query) == engines.sql_by_itself(query), condition
-        wanted = {row[0] for row in engines.sql_by_itself(f"SELECT id FROM {{db}}.{table} WHERE {condition}")}
+        expected = {row[0] for row in engines.sql_by_itself(f"SELECT id FROM {{db}}.{table} WHERE {condition}")}
         if number == 0:
             there.sql(f"DELETE FROM {{db}}.{table} WHERE {condition}")
-            left = [(one,) for one in range(8) if one not in wanted]
+            left = [(one,) for one in range(8) if one not in expected]
         elif number == 1:
             there.sql(f"UPDATE {{db}}.{table} SET id = id + 100 WHERE {condition}")
-            left = [(one + 100 * (one in wanted),) for one in range(8)]
+            left = [(one + 100 * (one in expected),) for one in range(8)]
         else:
             source = "(SELECT explode(sequence(0, 7)) AS k)"
             there.sql(
                 f"MERGE INTO {{db}}.{table} t USING {source} s ON t.id = s.k AND {condition} "
                 "WHEN MATCHED THEN UPDATE SET id = id + 100"
             )
-            left = [(one + 100 * (one in wanted),) for one in range(8)]
+            left = [(one + 100 * (one in expected),) for one in range(8)]
         assert sorted(engines.sql_by_itself(f"SELECT id FROM {{db}}.{table}")) == sorted(left), (mode, condition)
         if value is not None:
             there.sql(f"INSERT INTO {{db}}.{table} VALUES (50, {value})")
@@ -572,6 +575,6 @@ def test_partitions_of_a_widened_type_are_read_before_the_next_data_commit(engin
     engines.sql("INSERT INTO {db}.widened SELECT id, int(id % 3) FROM range(9)")
     engines.sql("ALTER TABLE {db}.widened ALTER COLUMN p TYPE bigint")
     query = "SELECT id FROM {db}.widened WHERE p = 2 ORDER BY id"
-    with engines.requests() as seen:
+    with engines.requests() as requests:
         assert engines.sql(query) == [(2,), (5,), (8,)]
-    assert "planTableScan" in seen
+    assert "planTableScan" in requests

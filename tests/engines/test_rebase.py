@@ -125,10 +125,10 @@ def _is_rebased(snapshot: Row) -> bool:
 def _unneeded_files(metadata: Row) -> set[str]:
     """Return the manifests and manifest lists that no snapshot needs."""
     lists = {local(snapshot["manifest-list"]).name for snapshot in metadata["snapshots"]}
-    named = {local(row["manifest_path"]).name for snapshot in metadata["snapshots"] for row in read_list(snapshot)}
+    names = {local(row["manifest_path"]).name for snapshot in metadata["snapshots"] for row in read_list(snapshot)}
     there = {path.name for path in (local(metadata["location"]) / "metadata").glob("*.avro")}
-    assert lists | named <= there
-    return there - lists - named
+    assert lists | names <= there
+    return there - lists - names
 
 
 def _create(server: Seamark, name: str, properties: dict[str, str]) -> None:
@@ -138,8 +138,8 @@ def _create(server: Seamark, name: str, properties: dict[str, str]) -> None:
 
 def _read_by_pyiceberg(server: Seamark, name: str) -> Counter[tuple[int, int]]:
     with _catalog(server) as catalog:
-        found = catalog.load_table(f"db.{name}").scan().to_arrow().to_pylist()
-    return Counter((row["writer"], row["number"]) for row in found)
+        values = catalog.load_table(f"db.{name}").scan().to_arrow().to_pylist()
+    return Counter((row["writer"], row["number"]) for row in values)
 
 
 KINDS = [
@@ -157,8 +157,8 @@ def test_appends_of_eight_pyiceberg_writers_to_one_table_all_succeed(server: Sea
     assert _read_by_pyiceberg(server, name) == expected
     metadata = _metadata(server, name)
     assert _check_files(metadata, appends=40) > 10
-    listed = read_list(max(metadata["snapshots"], key=lambda one: one["sequence-number"]))
-    assert any(row["existing_files_count"] for row in listed) == merge
+    listing = read_list(max(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"]))
+    assert any(row["existing_files_count"] for row in listing) == merge
 
 
 def test_concurrent_appends_fail_without_rebase(server: Seamark) -> None:
@@ -179,8 +179,8 @@ def test_appends_of_spark_and_pyiceberg_to_one_table_all_succeed(
     expected = _append_at_once(writers, times=4)
     assert _check_files(_metadata(server, name), appends=32) > 5
     assert _read_by_pyiceberg(server, name) == expected
-    found = rows(spark.sql(f"SELECT writer, number FROM {new_catalog(spark, server.base_url)}.db.{name}"))
-    assert Counter(found) == expected
+    actual_rows = rows(spark.sql(f"SELECT writer, number FROM {new_catalog(spark, server.base_url)}.db.{name}"))
+    assert Counter(actual_rows) == expected
 
 
 @pytest.mark.slow
@@ -199,13 +199,13 @@ def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
     assert _check_files(metadata, appends=24) > 3
     assert _unneeded_files(metadata) == set(), "Java has deleted the manifests of its failed attempts"
     select = "SELECT writer, number, _row_id, _last_updated_sequence_number FROM "
-    found = rows(spark.sql(f"{select}{new_catalog(spark, server.base_url)}.db.{name}"))
-    assert Counter(row[:2] for row in found) == expected
-    ids = sorted(row[2] for row in found)
+    actual_rows = rows(spark.sql(f"{select}{new_catalog(spark, server.base_url)}.db.{name}"))
+    assert Counter(row[:2] for row in actual_rows) == expected
+    ids = sorted(row[2] for row in actual_rows)
     assert len(set(ids)) == len(ids)
     assert ids[-1] < metadata["next-row-id"]
     if not merge:
         assert ids == list(range(len(ids))), "the ids of each append follow those of the append before"
         assert metadata["next-row-id"] == len(ids)
-    head = max(metadata["snapshots"], key=lambda one: one["sequence-number"])
-    assert {row[3] for row in found} == {file.sequence_number for file in read_snapshot(head).values()}
+    head = max(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
+    assert {row[3] for row in actual_rows} == {file.sequence_number for file in read_snapshot(head).values()}

@@ -21,17 +21,17 @@ class Lake(SparkTables):
 
         Check that Spark and Seamark read the same rows.
         """
-        found = self.sql(f"SELECT id, land, v, {', '.join(NAMES)} FROM {{db}}.{name}")
+        actual = self.sql(f"SELECT id, land, v, {', '.join(NAMES)} FROM {{db}}.{name}")
         ours = scan(self.client, f"db.{name}", ["id", "land", "v", *NAMES]).to_arrow().to_pylist()
-        assert sorted(tuple(one.values()) for one in ours) == sorted(found)
-        assert len({one[3] for one in found}) == len(found), "two rows have the same id"
-        return {one[0]: one[1:] for one in found}
+        assert sorted(tuple(one.values()) for one in ours) == sorted(actual)
+        assert len({one[3] for one in actual}) == len(actual), "two rows have the same id"
+        return {one[0]: one[1:] for one in actual}
 
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    with Lake.served(spark, tmp_path_factory.mktemp("lineage")) as made:
-        yield made
+    with Lake.served(spark, tmp_path_factory.mktemp("lineage")) as new_lake:
+        yield new_lake
 
 
 @pytest.mark.parametrize(
@@ -57,26 +57,26 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
     kinds = ["upsert", "update", "upsert", "delete", "merge", "upsert", "update"]
     for step, kind in enumerate(kinds, 1):
         note = f"{mode}, step {step}, {kind}"
-        some = rng.sample(range(45), 6)
+        some_numbers = rng.sample(range(45), 6)
         match kind:
             case "upsert":
-                table = pa.table({"id": some, "land": ["fr"] * 6, "v": pa.array([step] * 6, pa.int32())})
+                table = pa.table({"id": some_numbers, "land": ["fr"] * 6, "v": pa.array([step] * 6, pa.int32())})
                 upsert(lake.client, f"db.{name}", table, keys=["id"], mode=COPY_ON_WRITE)
-                given = dict.fromkeys(some, ("fr", step))
+                given = dict.fromkeys(some_numbers, ("fr", step))
             case "update":
-                lake.sql(f"UPDATE {{db}}.{name} SET land = 'es', v = {step} WHERE id IN ({str(some)[1:-1]})")
-                given = {one: ("es", step) for one in some if one in was}
+                lake.sql(f"UPDATE {{db}}.{name} SET land = 'es', v = {step} WHERE id IN ({str(some_numbers)[1:-1]})")
+                given = {one: ("es", step) for one in some_numbers if one in was}
             case "delete":
-                delete(lake.client, f"db.{name}", keys=pa.table({"id": some}), mode=COPY_ON_WRITE)
+                delete(lake.client, f"db.{name}", keys=pa.table({"id": some_numbers}), mode=COPY_ON_WRITE)
                 given = {}
-                was = {one: row for one, row in was.items() if one not in some}
+                was = {one: row for one, row in was.items() if one not in some_numbers}
             case "merge":
-                listed = ", ".join(f"({one}, 'it', {step})" for one in some)
+                text = ", ".join(f"({one}, 'it', {step})" for one in some_numbers)
                 lake.sql(
-                    f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {listed} AS g(id, land, v)) s "
+                    f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {text} AS g(id, land, v)) s "
                     "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
                 )
-                given = dict.fromkeys(some, ("it", step))
+                given = dict.fromkeys(some_numbers, ("it", step))
         now = lake.read_lineage(name)
         (((number,),)) = lake.sql(f"SELECT max(sequence_number) FROM {{db}}.{name}.entries")
         assert now.keys() == was.keys() | given.keys(), note
@@ -94,7 +94,7 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
 
 def test_metrics_of_lineage_columns_are_those_that_spark_writes(lake: Lake) -> None:
     """Seamark and Spark each rewrite a file with the same rows."""
-    found = []
+    results = []
     for writer in ("ours", "spark"):
         lake.sql(
             f"CREATE TABLE {{db}}.{writer} (id bigint, land string, v int) USING iceberg TBLPROPERTIES "
@@ -107,5 +107,5 @@ def test_metrics_of_lineage_columns_are_those_that_spark_writes(lake: Lake) -> N
         else:
             lake.sql("UPDATE {db}.spark SET land = 'fr', v = 1 WHERE id = 3")
         columns = "record_count, first_row_id, value_counts, null_value_counts, lower_bounds, upper_bounds"
-        found.append(lake.sql(f"SELECT {columns} FROM {{db}}.{writer}.files"))
-    assert found[0] == found[1]
+        results.append(lake.sql(f"SELECT {columns} FROM {{db}}.{writer}.files"))
+    assert results[0] == results[1]

@@ -51,9 +51,9 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
             f"('format-version' = '{version}', 'write.merge.mode' = 'merge-on-read')"
         )
         for step in range(steps):
-            some = rng.sample(range(60), 20)
-            upsert(client, "db.t", make_rows(some, 10 * step), keys=["id"], strategy=EQUALITY)
-            model |= dict.fromkeys(some, 10 * step)
+            some_numbers = rng.sample(range(60), 20)
+            upsert(client, "db.t", make_rows(some_numbers, 10 * step), keys=["id"], strategy=EQUALITY)
+            model |= dict.fromkeys(some_numbers, 10 * step)
             more = rng.sample(range(60), 5)
             merged = ", ".join(f"({one}L, {10 * step + 1}L)" for one in more)
             spark.sql(
@@ -61,11 +61,11 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
                 "WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
             )
             model |= dict.fromkeys(more, 10 * step + 1)
-            gone = rng.sample(range(60), 5)
-            delete(client, "db.t", keys=pa.table({"id": gone}), strategy=EQUALITY)
+            removed_numbers = rng.sample(range(60), 5)
+            delete(client, "db.t", keys=pa.table({"id": removed_numbers}), strategy=EQUALITY)
             located = rng.sample(range(60), 5)
             upsert(client, "db.t", make_rows(located, 10 * step + 2), keys=["id"], mode=rng.choice(MODES))
-            model = {one: value for one, value in model.items() if one not in gone}
+            model = {one: value for one, value in model.items() if one not in removed_numbers}
             model |= dict.fromkeys(located, 10 * step + 2)
             # Many tasks run, and none of them looks up stored rows.
             spread = rng.sample(range(60), 20)
@@ -79,13 +79,13 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
             model = {one: value for one, value in model.items() if not (one in spread and one < 10)}
             if partitioned and step == 1:
                 resize(client, "db.t", buckets=8)
-            found = rows(spark.sql(f"SELECT id, v FROM {db}.t"))
-            assert sorted(found) == sorted(model.items()), f"version {version}, step {step}"
+            actual_rows = rows(spark.sql(f"SELECT id, v FROM {db}.t"))
+            assert sorted(actual_rows) == sorted(model.items()), f"version {version}, step {step}"
         client.close()
 
 
 @pytest.mark.parametrize(
-    ("made", "keys", "said"),
+    ("made", "keys", "message"),
     [
         ("TBLPROPERTIES ('format-version' = '1')", ["id"], "it has no delete files"),
         ("PARTITIONED BY (v)", ["id"], "has the field v, which is not derived from the key"),
@@ -94,13 +94,13 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
     ids=["version 1", "other partitions", "floating point"],
 )
 def test_options_that_need_stored_rows_are_refused_before_a_task_runs(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, made: str, keys: list[str], said: str
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, made: str, keys: list[str], message: str
 ) -> None:
     with Seamark(tmp_path_factory.mktemp("unsaid")) as server:
         client, db = SeamarkClient(server.base_url), f"{new_catalog(spark, server.base_url)}.db"
         spark.sql(f"CREATE NAMESPACE {db}")
         spark.sql(f"CREATE TABLE {db}.t (id bigint, v bigint, x double) USING iceberg {made}")
         frame = spark.createDataFrame([(1, 1, 1.0)], "id bigint, v bigint, x double")
-        with pytest.raises(Unwritable, match=said):
+        with pytest.raises(Unwritable, match=message):
             write(frame, "db.t", client=client, mode="upsert", keys=keys, strategy=EQUALITY, driver_rows=0)
         client.close()

@@ -81,21 +81,21 @@ class Table:
         frame = self.spark.createDataFrame(self.rows, COLUMNS)
         return {row.id for row in frame.where(condition).select("id").collect()}
 
-    def check(self, said: str) -> None:
+    def check(self, message: str) -> None:
         assert sorted(map(repr, self.run("SELECT * FROM {t}"))) == sorted(
             map(repr, map(_as_spark_returns, self.rows))
-        ), said
+        ), message
 
-    def check_found(self, condition: str, said: str) -> None:
-        wanted = sorted(self.matching(condition))
-        assert [row[0] for row in self.run(f"SELECT id FROM {{t}} WHERE {condition} ORDER BY id")] == wanted, said
-        assert sorted(row[0] for row in self.run(f"SELECT * FROM {{t}} WHERE {condition}")) == wanted, said
-        assert self.run(f"SELECT count(*) FROM {{t}} WHERE {condition}") == [(len(wanted),)], said
+    def check_found(self, condition: str, message: str) -> None:
+        expected = sorted(self.matching(condition))
+        assert [row[0] for row in self.run(f"SELECT id FROM {{t}} WHERE {condition} ORDER BY id")] == expected, message
+        assert sorted(row[0] for row in self.run(f"SELECT * FROM {{t}} WHERE {condition}")) == expected, message
+        assert self.run(f"SELECT count(*) FROM {{t}} WHERE {condition}") == [(len(expected),)], message
 
     def delete(self, condition: str) -> None:
-        gone = self.matching(condition)
+        removed_matching = self.matching(condition)
         self.run(f"DELETE FROM {{t}} WHERE {condition}")
-        self.rows = [row for row in self.rows if row[0] not in gone]
+        self.rows = [row for row in self.rows if row[0] not in removed_matching]
 
     def update(self, condition: str) -> None:
         changed = self.matching(condition)
@@ -111,8 +111,8 @@ class Table:
             "WHEN MATCHED AND k % 2 = 0 THEN UPDATE SET s = 'merged' WHEN MATCHED THEN DELETE "
             "WHEN NOT MATCHED AND k < 0 THEN INSERT (id, s) VALUES (k, 'new')"
         )
-        kept = [row for row in self.rows if row[0] not in changed or row[0] % 2 == 0]
-        self.rows = [(*row[:2], "merged", *row[3:]) if row[0] in changed else row for row in kept]
+        kept_rows = [row for row in self.rows if row[0] not in changed or row[0] % 2 == 0]
+        self.rows = [(*row[:2], "merged", *row[3:]) if row[0] in changed else row for row in kept_rows]
         self.rows += [(key, None, "new", None, None, None, None) for key in keys if key < 0 and key not in changed]
 
     def overwrite(self, condition: str) -> None:
@@ -180,8 +180,7 @@ def test_delete_that_an_index_answers_deletes_the_matching_rows(stock: Stock, in
     table.insert(_rows(range(10)) + _rows(range(10, 20), 1) + _rows(range(20, 30), 2))
     table.index(index)
     # In turn, the conditions leave no file, leave files in which all rows match, and have a long list, which the
-    # library
-    # does not compare with bounds.
+    # library does not compare with bounds.
     many = ", ".join(map(str, range(100, 400)))
     for condition in ("i = 5", "p = 1 OR i = 5", f"i IN ({many})", "i = 9 AND p = 2"):
         table.delete(condition)
@@ -252,12 +251,12 @@ def test_nan_is_the_greatest_value_in_spark(stock: Stock) -> None:
     ]
     conditions += ["d <= 3", "NOT (d > 3)", "isnan(d)", "d > 3 OR id = 0", "NOT (d <= 3 OR f <= 3)"]
     for condition in conditions[: examples(len(conditions), 5)]:
-        wanted = table.matching(condition)
-        assert {row[0] for row in table.run(f"SELECT id FROM {{t}} WHERE {condition}")} == wanted, condition
+        expected = table.matching(condition)
+        assert {row[0] for row in table.run(f"SELECT id FROM {{t}} WHERE {condition}")} == expected, condition
     for condition in ("d > 3", "NOT (f < 3)", "st.x >= 3")[: examples(3, 1)]:
-        wanted = table.matching(condition)
+        expected = table.matching(condition)
         frame = sql(stock.spark, f"SELECT id FROM {table.catalog}.db.nans WHERE {condition}")
-        assert {row.id for row in frame.collect()} == wanted, f"seamark.spark.sql: {condition}"
+        assert {row.id for row in frame.collect()} == expected, f"seamark.spark.sql: {condition}"
     table.index("bitmap(d)", "bloom(f)")
     for condition in ("d > 3", "f > 3", "d > 3 AND f > 3")[: examples(3, 1)]:
         table.check_found(condition, f"{condition}, with indexes")
@@ -311,10 +310,10 @@ class Campaign:
         kinds = ("delete", "update", "merge", "find", "rewrite", "overwrite")
         kind = rng.choices(kinds, (6, 4, 4, 5, 2, 1))[0]
         self.said.append(f"{kind} {condition}")
-        said = "\n".join(self.said)
+        text = "\n".join(self.said)
         try:
             if kind == "find":
-                table.check_found(condition, said)
+                table.check_found(condition, text)
             elif kind == "merge":
                 ids = [row[0] for row in table.rows if row[0] >= 0]
                 keys = [*rng.sample(ids, min(len(ids), 6)), -1 - len(self.said)]
@@ -324,8 +323,8 @@ class Campaign:
         except Exception as error:
             if kind == "rewrite" and "Cannot translate Spark expression" in str(error):
                 return  # Iceberg's procedure supports fewer conditions.
-            raise AssertionError(f"{said}\n{error}") from error
-        table.check(said)
+            raise AssertionError(f"{text}\n{error}") from error
+        table.check(text)
 
     def _insert(self) -> None:
         rng, rows = self.rng, []
@@ -349,7 +348,7 @@ class Campaign:
     def _predicate(self) -> str:
         rng = self.rng
         number, double = rng.randint(0, 11), rng.choice(("0.0D", "1.5D", "3.0D", "-3.0D"))
-        listed = ", ".join(map(str, rng.sample(range(12), 3)))
+        text = ", ".join(map(str, rng.sample(range(12), 3)))
         many = ", ".join(map(str, range(12, 12 + rng.choice((5, 300)), 1)))
         order = rng.choice(("<", "<=", ">", ">="))
         column = rng.choice(("d", "f", "st.x"))
@@ -357,7 +356,7 @@ class Campaign:
             (
                 f"i = {number}",
                 f"i = {number}",
-                f"i IN ({listed})",
+                f"i IN ({text})",
                 f"i IN ({many})",
                 f"i <> {number}",
                 f"i {order} {number}",

@@ -20,8 +20,8 @@ Model = dict[int, tuple[str | None, int]]
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkTables]:
-    with SparkTables.served(spark, tmp_path_factory.mktemp("upserts")) as made:
-        yield made
+    with SparkTables.served(spark, tmp_path_factory.mktemp("upserts")) as tables:
+        yield tables
 
 
 @pytest.mark.parametrize(
@@ -45,35 +45,35 @@ def test_spark_and_seamark_change_one_table_in_turn(lake: SparkTables, version: 
     kinds = ["upsert", "merge", "upsert", "delete", "where", "merge"]
     rng.shuffle(kinds)
     for step, kind in enumerate(["upsert", *kinds]):
-        some = rng.sample(range(60), 12)
-        given: Model = {one: (rng.choice(("de", "fr", None)), step) for one in some}
+        some_numbers = rng.sample(range(60), 12)
+        input_model: Model = {number: (rng.choice(("de", "fr", None)), step) for number in some_numbers}
         note = f"seed {seed}, step {step}, {kind}"
         match kind:
             case "upsert":
                 table = pa.table(
                     {
-                        "id": list(given),
-                        "land": pa.array([one[0] for one in given.values()], pa.string()),
-                        "v": pa.array([one[1] for one in given.values()], pa.int32()),
+                        "id": list(input_model),
+                        "land": pa.array([value[0] for value in input_model.values()], pa.string()),
+                        "v": pa.array([value[1] for value in input_model.values()], pa.int32()),
                     }
                 )
                 upsert(lake.client, f"db.{name}", table, keys=["id"], mode=rng.choice(MODES))
-                model |= given
+                model |= input_model
             case "delete":
-                delete(lake.client, f"db.{name}", keys=pa.table({"id": some}), mode=rng.choice(MODES))
-                model = {one: row for one, row in model.items() if one not in given}
+                delete(lake.client, f"db.{name}", keys=pa.table({"id": some_numbers}), mode=rng.choice(MODES))
+                model = {one: row for one, row in model.items() if one not in input_model}
             case "where":
                 delete(lake.client, f"db.{name}", where=f"v = {step - 1}", mode=rng.choice(MODES))
                 model = {one: row for one, row in model.items() if row[1] != step - 1}
             case "merge":
-                listed = ", ".join(f"({one}, {land!r}, {v})" for one, (land, v) in given.items()).replace(
+                listing = ", ".join(f"({one}, {land!r}, {v})" for one, (land, v) in input_model.items()).replace(
                     "None", "null"
                 )
                 lake.sql(
-                    f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {listed} AS g(id, land, v)) s "
+                    f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {listing} AS g(id, land, v)) s "
                     "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
                 )
-                model |= given
-        found = {one: (land, v) for one, land, v in lake.sql(f"SELECT id, land, v FROM {{db}}.{name}")}
-        assert found == model, note
+                model |= input_model
+        actual = {one: (land, v) for one, land, v in lake.sql(f"SELECT id, land, v FROM {{db}}.{name}")}
+        assert actual == model, note
         assert lake.sql(f"SELECT count(*) FROM {{db}}.{name}") == [(len(model),)], note

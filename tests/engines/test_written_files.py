@@ -102,13 +102,15 @@ BY_PART = PartitionSpec(PartitionField(2, 1000, IdentityTransform(), "part"))
 def make_rows() -> pa.Table:
     """Return rows in several parts with different values. In the last part, every column is null."""
     rng = random.Random(11)
-    part = [None if one % PARTS == 0 else one % PARTS for one in range(ROWS)]
+    part = [None if number % PARTS == 0 else number % PARTS for number in range(ROWS)]
     columns: dict[str, list[Any]] = {}
     for kind in KINDS:
-        some = {one: rng.sample(list(typed.SAMPLES[kind]), min(3, len(typed.SAMPLES[kind]))) for one in range(PARTS)}
+        some = {
+            number: rng.sample(list(typed.SAMPLES[kind]), min(3, len(typed.SAMPLES[kind]))) for number in range(PARTS)
+        }
         columns[kind] = [
-            None if one % PARTS == PARTS - 1 or rng.random() < 0.2 else rng.choice(some[one % PARTS])
-            for one in range(ROWS)
+            None if number % PARTS == PARTS - 1 or rng.random() < 0.2 else rng.choice(some[number % PARTS])
+            for number in range(ROWS)
         ]
     structs = [None, {"a": 1, "in": None}, {"a": 2, "in": {"s": "x" * 30}}, {"a": -3, "in": {"s": None}}]
     return pa.table(
@@ -117,11 +119,13 @@ def make_rows() -> pa.Table:
             "part": pa.array(part, pa.int32()),
             **{COLUMNS[kind]: typed.array(kind, columns[kind]) for kind in KINDS},
             "st": pa.array(
-                [structs[one % 4] for one in range(ROWS)],
+                [structs[number % 4] for number in range(ROWS)],
                 pa.struct([("a", pa.int32()), ("in", pa.struct([("s", pa.string())]))]),
             ),
-            "li": pa.array([[None, [], [1, None]][one % 3] for one in range(ROWS)], pa.list_(pa.int64())),
-            "m": pa.array([[None, [], [("k", 1)]][one % 3] for one in range(ROWS)], pa.map_(pa.string(), pa.int64())),
+            "li": pa.array([[None, [], [1, None]][number % 3] for number in range(ROWS)], pa.list_(pa.int64())),
+            "m": pa.array(
+                [[None, [], [("k", 1)]][number % 3] for number in range(ROWS)], pa.map_(pa.string(), pa.int64())
+            ),
         }
     )
 
@@ -153,9 +157,9 @@ def test_spark_reads_the_written_values_of_every_type(lake: Lake, written_rows: 
 def metrics(lake: Lake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
     """Return the metrics of each part from Spark's metadata table."""
     names = ("value_counts", "null_value_counts", "nan_value_counts", "lower_bounds", "upper_bounds")
-    found = lake.sql(f"SELECT partition.part, sort_order_id, {', '.join(names)} FROM {{db}}.{name}.files")
-    assert all(one[1] == 0 for one in found)
-    return {one[0]: {key: dict(value or {}) for key, value in zip(names, one[2:], strict=True)} for one in found}
+    actual = lake.sql(f"SELECT partition.part, sort_order_id, {', '.join(names)} FROM {{db}}.{name}.files")
+    assert all(one[1] == 0 for one in actual)
+    return {one[0]: {key: dict(value or {}) for key, value in zip(names, one[2:], strict=True)} for one in actual}
 
 
 def test_metrics_are_those_that_iceberg_writes(lake: Lake, written_rows: pa.Table) -> None:
@@ -184,13 +188,15 @@ def delete_by_position(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
     loaded = lake.client.load_table(f"db.{name}")
     table = open_table(lake.client, f"db.{name}", CURRENT)
     target, reader = WriteTarget.of(loaded), Deletes(table.storage, table.metadata)
-    gone = []
+    removed_deleted_rows = []
     for task in plan(lake.client, table):
         with pa.memory_map(task.path.removeprefix("file://")) as source:
-            held = pa.parquet.read_table(source, columns=["id"])["id"].to_pylist()
-        places = np.array([place for place, one in enumerate(held) if one in ids], dtype=np.int64)
-        gone.append(DeletedRows(task.path, task.file["spec-id"], task.file["partition"], places, task.deletes))
-    written = write_deletes(target, gone, reader)
+            held_values = pa.parquet.read_table(source, columns=["id"])["id"].to_pylist()
+        places = np.array([place for place, value in enumerate(held_values) if value in ids], dtype=np.int64)
+        removed_deleted_rows.append(
+            DeletedRows(task.path, task.file["spec-id"], task.file["partition"], places, task.deletes)
+        )
+    written = write_deletes(target, removed_deleted_rows, reader)
     body = {"read-snapshot-id": table.snapshot_id, "add": list(written.files), "remove": list(written.removed)}
     CommitClient(lake.client).commit(f"db.{name}", body)
     return written
@@ -208,7 +214,7 @@ def test_spark_and_seamark_delete_from_one_table_in_turn(lake: Lake, version: in
         append(
             lake.client,
             f"db.{name}",
-            pa.table({"id": pa.array(ids, pa.int64()), "part": pa.array([one % 3 for one in ids], pa.int32())}),
+            pa.table({"id": pa.array(ids, pa.int64()), "part": pa.array([id_ % 3 for id_ in ids], pa.int32())}),
         )
     left = set(range(200))
     for turn in range(3):
@@ -230,11 +236,11 @@ def test_spark_and_seamark_delete_from_one_table_in_turn(lake: Lake, version: in
 def test_spark_leaves_out_the_rows_of_equality_deletes(lake: Lake) -> None:
     lake.sql("CREATE TABLE {db}.keyed (id bigint, land string) USING iceberg PARTITIONED BY (bucket(4, id))")
     ids = list(range(50))
-    append(lake.client, "db.keyed", pa.table({"id": ids, "land": [None if one % 5 else "de" for one in ids]}))
+    append(lake.client, "db.keyed", pa.table({"id": ids, "land": [None if id_ % 5 else "de" for id_ in ids]}))
     table = open_table(lake.client, "db.keyed", CURRENT)
     target = WriteTarget.of(lake.client.load_table("db.keyed"))
     keys = pa.table({"id": [3, 4, 5, 999], "land": [None, "de", "de", None]})
     written = write_equality_deletes(target, keys, ["id", "land"])
     CommitClient(lake.client).commit("db.keyed", {"read-snapshot-id": table.snapshot_id, "add": list(written.files)})
     append(lake.client, "db.keyed", pa.table({"id": [3], "land": pa.array([None], pa.string())}))
-    assert sorted(one for (one,) in lake.sql("SELECT id FROM {db}.keyed")) == [one for one in ids if one != 5]
+    assert sorted(one for (one,) in lake.sql("SELECT id FROM {db}.keyed")) == [id_ for id_ in ids if id_ != 5]

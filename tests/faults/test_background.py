@@ -58,14 +58,14 @@ async def test_failed_background_work_is_restarted(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.usefixtures("full_disk")
 async def test_failure_of_a_single_background_run_stops_nothing_else() -> None:
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def work() -> None:
-        begun.set()
+        started.set()
         raise ValueError("a bug")
 
     async with background.running_once("work", work):
-        await begun.wait()
+        await started.wait()
 
 
 @pytest.mark.usefixtures("full_disk")

@@ -102,9 +102,9 @@ class BrokenStore:
                 writer.write(b"forbidden")
                 return False
             return True
-        sent = self.rng.randrange(length) if fault in ("cut", "reset") else length
+        sent_length = self.rng.randrange(length) if fault in ("cut", "reset") else length
         body = data[start:end] + b"x" * (length - (end - start))
-        writer.write(body[:sent])
+        writer.write(body[:sent_length])
         await writer.drain()
         if fault == "reset":
             raw: socket.socket = writer.get_extra_info("socket")

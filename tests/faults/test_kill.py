@@ -143,16 +143,16 @@ def test_killed_create_rename_register_or_drop_is_executed_completely_or_not_at_
         client = server.start()
         for name in ("source", "old", "doomed"):
             assert client.create_table(name)[0] == 200
-        for what, (request, status, has_happened) in _changes(client).items():
-            if step == "after-metadata-write" and what != "create":
+        for operation, (request, status, has_happened) in _changes(client).items():
+            if step == "after-metadata-write" and operation != "create":
                 continue  # The other steps write no file.
             key = {"Idempotency-Key": new_key()}
             server.dies(step, 1, lambda call=client.call, sent=request, key=key: call(*sent, key))
             client = server.start()
-            assert has_happened(client) == (step == "after-swap"), what
+            assert has_happened(client) == (step == "after-swap"), operation
             for _ in range(2):
                 answered, body = client.call(*request, key)
-                assert answered == status, (what, body)
-                assert has_happened(client), what
+                assert answered == status, (operation, body)
+                assert has_happened(client), operation
         for name in client.tables():
             assert client.chain(name) == []

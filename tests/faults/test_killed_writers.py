@@ -73,7 +73,7 @@ def campaign(home: Path, *, kills: int, batches: int, seed: int, version: int, i
         every_snapshot_is_of_whole_batches(client, seed, batches, context)
 
 
-def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: int, said: str) -> None:
+def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: int, message: str) -> None:
     loaded = client.load_table("db.t", history=True)
     model: Model = {}
     number = 0
@@ -81,15 +81,15 @@ def every_snapshot_is_of_whole_batches(client: IndexClient, seed: int, batches: 
     for snapshot in sorted(snapshots, key=lambda one: one["sequence-number"]):
         result = rows_at(client, At(snapshot_id=snapshot["snapshot-id"]))
         last = int(snapshot["summary"][SEQUENCE_KEY])
-        assert last >= number, f"{said}: sequence {last} was committed twice"
+        assert last >= number, f"{message}: sequence {last} was committed twice"
         while number <= last:  # A batch without changes has no snapshot.
             apply(model, seed, number)
             number += 1
-        assert result == rows(model), f"{said}: after batch {last}"
+        assert result == rows(model), f"{message}: after batch {last}"
     while number < batches:
         apply(model, seed, number)
         number += 1
-    assert rows_at(client, At()) == rows(model), said
+    assert rows_at(client, At()) == rows(model), message
 
 
 @pytest.mark.slow

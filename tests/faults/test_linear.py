@@ -19,18 +19,18 @@ def _true_history(seed: int) -> tuple[list[int], list[Event]]:
     head: int | None = None
     chain: list[int] = []
     events: list[Event] = []
-    seen: list[int | None] = [None]
+    heads: list[int | None] = [None]
     for number in range(1, 200):
         point = float(number)
         began, ended = point - rng.random() * 5, point + rng.random() * 5
         if rng.random() < 0.3:
             events.append(Event("read", began, ended, "ok", value=head))
             continue
-        expected = rng.choice([head, rng.choice(seen)])
+        expected = rng.choice([head, rng.choice(heads)])
         if expected == head:
             chain.append(number)
             head = number
-            seen.append(head)
+            heads.append(head)
             outcome = "unknown" if rng.random() < 0.1 else "ok"
             events.append(_append(number, expected, began, ended, outcome))
         else:

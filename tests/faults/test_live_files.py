@@ -180,7 +180,8 @@ def _campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
         counts: Counter[tuple[str, int]] = sum((client.answers for client in clients), Counter())
         # On a busy machine a round has little time.
         if round_ >= rounds and (
-            all(counts[what, 200] + counts[what, 204] for what in expected) or round_ >= 10 * rounds
+            all(counts[description, 200] + counts[description, 204] for description in expected)
+            or round_ >= 10 * rounds
         ):
             break
         stop = threading.Event()
@@ -195,8 +196,8 @@ def _campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
         assert _find_missing_files(server, registered) == [], f"FAULT_SEED={seed}"
     answers: Counter[tuple[str, int]] = sum((client.answers for client in clients), Counter())
     print(f"live files: {sorted(answers.items())}")
-    for what in expected:
-        assert answers[what, 200] + answers[what, 204] > 0, f"FAULT_SEED={seed}: no {what} succeeded, {answers}"
+    for kind in expected:
+        assert answers[kind, 200] + answers[kind, 204] > 0, f"FAULT_SEED={seed}: no {kind} succeeded, {answers}"
     server.restart()
     assert _find_missing_files(server, registered) == [], f"FAULT_SEED={seed}, after a restart"
 

@@ -58,10 +58,10 @@ def test_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, see
     assert client.create_table(name)[0] == 200
     proxy.fate = seeded(seed, 0.6, applies=_changes)
     for snapshot_id in range(1, 31):
-        chosen = new_key() if key else None
+        chosen_key = new_key() if key else None
         parent = snapshot_id - 1 or None
         status, body = _until_answered(
-            lambda at=snapshot_id, parent=parent, chosen=chosen: client.append(at, parent, at, name, chosen)
+            lambda at=snapshot_id, parent=parent, chosen=chosen_key: client.append(at, parent, at, name, chosen)
         )
         assert status == 200, f"seed {seed}: {body}"
         assert body["metadata"]["current-snapshot-id"] == snapshot_id

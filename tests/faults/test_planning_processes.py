@@ -166,17 +166,17 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
         manifests = [table.manifest(f"w{at}", range(at * 5, at * 5 + 5), day=at) for at in range(8)]
         held = {at: list(range(at * 5, at * 5 + 5)) for at in range(8)}
         order = list(range(8))
-        made = dict(enumerate(manifests))
+        new_manifests = dict(enumerate(manifests))
         snapshot_id = 1
         while not stop.is_set() and snapshot_id < 400:
             snapshot_id += 1
             at = 8 + snapshot_id
             held[at] = list(range(at * 5, at * 5 + 5))
-            made[at] = table.manifest(f"w{at}", held[at], day=at, snapshot_id=snapshot_id)
+            new_manifests[at] = table.manifest(f"w{at}", held[at], day=at, snapshot_id=snapshot_id)
             order.append(at)
             if source.random() < 0.3:
                 order.remove(source.choice(order))
-            table.commit(snapshot_id, [made[item] for item in order])
+            table.commit(snapshot_id, [new_manifests[item] for item in order])
             expected[snapshot_id] = [number for item in order for number in held[item]]
             ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
             updates = [{"action": "add-snapshot", "snapshot": table.snapshots[-1]}, ref]
@@ -192,9 +192,9 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
             high = low + source.randrange(600)
             before = head[0]
             if source.random() < 0.5:
-                named = source.randint(max(1, before - 20), before)
-                status, answer = plan_on_new_connection(server, between(low, high), **{"snapshot-id": named})
-                oldest = newest = named
+                named_number = source.randint(max(1, before - 20), before)
+                status, answer = plan_on_new_connection(server, between(low, high), **{"snapshot-id": named_number})
+                oldest = newest = named_number
             else:
                 status, answer = plan_on_new_connection(server, between(low, high))
                 oldest, newest = before, head[0] + 1  # A commit may have succeeded without being recorded yet.

@@ -122,10 +122,10 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
         metadata = _load(direct, name)
         appenders = [Appender(metadata, merge=source.choice([0, 0, 2])) for _ in range(4)]
         for number, appender in enumerate(appenders):
-            request, chosen = appender.commit({f"{turn}-{number}": number + 1}), new_key() if key else None
+            request, chosen_key = appender.commit({f"{turn}-{number}": number + 1}), new_key() if key else None
             for _ in range(50):
                 try:
-                    status, body = _send(client, name, request, chosen)
+                    status, body = _send(client, name, request, chosen_key)
                 except (Lost, ValueError):  # ValueError: the load balancer's answer is not JSON.
                     continue
                 break
@@ -142,6 +142,6 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
 
 def _clean_up(client: Appender, metadata: Row) -> None:
     saved = next(snapshot for snapshot in metadata["snapshots"] if snapshot["snapshot-id"] == client.snapshot_id)
-    named = {row["manifest_path"] for row in read_list(saved)} | {saved["manifest-list"]}
-    for place in {*client.manifests, client.manifest_list} - named:
+    manifest_paths = {row["manifest_path"] for row in read_list(saved)} | {saved["manifest-list"]}
+    for place in {*client.manifests, client.manifest_list} - manifest_paths:
         local(place).unlink()

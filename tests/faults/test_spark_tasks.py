@@ -65,10 +65,10 @@ class ExecutorFaults:
     def _executors(self) -> list[psutil.Process]:
         return list(self._below("CoarseGrainedExecutorBackend"))
 
-    def _below(self, what: str) -> Iterator[psutil.Process]:
+    def _below(self, command: str) -> Iterator[psutil.Process]:
         with suppress(psutil.Error):
             for item in self._job.children(recursive=True):
-                if _says(item, what):
+                if _says(item, command):
                     yield item
 
 
@@ -79,9 +79,9 @@ def _cpu_s(process: psutil.Process) -> float:
     return 0.0
 
 
-def _says(process: psutil.Process | None, what: str) -> bool:
+def _says(process: psutil.Process | None, word: str) -> bool:
     with suppress(psutil.Error):
-        return process is not None and any(what in item for item in process.cmdline())
+        return process is not None and any(word in item for item in process.cmdline())
     return False
 
 

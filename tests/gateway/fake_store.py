@@ -53,8 +53,8 @@ class FakeStore:
         await self._pause()
         if self.away or self.rng.random() < self.fails:
             raise RetryLater("The store did not answer")
-        status, found, data = self._find(f"s3://{bucket}/{key}", headers, method)
-        yield StoreAnswer(status, found, self._pieces(data if method == "GET" else b""))
+        status, result, data = self._find(f"s3://{bucket}/{key}", headers, method)
+        yield StoreAnswer(status, result, self._pieces(data if method == "GET" else b""))
 
     def _find(self, location: str, headers: Mapping[str, str], method: str) -> tuple[int, dict[str, str], bytes]:
         stored = self.objects.get(location)
@@ -112,11 +112,11 @@ class FakeStore:
         if stored is None:
             return error_answer(S3Error("NoSuchKey", "none"), "", "", head=call.method == "HEAD")
         check_read(call.headers, stored.etag, stored.modified_s)
-        status, found, data = self._find(location, call.headers, "GET")
+        status, result, data = self._find(location, call.headers, "GET")
         if status == 416:
             raise S3Error("InvalidRange", "The requested range is not satisfiable")
-        found.pop("content-length", None)
-        return web.Response(status=status, headers=found, body=data)
+        result.pop("content-length", None)
+        return web.Response(status=status, headers=result, body=data)
 
     async def close(self) -> None:
         pass

@@ -230,11 +230,13 @@ def test_aiohttp_has_the_private_parts_that_immediate_answers_use() -> None:
     assert used >= {"_waiter", "_messages", "_force_close", "_parser", "_manager", "_keepalive_handle"}
     missing = [name for name in sorted(used) if not re.search(rf"self\.{name}\b", handler)]
     assert missing == [], f"aiohttp {aiohttp.__version__} has no {missing} in RequestHandler"
-    for what, step in {
+    for description, step in {
         "waits for a request by a future": r"self\._waiter = loop\.create_future\(\)\s+await self\._waiter",
         "takes requests from a queue": r"message, payload = self\._messages\.popleft\(\)",
         "tells the parser that a request was taken": r"self\._parser\.message_consumed\(\)",
         "counts requests": r"manager\.requests_count \+= 1",
         "closes idle connections by a timer": r"loop\.call_at\(\s*close_time, self\._process_keepalive\s*\)",
     }.items():
-        assert re.search(step, handler), f"aiohttp {aiohttp.__version__} no longer {what}: see gateway/connection.py"
+        assert re.search(step, handler), (
+            f"aiohttp {aiohttp.__version__} no longer {description}: see gateway/connection.py"
+        )

@@ -58,8 +58,8 @@ class Worker:
 
     async def send(self, method: str, path: str, data: bytes | None = None, **headers: str) -> tuple[int, bytes, Any]:
         """Send a request, and return (status, body, headers). An incomplete answer raises aiohttp's error."""
-        named = {name.replace("_", "-"): value for name, value in headers.items()}
-        async with self.session.request(method, self.url + path, data=data, headers=named) as answer:
+        arguments = {name.replace("_", "-"): value for name, value in headers.items()}
+        async with self.session.request(method, self.url + path, data=data, headers=arguments) as answer:
             return answer.status, await answer.read(), answer.headers
 
     async def get(self, path: str, **headers: str) -> bytes:
@@ -73,7 +73,7 @@ class Worker:
 
 @asynccontextmanager
 async def worker(
-    store: FakeStore, folder: Path, clock: SimulatedClock, *, who: str = "me", **changes: object
+    store: FakeStore, folder: Path, clock: SimulatedClock, *, principal: str = "me", **changes: object
 ) -> AsyncIterator[Worker]:
     tiers = await open_tiers(settings(folder, **changes), clock, store)
     backend = CachingBackend(store, tiers, clock)
@@ -89,7 +89,7 @@ async def worker(
 
     async def handle(request: web.Request) -> web.StreamResponse:
         headers = {name.lower(): value for name, value in request.headers.items()}
-        address, name = parse_target(request.raw_path), headers.get("test-who", who)
+        address, name = parse_target(request.raw_path), headers.get("test-who", principal)
         call = S3Call(request.method, address, headers, "id", name, "test-pinned" in headers, request, None, None)
         try:
             if next(turns) % 2 and (started := begin(call)) is not None:
@@ -385,12 +385,12 @@ async def _campaign(seed: int, folder: Path, steps: int) -> None:
     async def write(worker: Worker, path: str) -> None:
         async with locks[path]:
             content = None if rng.random() < 0.2 else rng.randbytes(rng.choice((0, 1, BLOCK, rng.randrange(9 * BLOCK))))
-            begun = model.now()
-            entry = (begun, 1 << 60, content)
+            now = model.now()
+            entry = (now, 1 << 60, content)
             model.history.setdefault(path, []).append(entry)
             status, _, _ = await worker.send("DELETE" if content is None else "PUT", path, content)
             assert status in (200, 204)
-            model.history[path][model.history[path].index(entry)] = (begun, model.now(), content)
+            model.history[path][model.history[path].index(entry)] = (now, model.now(), content)
 
     async def read(worker: Worker, path: str) -> None:
         begun, method = model.now(), rng.choice(("GET", "GET", "GET", "HEAD"))
@@ -411,7 +411,7 @@ async def _campaign(seed: int, folder: Path, steps: int) -> None:
         if rng.random() < 0.2:
             headers["test_pinned"] = "yes"
         try:
-            status, body, found = await worker.send(method, path, **headers)
+            status, body, actual = await worker.send(method, path, **headers)
         except aiohttp.ClientError:
             assert store.fails or len(model.possible(path, begun)) > 1, "a broken answer without a reason"
             return
@@ -419,7 +419,7 @@ async def _campaign(seed: int, folder: Path, steps: int) -> None:
             assert store.fails
             return
         assert any(
-            _agrees(content, method, text, headers, status, body, found) for content in model.possible(path, begun)
+            _agrees(content, method, text, headers, status, body, actual) for content in model.possible(path, begun)
         ), (seed, path, method, text, headers, status, len(body))
 
     async with worker(store, folder, clock, **changes) as first_worker, worker(store, folder, clock, **changes) as two:

@@ -78,8 +78,8 @@ def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: Rig) -> None:
         pages = client.get_paginator("list_objects_v2").paginate(
             Bucket=keys.bucket, Prefix=keys.prefix, PaginationConfig={"PageSize": 1}
         )
-        listed = [item["Key"] for page in pages for item in page.get("Contents", []) if "/data/" in item["Key"]]
-        assert listed == sorted((source["Key"], target["Key"]))
+        listing = [item["Key"] for page in pages for item in page.get("Contents", []) if "/data/" in item["Key"]]
+        assert listing == sorted((source["Key"], target["Key"]))
         objects = [{"Key": at["Key"]} for at in (source, target)]
         deleted = client.delete_objects(Bucket=keys.bucket, Delete={"Objects": objects})
         assert len(deleted["Deleted"]) == 2

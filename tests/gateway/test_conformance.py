@@ -169,8 +169,8 @@ def test_keys_with_uri_characters_are_written_listed_copied_and_deleted(keys: Ke
     for name in names:
         client.put_object(Bucket=keys.bucket, Key=name, Body=name.encode())
         assert client.get_object(Bucket=keys.bucket, Key=name)["Body"].read() == name.encode()
-    listed = client.list_objects_v2(Bucket=keys.bucket, Prefix=f"{keys.prefix}data/")["Contents"]
-    assert [item["Key"] for item in listed] == sorted(names)
+    listing = client.list_objects_v2(Bucket=keys.bucket, Prefix=f"{keys.prefix}data/")["Contents"]
+    assert [item["Key"] for item in listing] == sorted(names)
     for name in names:
         page = client.list_objects_v2(Bucket=keys.bucket, Prefix=name)
         assert [item["Key"] for item in page["Contents"]] == [name]
@@ -199,12 +199,12 @@ KEYS = ["a", "a-b", "a/b", "a/c/d", "a/c/e", "a0", "aa/ü", "b/100%25", "b/ %2F"
 def test_paged_listings_have_every_key(keys: Keys, client: Any, seed: int) -> None:
     rng = np.random.default_rng(seed)
     # A folder cannot have a key and keys below it.
-    stored = [f"data/{key}" for key in KEYS if key != "a"]
-    for key in stored:
+    texts = [f"data/{key}" for key in KEYS if key != "a"]
+    for key in texts:
         client.put_object(Bucket=keys.bucket, Key=keys.prefix + key, Body=key.encode())
     for _ in range(20):
         prefix = f"data/{rng.choice(['', 'a', 'a/', 'a/c', 'a/c/', 'b/', 'b/1', 'none'])}"
-        delimiter, after = str(rng.choice(["", "/"])), str(rng.choice(["", *stored]))
+        delimiter, after = str(rng.choice(["", "/"])), str(rng.choice(["", *texts]))
         after = after if after.startswith(prefix) and not delimiter else ""  # Stores differ about the combination.
         results: list[str] = []
         token: dict[str, str] = {}
@@ -224,9 +224,9 @@ def test_paged_listings_have_every_key(keys: Keys, client: Any, seed: int) -> No
                 break
             token = {"ContinuationToken": page["NextContinuationToken"]}
         expected = set()
-        for key in (key for key in stored if key.startswith(prefix) and key > after):
-            rest = key[len(prefix) :]
-            expected.add(prefix + rest.partition("/")[0] + "/" if delimiter and "/" in rest else key)
+        for key in (key for key in texts if key.startswith(prefix) and key > after):
+            remaining_key = key[len(prefix) :]
+            expected.add(prefix + remaining_key.partition("/")[0] + "/" if delimiter and "/" in remaining_key else key)
         assert results == sorted(expected, key=str.encode), (prefix, delimiter, after)
 
 
@@ -238,8 +238,8 @@ def test_many_objects_are_deleted_in_one_request(keys: Keys, client: Any) -> Non
     answer = client.delete_objects(Bucket=keys.bucket, Delete={"Objects": objects})
     assert {item["Key"] for item in answer["Deleted"]} == {item["Key"] for item in objects}
     assert "Errors" not in answer
-    listed = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + "data/")
-    assert listed["KeyCount"] == 0
+    listed_objects = client.list_objects_v2(Bucket=keys.bucket, Prefix=keys.prefix + "data/")
+    assert listed_objects["KeyCount"] == 0
 
 
 @pytest.mark.parametrize("algorithm", ["CRC32", "CRC32C", "CRC64NVME", "SHA1", "SHA256"])

@@ -76,8 +76,8 @@ def raw(
 
 def test_no_operation_reaches_another_table(rig: Rig, victim: Keys, own: Keys, client: Any) -> None:
     there = {"Bucket": victim.bucket, "Key": victim.prefix + "data/secret"}
-    here = {"Bucket": own.bucket, "Key": own.prefix + "data/o"}
-    upload = client.create_multipart_upload(**here)["UploadId"]
+    environment = {"Bucket": own.bucket, "Key": own.prefix + "data/o"}
+    upload = client.create_multipart_upload(**environment)["UploadId"]
     with_victim = victim.client()
     foreign = with_victim.create_multipart_upload(**there)["UploadId"]
     copy = {"CopySource": {"Bucket": there["Bucket"], "Key": there["Key"]}}
@@ -87,9 +87,9 @@ def test_no_operation_reaches_another_table(rig: Rig, victim: Keys, own: Keys, c
         "put": _code(client.put_object, **there, Body=b"x"),
         "delete": _code(client.delete_object, **there),
         "delete many": _code(client.delete_objects, Bucket=there["Bucket"], Delete=many),
-        "copy from": _code(client.copy_object, **here, **copy),
-        "copy to": _code(client.copy_object, **there, CopySource=here),
-        "part copy": _code(client.upload_part_copy, **here, UploadId=upload, PartNumber=1, **copy),
+        "copy from": _code(client.copy_object, **environment, **copy),
+        "copy to": _code(client.copy_object, **there, CopySource=environment),
+        "part copy": _code(client.upload_part_copy, **environment, UploadId=upload, PartNumber=1, **copy),
         "upload": _code(client.create_multipart_upload, **there),
         "list": _code(client.list_objects_v2, Bucket=victim.bucket, Prefix=victim.prefix),
         "list all": _code(client.list_objects_v2, Bucket=victim.bucket),
@@ -98,13 +98,13 @@ def test_no_operation_reaches_another_table(rig: Rig, victim: Keys, own: Keys, c
         "uploads": _code(client.list_multipart_uploads, Bucket=victim.bucket),
         "policy": _code(client.get_bucket_policy, Bucket=victim.bucket),
         "bucket": _code(client.delete_bucket, Bucket=victim.bucket),
-        "acl": _code(client.put_object_acl, **here, ACL="public-read"),
+        "acl": _code(client.put_object_acl, **environment, ACL="public-read"),
         "parts of another": _code(client.list_parts, **there, UploadId=foreign),
     }
     assert set(refused.values()) == {"AccessDenied"}, refused
     # An upload id of another table is useless with the caller's own key.
-    assert _code(client.upload_part, **here, UploadId=foreign, PartNumber=1, Body=b"x") == "NoSuchUpload"
-    assert _code(client.list_parts, **here, UploadId=foreign) == "NoSuchUpload"
+    assert _code(client.upload_part, **environment, UploadId=foreign, PartNumber=1, Body=b"x") == "NoSuchUpload"
+    assert _code(client.list_parts, **environment, UploadId=foreign) == "NoSuchUpload"
     assert with_victim.get_object(**there)["Body"].read() == SECRET
     with_victim.close()
 

@@ -80,8 +80,8 @@ async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Pat
     }
     async with running(home, clock=clock, **settings) as server, gateway(server.components):
 
-        async def load(who: str, tag: str = "") -> tuple[int, Any, str]:
-            headers = {"Authorization": f"Bearer {tokens[who]}"} | ({"If-None-Match": tag} if tag else {})
+        async def load(principal: str, tag: str = "") -> tuple[int, Any, str]:
+            headers = {"Authorization": f"Bearer {tokens[principal]}"} | ({"If-None-Match": tag} if tag else {})
             async with server.http.get(f"{server.url}/v1/namespaces/db/tables/t", headers=headers) as answer:
                 return (
                     answer.status,
@@ -154,10 +154,12 @@ async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: 
 
         table, grants = "/v1/namespaces/db/tables/t", "/api/v1/grants"
         await send("writer", "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
-        written = {who: keys_of(await send(who, "GET", table)) for who in ("writer", "reader", "admin")}
+        written = {
+            principal: keys_of(await send(principal, "GET", table)) for principal in ("writer", "reader", "admin")
+        }
         ok, refused = ("OK", "OK"), ("AccessDenied", "AccessDenied")
-        for who, expected in (("writer", ok), ("reader", ("OK", "AccessDenied")), ("admin", ok)):
-            assert await outcomes(written[who]) == expected
+        for principal, expected in (("writer", ok), ("reader", ("OK", "AccessDenied")), ("admin", ok)):
+            assert await outcomes(written[principal]) == expected
         # After losing the role writer, the right to read remains, with new credentials.
         await send("admin", "PUT", grants, {"principal": "writer", "role": "reader", "namespace": ["db"]})
         await send("admin", "DELETE", f"{grants}?principal=writer&role=writer&namespace=db")
@@ -168,8 +170,8 @@ async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: 
         assert await outcomes(written["admin"]) == ok
 
 
-def _overlap(one: str, other: str) -> bool:
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+def _overlap(first: str, other: str) -> bool:
+    return f"{first}/".startswith(f"{other}/") or f"{other}/".startswith(f"{first}/")
 
 
 @asynccontextmanager
@@ -356,9 +358,9 @@ async def test_claims_that_only_an_issuer_states_do_not_invalidate_credentials(c
     settings = some_settings(Path("unused"), auth="token+oidc", oidc_roles_claim=claim)
     ownership = GrantChecker(logins, SimulatedClock(1), settings)
 
-    async def is_allowed(who: str, namespace: tuple[str, ...] = ("db",), *, writable: bool = False) -> bool:
+    async def is_allowed(principal: str, namespace: tuple[str, ...] = ("db",), *, writable: bool = False) -> bool:
         try:
-            await ownership.check(ObjectGrant("t", "s3://bkt/t", writable, who, 1 << 60, namespace=namespace))
+            await ownership.check(ObjectGrant("t", "s3://bkt/t", writable, principal, 1 << 60, namespace=namespace))
         except Forbidden:
             return False
         return True
@@ -374,11 +376,11 @@ async def test_claims_that_only_an_issuer_states_do_not_invalidate_credentials(c
 @pytest.mark.parametrize(("auth", "accepted"), [("token", "ann"), ("oidc", "oidc:eve")])
 async def test_credentials_end_when_their_kind_of_login_is_disabled(auth: str, accepted: str) -> None:
     """The setting may have changed since they were issued."""
-    logins = _Logins({who: [RoleGrant(who, "reader", ("db",))] for who in ("ann", "oidc:eve")})
+    logins = _Logins({principal: [RoleGrant(principal, "reader", ("db",))] for principal in ("ann", "oidc:eve")})
     ownership = GrantChecker(logins, SimulatedClock(1), some_settings(Path("unused"), auth=auth))
-    for who in ("ann", "oidc:eve"):
-        check = ownership.check(ObjectGrant("t", "s3://bkt/t", False, who, 1 << 60, namespace=("db",)))
-        if who == accepted:
+    for principal in ("ann", "oidc:eve"):
+        check = ownership.check(ObjectGrant("t", "s3://bkt/t", False, principal, 1 << 60, namespace=("db",)))
+        if principal == accepted:
             await check
         else:
             with pytest.raises(Forbidden, match="no longer accepts"):

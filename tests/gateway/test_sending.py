@@ -28,23 +28,23 @@ def test_answers_stay_within_the_budget_with_a_least_step_each_and_a_share_for_e
     kept: dict[AnswerBudget, tuple[str, int]] = {}
     for _ in range(2_000):
         if kept and rng.random() < 0.45:
-            one = rng.choice(list(kept))
-            one.keep(0)
-            one.keep(0)
-            del kept[one]
+            id_ = rng.choice(list(kept))
+            id_.keep(0)
+            id_.keep(0)
+            del kept[id_]
         else:
-            who = rng.choice(("a", "a", "a", "b", "c"))
-            one = AnswerBudget(budget, who)
-            size = min(one.offer, rng.randrange(1, 2 * STEP_BYTES))
-            one.keep(size)
-            kept[one] = (who, size)
+            principal = rng.choice(("a", "a", "a", "b", "c"))
+            id_ = AnswerBudget(budget, principal)
+            size = min(id_.offer, rng.randrange(1, 2 * STEP_BYTES))
+            id_.keep(size)
+            kept[id_] = (principal, size)
         budget.check_invariants()
         total = sum(size for _, size in kept.values())
         assert budget.taken_bytes == total <= BUDGET + STEP_MIN_BYTES * len(kept)
         held_counts: Counter[str] = Counter()
-        for who, size in kept.values():
-            held_counts[who] += size
-        counts = Counter(who for who, _ in kept.values())
+        for principal, size in kept.values():
+            held_counts[principal] += size
+        counts = Counter(principal for principal, _ in kept.values())
         assert all(
             held_counts[held_count] <= BUDGET // 2 + STEP_MIN_BYTES * counts[held_count] for held_count in held_counts
         )
@@ -98,12 +98,12 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
         async def take(path: str, reader: asyncio.StreamReader) -> None:
             nonlocal most
             await reader.readuntil(b"\r\n\r\n")
-            data, got = store.objects[location(path)].data, 0
-            while got < len(data):
+            data, actual = store.objects[location(path)].data, 0
+            while actual < len(data):
                 piece = await reader.read(65_536)
-                assert piece, f"{got} of {len(data)} bytes"
-                assert piece == data[got : got + len(piece)]
-                got += len(piece)
+                assert piece, f"{actual} of {len(data)} bytes"
+                assert piece == data[actual : actual + len(piece)]
+                actual += len(piece)
                 most = max(most, budget.taken_bytes)
 
         await asyncio.gather(*(take(path, reader) for path, reader, _ in readers))

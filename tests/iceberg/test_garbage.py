@@ -115,12 +115,12 @@ def mutated_documents(draw: st.DrawFn, examples: list[dict[str, Any]]) -> Any:
             place = place[at]
         if at is None:
             continue
-        what = draw(st.sampled_from(["replace", "remove", "double"]))
-        if what == "replace" and at != "action":
+        change = draw(st.sampled_from(["replace", "remove", "double"]))
+        if change == "replace" and at != "action":
             place[at] = draw(JSON)
-        elif what == "remove" and at != "action":
+        elif change == "remove" and at != "action":
             del place[at]
-        elif what == "double" and isinstance(place, list):
+        elif change == "double" and isinstance(place, list):
             place.append(place[at])
     return document
 

@@ -67,6 +67,6 @@ def test_cached_property_is_computed_once_for_each_instance() -> None:
             computed.append(self.name)
             return len(self.name)
 
-    one, other = Named("one"), Named("other")
-    assert [one.length, other.length, one.length, other.length] == [3, 5, 3, 5]
+    first, other = Named("one"), Named("other")
+    assert [first.length, other.length, first.length, other.length] == [3, 5, 3, 5]
     assert computed == ["one", "other"]

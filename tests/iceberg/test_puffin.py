@@ -48,8 +48,8 @@ def sample() -> bytes:
 
 def read(raw: bytes) -> tuple[Footer, list[bytes]]:
     footer = read_footer(raw, len(raw), "a.puffin")
-    stored = (raw[blob.offset : blob.offset + blob.length] for blob in footer.blobs)
-    held = [INFLATED[blob.compression_codec](one) for blob, one in zip(footer.blobs, stored, strict=True)]
+    raw_blobs = (raw[blob.offset : blob.offset + blob.length] for blob in footer.blobs)
+    held = [INFLATED[blob.compression_codec](one) for blob, one in zip(footer.blobs, raw_blobs, strict=True)]
     return footer, held
 
 

@@ -64,11 +64,11 @@ def test_schemas_are_equal_whatever_their_ids_and_spelling() -> None:
 
 def test_columns_have_full_and_short_names() -> None:
     points = {"type": "list", "element-id": 2, "element-required": True, "element": struct(field(3, "x"))}
-    made = parse_schema(field(1, "points", points), field(4, "m.x"))
-    assert made.index.by_id[3].name == "points.element.x"
-    assert made.index.by_name["points.x"] == 3
-    assert made.index.by_name["points.element.x"] == 3
-    assert made.highest_field_id == 4
+    new_schema = parse_schema(field(1, "points", points), field(4, "m.x"))
+    assert new_schema.index.by_id[3].name == "points.element.x"
+    assert new_schema.index.by_name["points.x"] == 3
+    assert new_schema.index.by_name["points.element.x"] == 3
+    assert new_schema.highest_field_id == 4
 
 
 def test_full_name_takes_precedence_over_a_short_name() -> None:
@@ -77,7 +77,7 @@ def test_full_name_takes_precedence_over_a_short_name() -> None:
 
 
 @pytest.mark.parametrize(
-    ("made", "message"),
+    ("new_schema", "message"),
     [
         (parse_schema(field(1, "a", "long", True), identifiers=(2,)), "field does not exist"),
         (parse_schema(field(1, "a", struct(), True), identifiers=(1,)), "not a primitive"),
@@ -93,9 +93,9 @@ def test_full_name_takes_precedence_over_a_short_name() -> None:
         (parse_schema(field(1, "a", "unknown", True)), "required field with unknown type"),
     ],
 )
-def test_impossible_schema_is_rejected(made: Schema, message: str) -> None:
+def test_impossible_schema_is_rejected(new_schema: Schema, message: str) -> None:
     with pytest.raises(BadRequest, match=message):
-        normalize_schema(made)
+        normalize_schema(new_schema)
 
 
 GOOD_DEFAULTS = [

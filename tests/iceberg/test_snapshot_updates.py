@@ -184,8 +184,8 @@ def test_table_has_no_current_snapshot_after_its_removal() -> None:
 def test_snapshot_stays_when_its_ref_is_removed() -> None:
     m = commit(with_snapshots(table(), 1), set_ref(1, "b"))
     assert commit(m, {"action": "remove-snapshot-ref", "ref-name": "b"}).refs.keys() == {"main"}
-    gone = commit(m, {"action": "remove-snapshot-ref", "ref-name": "main"})
-    assert (gone.current_snapshot_id, len(gone.snapshots)) == (None, 1)
+    removed_commit = commit(m, {"action": "remove-snapshot-ref", "ref-name": "main"})
+    assert (removed_commit.current_snapshot_id, len(removed_commit.snapshots)) == (None, 1)
 
 
 # Statistics and keys

@@ -64,11 +64,11 @@ KINDS: dict[str, tuple[PrimitiveType, st.SearchStrategy[Any]]] = {
 values = st.sampled_from(sorted(KINDS)).flatmap(lambda kind: st.tuples(st.just(kind), KINDS[kind][1]))
 
 
-def same(one: object, other: object) -> bool:
+def same(first: object, other: object) -> bool:
     """Return whether two values are equal; NaN equals NaN, and the zeros differ."""
-    if isinstance(one, float) and isinstance(other, float):
-        return struct.pack("<d", one) == struct.pack("<d", other) or (isnan(one) and isnan(other))
-    return type(one) is type(other) and one == other
+    if isinstance(first, float) and isinstance(other, float):
+        return struct.pack("<d", first) == struct.pack("<d", other) or (isnan(first) and isnan(other))
+    return type(first) is type(other) and first == other
 
 
 def theirs(kind: str, value: Value) -> Any:

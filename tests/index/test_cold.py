@@ -111,21 +111,21 @@ async def test_answers_by_range_equal_those_of_the_whole_file(index: str, seed: 
     whole = OPENED[index].open(open_index_file(data, LOCATION).blob)
     far = await open_remote_file(index, RecordingStorage(data))
     for _ in range(12):
-        asked = query(rng, index, kind, columns)
-        result = await far.probe(asked)
+        request = query(rng, index, kind, columns)
+        result = await far.probe(request)
         assert result is not None
-        assert np.array_equal(result, asked.of(whole)), f"{index} {seed} {kind.name}"
-        if isinstance(asked, BitmapQuery):
+        assert np.array_equal(result, request.of(whole)), f"{index} {seed} {kind.name}"
+        if isinstance(request, BitmapQuery):
             files = rng.sample(range(len(columns)), min(3, len(columns)))
             assert await far.bitmap.load_rows(files)
             for file in files:
                 assert far.bitmap.has_rows(file)
-                rows = far.bitmap.bitmap.rows(file, asked.ranges)
-                assert np.array_equal(rows, whole.rows(file, asked.ranges)), f"{seed} {kind.name}"
-        if isinstance(asked, RecordQuery):
-            located = await far.record.rows(asked.high, asked.low)
+                rows = far.bitmap.bitmap.rows(file, request.ranges)
+                assert np.array_equal(rows, whole.rows(file, request.ranges)), f"{seed} {kind.name}"
+        if isinstance(request, RecordQuery):
+            located = await far.record.rows(request.high, request.low)
             assert located is not None
-            expected = whole.lookup(asked.high, asked.low)
+            expected = whole.lookup(request.high, request.low)
             assert all(np.array_equal(*pair) for pair in zip(located, expected, strict=True))
 
 

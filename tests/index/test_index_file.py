@@ -79,8 +79,8 @@ def test_blob_of_a_kind_is_aligned_for_mapping(kind: str, alignment: int) -> Non
 def test_header_needs_only_the_end_of_a_file_and_its_list_only_the_first_blob() -> None:
     raw = write_index_file(files_table(30))
     header = read_header(raw[-footer_size_bytes(raw[-12:], "a") :], len(raw), "a")
-    stored = raw[header.files_offset : header.files_offset + header.files_length]
-    assert contents(read_files(stored, header)) == contents(files_table(30))
+    stored_raw = raw[header.files_offset : header.files_offset + header.files_length]
+    assert contents(read_files(stored_raw, header)) == contents(files_table(30))
 
 
 def test_index_file_is_a_valid_puffin_file() -> None:
@@ -112,11 +112,11 @@ def test_paths_are_decompressed_only_on_request() -> None:
 
 
 def test_merged_file_tables_have_the_kept_files_in_order() -> None:
-    one, other = files_table(3, seed=1), files_table(4, seed=2)
+    first, other = files_table(3, seed=1), files_table(4, seed=2)
     keep, keep_other = np.array([True, False, True]), np.array([False, True, True, False])
-    merged = FilesTable.merge([(one, keep), (other, keep_other)])
-    assert merged.paths == [one.paths[0], one.paths[2], other.paths[1], other.paths[2]]
-    assert merged.ids.tolist() == [*one.ids[keep].tolist(), *other.ids[keep_other].tolist()]
+    merged = FilesTable.merge([(first, keep), (other, keep_other)])
+    assert merged.paths == [first.paths[0], first.paths[2], other.paths[1], other.paths[2]]
+    assert merged.ids.tolist() == [*first.ids[keep].tolist(), *other.ids[keep_other].tolist()]
     assert contents(FilesTable.merge([])) == ([], [], [], [])
 
 

@@ -50,8 +50,8 @@ class Rig:
         self.storage: Storage
         self._stack = stack
 
-    async def indexes(self, **given: Any) -> Indexes:
-        options: dict[str, Any] = {"index_disk_bytes": 0, **given}
+    async def indexes(self, **arguments: Any) -> Indexes:
+        options: dict[str, Any] = {"index_disk_bytes": 0, **arguments}
         settings = Settings(home=self.folder / "home", warehouse=self.folder.as_uri(), **options)
         objects = await self._stack.enter_async_context(open_objects(settings, self.clock))
         self.storage = Storage(objects)
@@ -60,8 +60,8 @@ class Rig:
         return await self._stack.enter_async_context(indexes)
 
     async def file(self, path: Path) -> RegisteredIndexFile:
-        (found,) = [file for file in await self.table.files() if file.location == path.as_uri()]
-        return found
+        (actual_file,) = [file for file in await self.table.files() if file.location == path.as_uri()]
+        return actual_file
 
 
 @pytest.fixture

@@ -162,12 +162,12 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
         was and (value is None or OPS[op](key_of(sides.form, kind, value), key))
         for was, value in zip(were, [value for values in blocks for value in values], strict=True)
     ]
-    kept = selected_rows(state, mask, blocks)
+    kept_selected_rows = selected_rows(state, mask, blocks)
     for number, values in enumerate(blocks):
         if all(value is None for value in values):
             first = sum(map(len, blocks[:number]))
-            assert kept[first : first + len(values)] == were[first : first + len(values)]
-    assert kept == expected
+            assert kept_selected_rows[first : first + len(values)] == were[first : first + len(values)]
+    assert kept_selected_rows == expected
 
 
 @pytest.mark.parametrize("turn", quick(range(40), 14))
@@ -230,14 +230,14 @@ def test_uuids_are_kept_when_either_order_allows_them(data: st.DataObject) -> No
     def halves(data: bytes) -> tuple[int, int]:
         return int.from_bytes(data[:8], "big", signed=True), int.from_bytes(data[8:], "big", signed=True)
 
-    kept = selected_rows(state, mask, blocks)
-    for row, held in enumerate(value for values in blocks for value in values):
-        if held is None:
-            assert kept[row]
+    kept_selected_rows = selected_rows(state, mask, blocks)
+    for row, held_value in enumerate(value for values in blocks for value in values):
+        if held_value is None:
+            assert kept_selected_rows[row]
         else:
-            assert isinstance(held, bytes)
-            if OPS[op](held, literal) or OPS[op](halves(held), halves(literal)):
-                assert kept[row]
+            assert isinstance(held_value, bytes)
+            if OPS[op](held_value, literal) or OPS[op](halves(held_value), halves(literal)):
+                assert kept_selected_rows[row]
 
 
 @settings(max_examples=examples(80))
@@ -256,12 +256,12 @@ def test_row_is_kept_when_a_list_member_is_between_its_bounds(data: st.DataObjec
     _scan.narrow_longs_in(
         lower.layout, upper.layout, lower.low, upper.high, state, mask, np.array(members, dtype=np.int64)
     )
-    kept = selected_rows(state, mask, blocks)
+    kept_selected_rows = selected_rows(state, mask, blocks)
     row = 0
     for number_of, values in enumerate(blocks):
         unknown = lower.layout[number_of, 0] < 0 or upper.layout[number_of, 0] < 0
         for low, high in values:
-            assert kept[row] == (
+            assert kept_selected_rows[row] == (
                 unknown
                 or any((low is None or low <= member) and (high is None or member <= high) for member in members)
             )
@@ -280,6 +280,10 @@ def test_collected_rows_are_the_selected_rows(blocks: list[tuple[int, list[bool]
         first += len(rows)
     state = np.array([state for state, _ in blocks], dtype=np.uint8)
     mask = np.array([row for _, rows in blocks for row in rows], dtype=np.uint8)
-    expected = [row for row, kept in enumerate(selected_rows(state, mask, [rows for _, rows in blocks])) if kept]
+    expected = [
+        row
+        for row, kept_selected_row in enumerate(selected_rows(state, mask, [rows for _, rows in blocks]))
+        if kept_selected_row
+    ]
     assert _scan.collect(extents, state, mask).tolist() == expected
     assert _scan.count(extents, state, mask) == len(expected)

@@ -95,8 +95,8 @@ def test_union_equals_the_sketch_of_all_values() -> None:
             [f"v{rng.randrange(30_000)}" for _ in range(rng.choice((0, 1, 50, 5000, 20_000)))]
             for _ in range(rng.randint(1, 4))
         ]
-        stored = [ThetaSketch.decode(sketch_of(part).encode()) for part in parts]
-        assert ThetaSketch.union(stored).encode() == sketch_of([text for part in parts for text in part]).encode()
+        sketches = [ThetaSketch.decode(sketch_of(part).encode()) for part in parts]
+        assert ThetaSketch.union(sketches).encode() == sketch_of([text for part in parts for text in part]).encode()
     assert ThetaSketch.union([]).estimate == 0
 
 
@@ -125,8 +125,8 @@ VALUES: list[tuple[str, PrimitiveType, list[Any]]] = [
 
 @pytest.mark.parametrize(("kind", "peer", "values"), VALUES, ids=[kind for kind, _, _ in VALUES])
 def test_values_are_hashed_in_icebergs_serialisation(kind: str, peer: PrimitiveType, values: list[Any]) -> None:
-    stored = [value.bytes if isinstance(value, uuid.UUID) else value for value in values]
-    array = pa.array([None, *stored, *stored], arrow_type(kind))
+    stored_bytes = [value.bytes if isinstance(value, uuid.UUID) else value for value in values]
+    array = pa.array([None, *stored_bytes, *stored_bytes], arrow_type(kind))
     builder = SketchBuilder()
     add_values(builder, array.slice(1), kind)
     add_values(builder, array, kind)

@@ -70,8 +70,8 @@ async def test_bytes_are_synced_before_the_name_and_the_name_before_the_return(
     await store.create(f"{base}/t/metadata/1.json", b"{}")
     folder = f"{tmp_path}/warehouse/corner/t/metadata"
     assert steps[-3:] == ["sync bytes", "link", f"sync {folder}"]
-    made = {f"sync {tmp_path}/warehouse/corner{tail}" for tail in ("", "/t")} | {f"sync {tmp_path}/warehouse"}
-    assert made <= set(steps[:-3]), "a new folder's name is not on disk"
+    texts = {f"sync {tmp_path}/warehouse/corner{tail}" for tail in ("", "/t")} | {f"sync {tmp_path}/warehouse"}
+    assert texts <= set(steps[:-3]), "a new folder's name is not on disk"
     steps.clear()
     await store.create(f"{base}/t/metadata/2.json", b"{}")
     assert steps == ["sync bytes", "link", f"sync {folder}"], "known folders are synced again"

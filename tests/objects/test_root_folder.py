@@ -174,11 +174,11 @@ def test_folder_swapped_for_a_link_at_any_moment_reveals_nothing(root: RootFolde
                         os.close(os.open(name, flags, dir_fd=parent))
                         os.unlink(name, dir_fd=parent)
                 else:
-                    listed = root.open("t/own", FOLDER_FLAGS)
+                    listing = root.open("t/own", FOLDER_FLAGS)
                     try:
-                        assert "secret.txt" not in os.listdir(listed)
+                        assert "secret.txt" not in os.listdir(listing)
                     finally:
-                        os.close(listed)
+                        os.close(listing)
     finally:
         ended.set()
         thread.join()

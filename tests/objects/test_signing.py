@@ -186,8 +186,8 @@ def test_signature_equals_that_of_botocore(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_answer_has_the_sent_and_the_computed_headers() -> None:
-    sent = {"Range": "bytes=0-9", "User-Agent": "java", "amz-sdk-retry": "1", "Authorization": "old"}
-    answer = sign_request(ask("GET", "http://store:9000/lake/wh/t1-abc/x", sent))
+    request_headers = {"Range": "bytes=0-9", "User-Agent": "java", "amz-sdk-retry": "1", "Authorization": "old"}
+    answer = sign_request(ask("GET", "http://store:9000/lake/wh/t1-abc/x", request_headers))
     assert answer["uri"] == "http://store:9000/lake/wh/t1-abc/x"
     headers = answer["headers"]
     assert headers["Range"] == ["bytes=0-9"]
@@ -426,7 +426,7 @@ def test_keys_come_from_the_environment_when_the_settings_have_none(monkeypatch:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "FROM-ENV")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "the-token")
-    credentials._chain.cache_clear()
+    credentials._make_chain.cache_clear()
     headers = sign_request(request, settings=settings)["headers"]
     assert "Credential=FROM-ENV/" in headers["Authorization"][0]
     assert "x-amz-security-token" in headers["Authorization"][0]

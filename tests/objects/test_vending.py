@@ -25,13 +25,13 @@ ADDRESS = {
 BOTH = "vended-credentials,remote-signing"
 
 
-def config_for(access: str, asked: str | None) -> tuple[dict[str, str], list[dict[str, object]]]:
+def config_for(access: str, request: str | None) -> tuple[dict[str, str], list[dict[str, object]]]:
     settings = dataclasses.replace(BASE, s3_client_access=access)
-    return S3.client_access(settings, TABLE, delegation=asked, sign_path=PATH)
+    return S3.client_access(settings, TABLE, delegation=request, sign_path=PATH)
 
 
 @pytest.mark.parametrize(
-    ("access", "asked", "given"),
+    ("access", "request", "given"),
     [
         ("none", None, "address"),
         ("none", BOTH, "address"),
@@ -49,8 +49,8 @@ def config_for(access: str, asked: str | None) -> tuple[dict[str, str], list[dic
         ("static", " , ", "address"),
     ],
 )
-def test_client_gets_its_first_requested_access_that_is_allowed(access: str, asked: str | None, given: str) -> None:
-    config, credentials = config_for(access, asked)
+def test_client_gets_its_first_requested_access_that_is_allowed(access: str, request: str | None, given: str) -> None:
+    config, credentials = config_for(access, request)
     assert ADDRESS.items() <= config.items()
     assert ("s3.remote-signing-enabled" in config) is (given == "signing")
     assert (config.get("s3.secret-access-key") == "SECRET") is (given == "keys")
@@ -85,12 +85,12 @@ def test_aws_itself_uses_virtual_hosts_and_needs_no_endpoint() -> None:
     assert config["s3.path-style-access"] == "false"
 
 
-@pytest.mark.parametrize("asked", [None, "vended-credentials", BOTH])
-def test_clients_get_the_gateways_address_and_credentials_of_the_table(asked: str | None) -> None:
+@pytest.mark.parametrize("request", [None, "vended-credentials", BOTH])
+def test_clients_get_the_gateways_address_and_credentials_of_the_table(request: str | None) -> None:
     settings = dataclasses.replace(BASE, s3_client_access="gateway", gateway_port=8182, s3_path_style=False)
     keys = VendedKeys("AK", "VENDED", "token", 1_000)
     options = {"sign_path": PATH, "refresh_path": "v1/refresh", "vend": lambda: keys}
-    config, [credential] = S3.client_access(settings, TABLE, delegation=asked, **options)
+    config, [credential] = S3.client_access(settings, TABLE, delegation=request, **options)
     assert config["s3.endpoint"] == "http://127.0.0.1:8182"
     assert config["s3.path-style-access"] == "true"
     assert (config["s3.secret-access-key"], config["s3.session-token"]) == ("VENDED", "token")

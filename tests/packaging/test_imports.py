@@ -63,15 +63,15 @@ def requirements(lines: list[str]) -> Iterator[str]:
 
 def closure(names: Iterator[str]) -> set[str]:
     """Return the normalised names of these distributions and their installed requirements."""
-    todo, found = list(names), set()
+    todo, results = list(names), set()
     while todo:
         name = re.sub(r"[-_.]+", "-", todo.pop()).lower()
-        if name in found:
+        if name in results:
             continue
-        found.add(name)
+        results.add(name)
         required = [line for line in distribution(name).requires or () if "extra ==" not in line]
-        todo += [one for one in requirements(required) if is_installed(one)]
-    return found
+        todo += [requirement for requirement in requirements(required) if is_installed(requirement)]
+    return results
 
 
 def is_installed(name: str) -> bool:
@@ -94,8 +94,8 @@ def top_modules(names: set[str]) -> set[str]:
 
 def everything() -> set[str]:
     """Return all libraries that the project names."""
-    listed = [*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)]
-    return closure(name for name in requirements(listed) if is_installed(name))
+    listing = [*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)]
+    return closure(name for name in requirements(listing) if is_installed(name))
 
 
 def modules_below(package: str) -> Iterator[str]:
@@ -110,7 +110,7 @@ def modules_below(package: str) -> Iterator[str]:
 
 def modules_of(part: str) -> list[str]:
     packages = PARTS[part][1]
-    found = []
+    actual_names = []
     for package in packages:
         names = [package] if package == "seamark" else modules_below(package)
         for name in names:
@@ -118,14 +118,14 @@ def modules_of(part: str) -> list[str]:
                 continue
             if part == "server" and name.startswith(COMMANDS_OF_TRINO + COMMANDS_OF_DEMO + COMMANDS_OF_SQL):
                 continue
-            found.append(name)
-    return found
+            actual_names.append(name)
+    return actual_names
 
 
 @pytest.mark.parametrize("part", PARTS)
 def test_each_part_can_be_imported_with_only_the_libraries_of_its_extra(part: str) -> None:
-    listed = [*PROJECT["dependencies"], *(line for extra in PARTS[part][0] for line in EXTRAS[extra])]
-    allowed = closure(requirements(listed))
+    listing = [*PROJECT["dependencies"], *(line for extra in PARTS[part][0] for line in EXTRAS[extra])]
+    allowed = closure(requirements(listing))
     hidden = top_modules(everything()) - top_modules(allowed)
     assert hidden
     script = f"HIDDEN = {sorted(hidden)!r}\nNAMES = {modules_of(part)!r}\n{IMPORT_ALL}"

@@ -110,8 +110,8 @@ def test_wheel_has_one_package_and_no_sources_of_kernels(wheel: Path) -> None:
 def test_each_extra_works_in_a_separate_environment(extra: str, wheel: Path, other_cache: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
-    wanted = f"{wheel}[{extra}]" if extra else str(wheel)
-    run(python, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", wanted, other_cache, cwd=tmp_path)
+    expected = f"{wheel}[{extra}]" if extra else str(wheel)
+    run(python, "-m", "pip", "install", "-q", "-c", REPO / "requirements.lock", expected, other_cache, cwd=tmp_path)
     run(python, "-c", USES[extra], cwd=tmp_path)
     for name in ("cache", "commands", "connector", "formats", "metaserver"):
         assert run(python, "-c", f"import {name}; print({name}.OWNER)", cwd=tmp_path) == f"somebody else, {name}\n"
@@ -196,9 +196,9 @@ def test_servers_wheel_serves_with_that_of_the_clients(split_wheels: tuple[Path,
 
 
 def other_python(version: str) -> str | None:
-    found = shutil.which(f"python{version}")
-    if found is not None and subprocess.run([found, "-c", ""], capture_output=True, check=False).returncode == 0:
-        return found
+    result = shutil.which(f"python{version}")
+    if result is not None and subprocess.run([result, "-c", ""], capture_output=True, check=False).returncode == 0:
+        return result
     installed = sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python"))
     return str(installed[-1]) if installed else None
 

@@ -66,14 +66,14 @@ async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_r
     tmp_path: Path,
 ) -> None:
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
-        with closing(socket.socket()) as taken:
-            taken.bind(("127.0.0.1", 0))  # Bound, not listening: connections are refused.
-            gone = replica_at(f"127.0.0.1:{taken.getsockname()[1]}")
+        with closing(socket.socket()) as taken_socket:
+            taken_socket.bind(("127.0.0.1", 0))  # Bound, not listening: connections are refused.
+            removed_replica = replica_at(f"127.0.0.1:{taken_socket.getsockname()[1]}")
             for node, other in ((a, b), (b, a)):
-                beside(node, other.peers.membership.replica, gone)
+                beside(node, other.peers.membership.replica, removed_replica)
                 patient(node)
             files = await create([a], 60, 100)
-            lost = owned_by(a, gone.address, files)
+            lost = owned_by(a, removed_replica.address, files)
             assert len(lost) > 6
             for location, content in files.items():
                 assert await a.read(location) == content

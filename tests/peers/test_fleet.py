@@ -58,9 +58,9 @@ def test_replicas_are_listed(fleet: Fleet) -> None:
     replicas = replicas_of(fleet.replicas[1])
     assert [replica["address"] for replica in replicas] == sorted(link.address for link in fleet.links)
     assert all(0 < replica["expires-in-ms"] <= 3000 and replica["weight"] == 1 for replica in replicas)
-    shown = run_seamark("replicas", "--url", fleet.replicas[0].base_url)
-    assert shown.returncode == 0, shown.stderr
-    assert all(link.address in shown.stdout for link in fleet.links)
+    seamark = run_seamark("replicas", "--url", fleet.replicas[0].base_url)
+    assert seamark.returncode == 0, seamark.stderr
+    assert all(link.address in seamark.stdout for link in fleet.links)
 
 
 @dataclass

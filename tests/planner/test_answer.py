@@ -174,10 +174,10 @@ def test_file_in_an_answer_has_the_values_of_its_manifest_entry() -> None:
 def test_answer_has_row_ids_and_sequence_numbers_as_files_inherit_them() -> None:
     """A file with its own first row id uses none of the manifest's row ids; the other files share them in order."""
     results = [a_file("a"), a_file("b", first_row_id=5), a_file("c", record_count=10), a_file("d", sequence=3)]
-    listed, files = block(results, version=3)
+    listing, files = block(results, version=3)
     for first_row_id, told in ((100, [100, 5, 107, 117]), (None, [None] * 4)):
         plan = scan(
-            metadata(()), [(msgspec.structs.replace(listed, first_row_id=first_row_id, sequence_number=9), files)]
+            metadata(()), [(msgspec.structs.replace(listing, first_row_id=first_row_id, sequence_number=9), files)]
         )
         for rows in (plan.entry_ids, plan.entry_ids[2:], plan.entry_ids[1:2]):
             answer = ScanTaskWriter(plan, form=TaskForm(sequence_numbers=True))
@@ -307,8 +307,8 @@ def test_transform_values_have_the_types_of_iceberg_java(transform: str) -> None
             [Entry(ADDED, 1, None, None, a_file(partition=(value,)))],
             version=2, content=0, style=style, spec_id=0, fields=spec, kinds=KINDS, schema=schema(),
         )  # fmt: skip
-        listed, _ = block([a_file(partition=(value,))], 0, spec)
-        plan = scan(metadata(spec), [(listed, Block(b"".join(encode_block(decode_manifest(data, "m")))))])
+        listing, _ = block([a_file(partition=(value,))], 0, spec)
+        plan = scan(metadata(spec), [(listing, Block(b"".join(encode_block(decode_manifest(data, "m")))))])
         expected = in_json(result_kind(transform, "timestamp"), value)
         assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [expected]
 
@@ -337,8 +337,8 @@ def test_partition_values_follow_the_order_and_types_of_the_tables_spec() -> Non
     """Java reads them by position, with the types of the current schema."""
     old = {**KINDS, 1: "int", 12: "float"}
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate((1, 12, 2)))
-    listed, made = block([a_file(partition=("x", 3, 0.5))], 0, (spec[2], spec[0], spec[1]), kinds=old)
-    plan = scan(metadata(spec), [(listed, made)])
+    listing, made = block([a_file(partition=("x", 3, 0.5))], 0, (spec[2], spec[0], spec[1]), kinds=old)
+    plan = scan(metadata(spec), [(listing, made)])
     assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [3, 0.5, "x"]
 
 
@@ -436,10 +436,10 @@ def test_deletion_vectors_have_their_offset_and_size() -> None:
     vector = a_delete("v.puffin", 1, format="PUFFIN", referenced="a", content_offset=4, content_size=40, record_count=1)
     data = block([a_file("a", sequence=3)], version=3)
     result = parse_answer(scan(metadata(()), [data], [block([vector], version=3)]))
-    (told,) = result["delete-files"]
-    assert told["file-format"] == "puffin"
-    assert (told["content-offset"], told["content-size-in-bytes"]) == (4, 40)
-    assert told["referenced-data-file"] == "a"
+    (delete_file,) = result["delete-files"]
+    assert delete_file["file-format"] == "puffin"
+    assert (delete_file["content-offset"], delete_file["content-size-in-bytes"]) == (4, 40)
+    assert delete_file["referenced-data-file"] == "a"
 
 
 def metrics_of(kind: str, lower: Any, upper: Any) -> ColumnMetrics:

@@ -275,13 +275,13 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
         ]
         deletes.append([entry(file, rng.randrange(12)) for file in delete_files])
     result = find_applying_deletes(data, *deletes)
-    listed = Listed(0, 0, 0, 3, 5)
-    flat = [(listed, item) for item in deletes[0] + deletes[1]]
+    listing = Listed(0, 0, 0, 3, 5)
+    flat = [(listing, item) for item in deletes[0] + deletes[1]]
     expected = [
         tuple(
             at
             for at, delete in enumerate(flat)
-            if judge.in_scope(delete, (listed, item)) and not judge.java_drops(delete, (listed, item))
+            if judge.in_scope(delete, (listing, item)) and not judge.java_drops(delete, (listing, item))
         )
         for item in data
     ]
@@ -342,9 +342,9 @@ def test_equality_delete_on_a_column_missing_from_the_data_file_is_kept() -> Non
 
 def test_two_columns_together_exclude_an_equality_delete() -> None:
     one, nine = to_bytes("long", 1), to_bytes("long", 9)
-    gone = {A: stats(one, nine), LATE: stats(b"a", b"b")}
+    removal = {A: stats(one, nine), LATE: stats(b"a", b"b")}
     held = {A: stats(one, nine), LATE: stats(b"c", b"d")}
-    delete = delete_file(EQUALITY_DELETES, equality_ids=[LATE, A], metrics=gone)
+    delete = delete_file(EQUALITY_DELETES, equality_ids=[LATE, A], metrics=removal)
     assert find_applying_deletes([entry(data_file(metrics=held), 1)], [entry(delete, 2)]) == [()]
 
 

@@ -223,22 +223,22 @@ class Situation:
             files(self.manifests), blocks(self.manifests), files(self.delete_manifests), blocks(self.delete_manifests)
         )
 
-    def bytes_of(self, listed: Listed) -> bytes:
-        sources = [part.source for part in SPECS[listed.spec_id]]
+    def bytes_of(self, listing: Listed) -> bytes:
+        sources = [part.source for part in SPECS[listing.spec_id]]
         entries = []
-        for entry in listed.entries:
+        for entry in listing.entries:
             parts = zip(sources, entry.file.partition, strict=True)
-            partition = tuple(self._to_stored(listed.schema_id, source, value) for source, value in parts)
+            partition = tuple(self._to_stored(listing.schema_id, source, value) for source, value in parts)
             entries.append(replace(entry, file=replace(entry.file, partition=partition)))
         return manifest_bytes(
             entries,
-            version=listed.version,
-            content=listed.content,
-            style=replace(self.style, sparse=self.style.sparse and listed.content == DATA),
-            spec_id=listed.spec_id,
-            fields=SPECS[listed.spec_id],
-            kinds=self.kinds[listed.schema_id],
-            schema=self.schemas[listed.schema_id],
+            version=listing.version,
+            content=listing.content,
+            style=replace(self.style, sparse=self.style.sparse and listing.content == DATA),
+            spec_id=listing.spec_id,
+            fields=SPECS[listing.spec_id],
+            kinds=self.kinds[listing.schema_id],
+            schema=self.schemas[listing.schema_id],
         )
 
     def index(self, view: TableView) -> DeleteIndex:
@@ -248,8 +248,8 @@ class Situation:
     # The oracle
 
     def sequence(self, of: tuple[Listed, Entry]) -> int:
-        listed, entry = of
-        return listed.sequence if entry.sequence is None else entry.sequence
+        listing, entry = of
+        return listing.sequence if entry.sequence is None else entry.sequence
 
     def in_scope(self, delete: tuple[Listed, Entry], data: tuple[Listed, Entry]) -> bool:
         """Return whether the specification applies the delete.
@@ -298,7 +298,7 @@ class Situation:
             if self.kinds[1][key] not in (*FLOATS, "uuid", *UNITS_PER_DAY) and key != NESTED
         )
 
-    def _column_drops(self, key: int, column_metrics: ColumnMetrics, held: ColumnMetrics) -> bool:
+    def _column_drops(self, key: int, column_metrics: ColumnMetrics, held_metrics: ColumnMetrics) -> bool:
         required = key in self.required
 
         def may_hold_null(of: ColumnMetrics) -> bool:
@@ -307,18 +307,18 @@ class Situation:
         def only_null(of: ColumnMetrics) -> bool:
             return not required and of.nulls is not None and of.nulls == of.values
 
-        if may_hold_null(held) and may_hold_null(column_metrics):
+        if may_hold_null(held_metrics) and may_hold_null(column_metrics):
             return False
-        if (only_null(held) and not may_hold_null(column_metrics)) or (
-            only_null(column_metrics) and not may_hold_null(held)
+        if (only_null(held_metrics) and not may_hold_null(column_metrics)) or (
+            only_null(column_metrics) and not may_hold_null(held_metrics)
         ):
             return True
-        if None in (held.lower, held.upper, column_metrics.lower, column_metrics.upper):
+        if None in (held_metrics.lower, held_metrics.upper, column_metrics.lower, column_metrics.upper):
             return False
         kind = self.kinds[1][key]
-        return value_of(kind, held.lower) > value_of(kind, column_metrics.upper) or value_of(
+        return value_of(kind, held_metrics.lower) > value_of(kind, column_metrics.upper) or value_of(
             kind, column_metrics.lower
-        ) > value_of(kind, held.upper)
+        ) > value_of(kind, held_metrics.upper)
 
 
 def value_of(kind: str, data: bytes | None) -> Any:

@@ -42,10 +42,10 @@ PREDICATE_KINDS = ("int", "long", "string", "decimal(9, 2)", "double", "boolean"
 """Types of columns that have predicates."""
 
 
-def seeds(chosen: range) -> Iterator[int]:
+def seeds(chosen_range: range) -> Iterator[int]:
     text = os.environ.get("JOIN_SEEDS", "")
     if not text:
-        return iter(chosen)
+        return iter(chosen_range)
     first, _, last = text.partition("-")
     return iter(range(int(first), int(last or first) + 1))
 
@@ -76,23 +76,23 @@ def literal(kind: str, value: Any) -> tuple[str, str]:
     return repr(value), f"CAST('{value!r}' AS DOUBLE)" if kind == "double" else repr(value)
 
 
-def predicate(rng: random.Random, drawn: RandomTable, depth: int = 0) -> tuple[str, str]:
+def predicate(rng: random.Random, table: RandomTable, depth: int = 0) -> tuple[str, str]:
     """Return a predicate on the table's columns in our form and in DuckDB's."""
     if depth < 2 and rng.random() < 0.35:
-        (one, its), (two, other) = predicate(rng, drawn, depth + 1), predicate(rng, drawn, depth + 1)
+        (one, its), (two, other) = predicate(rng, table, depth + 1), predicate(rng, table, depth + 1)
         joined = rng.choice(["AND", "OR"])
         return f"({one} {joined} {two})", f"({its} {joined} {other})"
     if depth < 2 and rng.random() < 0.15:
-        one, its = predicate(rng, drawn, depth + 1)
+        one, its = predicate(rng, table, depth + 1)
         return f"NOT {one}", f"NOT {its}"
-    column = rng.choice([column for column in drawn.table.columns if column.kind in PREDICATE_KINDS])
+    column = rng.choice([column for column in table.table.columns if column.kind in PREDICATE_KINDS])
     name, shape = column.name, rng.random()
     if shape < 0.15:
         text = f"({name} IS {rng.choice(['', 'NOT '])}NULL)"
         return text, text
     values = [
         literal(column.kind, item)
-        for item in rng.choices(_unambiguous_values(drawn.pools[name]), k=rng.choice([2, 3, 9]))
+        for item in rng.choices(_unambiguous_values(table.pools[name]), k=rng.choice([2, 3, 9]))
     ]
     if shape < 0.4 or column.kind == "boolean":
         return _and_text(f"({name} {rng.choice(['=', '<>'])} %s)", values[0])
@@ -115,12 +115,12 @@ def _unambiguous_values(values: Sequence[Any]) -> list[Any]:
         for value in values
         if value == value and not (isinstance(value, float) and (value == 0 or abs(value) > 1e15))
     ]
-    actual = [item for item in kept_values if not (isinstance(item, str) and "\0" in item)]
+    results = [item for item in kept_values if not (isinstance(item, str) and "\0" in item)]
     # Trino rounds longer decimals twice, so a plan does not prune by them.
     short = [
-        item for item in actual if not isinstance(item, float) or len(repr(item).lstrip("-0").replace(".", "")) < 16
+        item for item in results if not isinstance(item, float) or len(repr(item).lstrip("-0").replace(".", "")) < 16
     ]
-    return short or actual or [kept_values[0] if kept_values else values[0]]
+    return short or results or [kept_values[0] if kept_values else values[0]]
 
 
 async def draw_table(
@@ -132,37 +132,37 @@ async def draw_table(
     kinds = {"k": starts_as, "also": rng.choice(KEY_KINDS)}
     kinds |= {f"c{number}": rng.choice(PREDICATE_KINDS) for number in range(rng.choice([1, 2, 3]))}
     pools = {column: pool(rng, kind, rng.choice([3, 12, 30])) for column, kind in kinds.items()}
-    drawn = RandomTable(None, pools, "k", (key_kind,))  # type: ignore[arg-type]
+    random_table = RandomTable(None, pools, "k", (key_kind,))  # type: ignore[arg-type]
     for number, other in enumerate(leads):
         lead, kind = f"f{number}", other.key_kinds[-1]
         kinds[lead] = ALIKE.get(kind, kind) if rng.random() < 0.4 else kind
         pools[lead] = _values_of_kind(kinds[lead], other.pools["k"]) + pool(rng, kinds[lead], 4)
-        drawn.leads[lead] = other
+        random_table.leads[lead] = other
         if rng.random() < 0.25:
             kinds[f"g{number}"] = other.table.columns[1].kind
             pools[f"g{number}"] = other.pools["also"] + pool(rng, kinds[f"g{number}"], 2)
-            drawn.also[lead] = f"g{number}"
+            random_table.also[lead] = f"g{number}"
     columns = [Col(number, one, kind) for number, (one, kind) in enumerate(kinds.items(), 1)]
     parts = []
-    if fact and drawn.leads and rng.random() < 0.4:
+    if fact and random_table.leads and rng.random() < 0.4:
         source = next(column for column in columns if column.name == "f0")
         parts = [PartitionField(1000, "p", source.id, "identity")]
-    drawn.table = await StarTable.create(api, name, columns, version=version, parts=parts)
-    files = _files(rng, drawn, rng.choice([0, 1, 3]) if not fact else rng.randint(3, 8))
+    random_table.table = await StarTable.create(api, name, columns, version=version, parts=parts)
+    files = _files(rng, random_table, rng.choice([0, 1, 3]) if not fact else rng.randint(3, 8))
     if starts_as != key_kind or rng.random() < 0.5:
-        await drawn.table.commit(files)
+        await random_table.table.commit(files)
         fresh = [Col(column.id, column.name, key_kind if column.name == "k" else column.kind) for column in columns]
         kind = rng.choice(PREDICATE_KINDS)
         pools["new"] = pool(rng, kind, 5)
         default = rng.choice(_unambiguous_values(pools["new"])) if version == 3 and rng.random() < 0.7 else None
         said = None if default is None else default_json(kind, default)
-        await drawn.table.evolve([*fresh, Col(len(columns) + 1, "new", kind, said)])
-        for rows in drawn.table.rows.values():
+        await random_table.table.evolve([*fresh, Col(len(columns) + 1, "new", kind, said)])
+        for rows in random_table.table.rows.values():
             for row in rows:
                 row["new"] = default
-        files = _files(rng, drawn, rng.choice([0, 1, 2]))
-    await drawn.table.commit(files)
-    return drawn
+        files = _files(rng, random_table, rng.choice([0, 1, 2]))
+    await random_table.table.commit(files)
+    return random_table
 
 
 def _values_of_kind(kind: str, values: Sequence[Any]) -> list[Any]:
@@ -173,44 +173,44 @@ def _values_of_kind(kind: str, values: Sequence[Any]) -> list[Any]:
     return list(values)
 
 
-def _files(rng: random.Random, drawn: RandomTable, count: int) -> list[DataFile]:
+def _files(rng: random.Random, table: RandomTable, count: int) -> list[DataFile]:
     results = []
     for _ in range(count):
         nulls = rng.choice([0.0, 0.05, 0.3, 1.0])
-        rows = [_row(rng, drawn, nulls) for _ in range(rng.choice([1, 4, 20, 70]))]
-        for part in drawn.table.parts:
-            name = next(column.name for column in drawn.table.columns if column.id == part.source)
+        rows = [_row(rng, table, nulls) for _ in range(rng.choice([1, 4, 20, 70]))]
+        for part in table.table.parts:
+            name = next(column.name for column in table.table.columns if column.id == part.source)
             for row in rows:
                 row[name] = rows[0][name]
-        results.append(drawn.table.file(rows, rng=rng))
+        results.append(table.table.file(rows, rng=rng))
     return results
 
 
-def _row(rng: random.Random, drawn: RandomTable, nulls: float) -> Row:
+def _row(rng: random.Random, table: RandomTable, nulls: float) -> Row:
     return {
-        column.name: None if rng.random() < nulls else rng.choice(drawn.pools[column.name])
-        for column in drawn.table.columns
+        column.name: None if rng.random() < nulls else rng.choice(table.pools[column.name])
+        for column in table.table.columns
     }
 
 
-async def delete_some(rng: random.Random, drawn: RandomTable) -> None:
-    table = drawn.table
+async def delete_some(rng: random.Random, random_table: RandomTable) -> None:
+    table = random_table.table
     if table.version > 2 or not table.data:
         return
-    chosen = rng.sample(table.data, min(2, len(table.data)))
+    chosen_data = rng.sample(table.data, min(2, len(table.data)))
     position_deletes = [
         table.position_deletes(item, rng.sample(range(item.record_count), rng.randint(1, item.record_count)))
-        for item in chosen
+        for item in chosen_data
     ]
     await table.commit(deletes=position_deletes)
 
 
-def into_duckdb(con: duckdb.DuckDBPyConnection, drawn: RandomTable) -> None:
+def into_duckdb(con: duckdb.DuckDBPyConnection, random_table: RandomTable) -> None:
     """Insert the live rows with the numbers of their files.
 
     Text and bytes are hexadecimal, which keeps their order; times and decimals are integers.
     """
-    table = drawn.table
+    table = random_table.table
     live = [
         (number, row)
         for number, file in enumerate(table.data)
@@ -228,28 +228,28 @@ def into_duckdb(con: duckdb.DuckDBPyConnection, drawn: RandomTable) -> None:
 def _oracles(kind: str, values: Sequence[Any]) -> pa.Array:
     name = base(kind)
     if name in ("string", "uuid", "fixed", "binary"):
-        spelled = [value.encode() if isinstance(value, str) else value for value in values]
-        return pa.array([None if item is None else item.hex() for item in spelled], pa.string())
+        spelling = [value.encode() if isinstance(value, str) else value for value in values]
+        return pa.array([None if item is None else item.hex() for item in spelling], pa.string())
     if name == "decimal":
         return pa.array(values, pa.decimal128(38, 0))
     return pa.array(values, {"boolean": pa.bool_(), "double": pa.float64()}.get(name, pa.int64()))
 
 
 def draw_joins(
-    rng: random.Random, drawn: RandomTable, counts: Counter[str]
+    rng: random.Random, table: RandomTable, counts: Counter[str]
 ) -> tuple[list[dict[str, Any]], list[str], bool]:
     """Return random joins in our form and in DuckDB's (conditions on `drawn`), and whether a plan can be exact."""
-    asked, told, exact = [], [], True
-    for lead, other in drawn.leads.items():
+    request, told, exact = [], [], True
+    for lead, other in table.leads.items():
         if rng.random() < 0.2:
             continue
         name, on = other.table.name, {lead: "k"}
-        if lead in drawn.also and rng.random() < 0.6:
-            on[drawn.also[lead]] = "also"
+        if lead in table.also and rng.random() < 0.6:
+            on[table.also[lead]] = "also"
             exact = False
             counts["joins on two columns"] += 1
         join: dict[str, Any] = {"table": ["db", name], "on": on}
-        conditions = [f"{drawn.table.name}.{mine} = {name}.{its}" for mine, its in on.items()]
+        conditions = [f"{table.table.name}.{mine} = {name}.{its}" for mine, its in on.items()]
         if rng.random() < 0.8:
             join["predicate"], condition = predicate(rng, other)
             conditions.append(condition)
@@ -264,22 +264,22 @@ def draw_joins(
             join["joins"] = nested
             conditions += further
             counts["snowflakes"] += 1
-        asked.append(join)
+        request.append(join)
         told.append(f"EXISTS (SELECT 1 FROM {name} WHERE {' AND '.join(conditions)})")
         exact = exact and whole
-    return asked, told, exact
+    return request, told, exact
 
 
-def draw_likes(rng: random.Random, drawn: RandomTable) -> tuple[list[list[dict[str, Any]]], str, bool]:
+def draw_likes(rng: random.Random, table: RandomTable) -> tuple[list[list[dict[str, Any]]], str, bool]:
     """Return LIKE predicates on the table's texts, DuckDB's form of them, and whether a plan is exact."""
-    texts = [column.name for column in drawn.table.columns if column.kind == "string"]
+    texts = [column.name for column in table.table.columns if column.kind == "string"]
     likes: list[list[dict[str, Any]]] = []
     conditions, exact = [], True
     for _ in range(rng.choice([0, 1, 1, 2]) if texts else 0):
-        either, spelled = [], []
+        either, spelling = [], []
         for _ in range(rng.choice([1, 1, 2])):
             name = rng.choice(texts)
-            value = str(rng.choice([pool for pool in drawn.pools[name] if isinstance(pool, str)] or ["a"]))
+            value = str(rng.choice([pool for pool in table.pools[name] if isinstance(pool, str)] or ["a"]))
             part = value[: rng.randint(0, 3)].replace("\x00", "")
             pattern = (
                 rng.choice(["", "%", "_"]) + part.replace("%", "#%").replace("_", "#_") + rng.choice(["", "%", "_%"])
@@ -291,13 +291,13 @@ def draw_likes(rng: random.Random, drawn: RandomTable) -> tuple[list[list[dict[s
                 like["function"] = rng.choice(["lower", "upper"])
                 exact = False
             either.append(like)
-            text = f"decode(unhex({drawn.table.name}.{name}))"
+            text = f"decode(unhex({table.table.name}.{name}))"
             text = f"{like['function']}({text})" if "function" in like else text
             escape = f" ESCAPE '{like['escape']}'" if "escape" in like else ""
             quoted = str(like["pattern"]).replace("'", "''")
-            spelled.append(f"({text} {'NOT ' if like['negated'] else ''}LIKE '{quoted}'{escape})")
+            spelling.append(f"({text} {'NOT ' if like['negated'] else ''}LIKE '{quoted}'{escape})")
         likes.append(either)
-        conditions.append(f"({' OR '.join(spelled)})")
+        conditions.append(f"({' OR '.join(spelling)})")
     return likes, " AND ".join(conditions), exact
 
 
@@ -340,16 +340,20 @@ async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, counts:
         query = f"SELECT DISTINCT file FROM {fact.table.name} WHERE {' AND '.join(conditions or ['true'])}"
         expected = {file for (file,) in con.execute(query).fetchall()}
         paths = {file.path: place for place, file in enumerate(fact.table.data)}
-        kept = {paths[item["file-path"]] for item in answer.json["kept"]}
-        assert expected <= kept, f"{context}: {expected - kept} are lost\n{body}\n{query}\n{answer.json['joins']}"
-        told = answer.json.get("joins", [])
-        assert all(item["used"] for item in told), f"{context}: {told}"
+        kept_paths = {paths[item["file-path"]] for item in answer.json["kept"]}
+        assert expected <= kept_paths, (
+            f"{context}: {expected - kept_paths} are lost\n{body}\n{query}\n{answer.json['joins']}"
+        )
+        reported_joins = answer.json.get("joins", [])
+        assert all(item["used"] for item in reported_joins), f"{context}: {reported_joins}"
         if indexing == "all" and described and exact and not deleted and answer.json["complete"]:
-            assert kept == expected, f"{context}: {kept - expected} are kept\n{body}\n{query}\n{answer.json['stages']}"
+            assert kept_paths == expected, (
+                f"{context}: {kept_paths - expected} are kept\n{body}\n{query}\n{answer.json['stages']}"
+            )
             counts["exact"] += 1
         counts["plans"] += 1
-        counts["joins"] += len(told)
-        counts["kept"] += len(kept)
+        counts["joins"] += len(reported_joins)
+        counts["kept"] += len(kept_paths)
         counts["wanted"] += len(expected)
         counts["files"] += len(paths)
 

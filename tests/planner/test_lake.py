@@ -107,9 +107,9 @@ def test_one_seed_always_makes_the_same_table(tmp_path: Path) -> None:
         files = [file for snapshot in lake.snapshots.values() for file in snapshot.data_files]
         return [repr((file.partition, file.rows, file.sequence, file.metrics)) for file in files]
 
-    one, two = (random_lake(7, tmp_path / name) for name in ("one", "two"))
-    assert told(one) == told(two)
-    assert one.metadata["schemas"] == two.metadata["schemas"]
+    first, second = (random_lake(7, tmp_path / name) for name in ("one", "two"))
+    assert told(first) == told(second)
+    assert first.metadata["schemas"] == second.metadata["schemas"]
 
 
 KINDS_BY_NAME = {"i": "int", "f": "double", "s": "string", "d": "decimal(9, 2)", "t": "timestamptz_ns", "b": "binary"}

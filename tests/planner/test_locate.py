@@ -59,8 +59,8 @@ def test_key_in_json_equals_the_key_of_the_column(kind: str) -> None:
     columns = [pa.array(values, ARROW.get(kind, pa.string())), pa.array(others, pa.int64())]
     expected = [keys_of(columns[0], kind), keys_of(columns[1], "long")]
     rows = [list(row) for row in zip(map(as_json, values), others, strict=True)]
-    given, asked = keys_of_json(terms, rows)
-    assert asked is None
+    given, request = keys_of_json(terms, rows)
+    assert request is None
     for seed in (0, 1):
         assert np.array_equal(hash_rows(given, seed), hash_rows(expected, seed))
     table = pa.table({"d": columns[1], "c": columns[0], "more": columns[1]})
@@ -103,8 +103,8 @@ async def read(data: Path, limit_bytes: int, columns: list[int], rows: list[int]
 
         def values() -> list[int]:
             spots = np.array(rows, dtype=np.int64)
-            with reader.read(data.as_uri(), data.stat().st_size, records, columns, spots) as found:
-                return found[columns[0]].to_pylist()
+            with reader.read(data.as_uri(), data.stat().st_size, records, columns, spots) as result:
+                return result[columns[0]].to_pylist()
 
         return await asyncio.to_thread(values)
 
@@ -133,11 +133,11 @@ async def test_neither_of_two_ambiguous_columns_of_a_data_file_is_used(data: Pat
 @pytest.fixture
 async def stored(tmp_path: Path) -> Any:
     async with running(tmp_path) as server:
-        made = await Stored.create(Api(server))
-        files = [made.data_file([(at // 20, "a", None, 1) for at in range(1000)]) for _ in range(2)]
-        await made.commit(files)
-        await made.index("keys", "record", ["id"], files)
-        yield made
+        table = await Stored.create(Api(server))
+        files = [table.data_file([(at // 20, "a", None, 1) for at in range(1000)]) for _ in range(2)]
+        await table.commit(files)
+        await table.index("keys", "record", ["id"], files)
+        yield table
 
 
 async def test_keys_with_too_many_rows_are_rejected(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:

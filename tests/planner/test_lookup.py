@@ -94,23 +94,25 @@ def random_prefix(rng: random.Random, lake: Lake, files: Sequence[ContentFile]) 
     return {fields[at].name: rng.choice([file, file, other]).partition[at] for at in chosen}
 
 
-def find_files_of_partition(lake: Lake, wanted: dict[str, Any], files: Sequence[ContentFile]) -> list[str]:
-    ids = {name: {part.id for fields in lake.specs.values() for part in fields if part.name == name} for name in wanted}
+def find_files_of_partition(lake: Lake, expected: dict[str, Any], files: Sequence[ContentFile]) -> list[str]:
+    ids = {
+        name: {part.id for fields in lake.specs.values() for part in fields if part.name == name} for name in expected
+    }
     results = []
     for file in files:
         fields = lake.specs[file.spec_id]
-        at = {name: next((i for i, part in enumerate(fields) if part.id in ids[name]), None) for name in wanted}
+        at = {name: next((i for i, part in enumerate(fields) if part.id in ids[name]), None) for name in expected}
         if all(
-            at[name] is not None and is_equal(file.partition[at[name] or 0], value) for name, value in wanted.items()
+            at[name] is not None and is_equal(file.partition[at[name] or 0], value) for name, value in expected.items()
         ):
             results.append(file.path)
     return results
 
 
-def prefix_json(lake: Lake, wanted: dict[str, Any]) -> str:
+def prefix_json(lake: Lake, expected: dict[str, Any]) -> str:
     """Return the values as JSON in the specification's form."""
     document: dict[str, Any] = {}
-    for name, value in wanted.items():
+    for name, value in expected.items():
         part = next(field for fields in lake.specs.values() for field in fields if field.name == name)
         kind = partitioning.result_kind(part.transform, lake.all_columns[part.source].kind)
         if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -130,11 +132,11 @@ async def judge_prefixes(seed: int, folder: Path, planner: Planner, counts: Coun
         ):
             assert paths(lookup(of)) == [file.path for file in files], f"seed {seed}"
             for _ in range(6 if files else 0):
-                wanted = random_prefix(rng, lake, files)
-                text = prefix_json(lake, wanted)
-                context = f"seed {seed}, snapshot {snapshot.id}, prefix {text}, {wanted}"
+                expected = random_prefix(rng, lake, files)
+                text = prefix_json(lake, expected)
+                context = f"seed {seed}, snapshot {snapshot.id}, prefix {text}, {expected}"
                 lookup_result = lookup(of, parse_prefix(text, metadata))
-                assert paths(lookup_result) == find_files_of_partition(lake, wanted, files), context
+                assert paths(lookup_result) == find_files_of_partition(lake, expected, files), context
                 assert paths(files_at(of, lookup_result.entry_ids())) == paths(lookup_result), context
                 counts["prefixes"] += 1
                 counts["narrowing"] += 0 < lookup_result.files < len(files)
@@ -376,7 +378,7 @@ def metadata(tmp_path: Path) -> TableMetadata:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("dya=2024-01-01", "the table's partition fields are bucket, d, day"),
         ("day", "name=value"),
@@ -396,10 +398,10 @@ def metadata(tmp_path: Path) -> TableMetadata:
         ("day=" + "1" * 20_000, "characters"),
     ],
 )
-def test_invalid_prefix_is_rejected_with_the_reason(metadata: TableMetadata, text: str, told: str) -> None:
+def test_invalid_prefix_is_rejected_with_the_reason(metadata: TableMetadata, text: str, message: str) -> None:
     with pytest.raises(BadRequest) as error:
         parse_prefix(text, metadata)
-    assert told in error.value.message
+    assert message in error.value.message
 
 
 @pytest.mark.parametrize(

@@ -163,9 +163,9 @@ def test_unreadable_bounds_prune_nothing(
 
 def test_missing_bounds_in_the_manifest_list_prune_nothing() -> None:
     never = bound_predicate("string", Op.EQ, "zzz")
-    actual = [FieldSummary(False, None, b"a", b"b")]
-    listed = [manifest(None), manifest(()), manifest(actual, spec_id=4), manifest(actual)]
-    assert ManifestSummaries(listed).find_needed({3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
+    results = [FieldSummary(False, None, b"a", b"b")]
+    listing = [manifest(None), manifest(()), manifest(results, spec_id=4), manifest(results)]
+    assert ManifestSummaries(listing).find_needed({3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
 
 
 @settings(max_examples=examples(150))
@@ -176,7 +176,7 @@ def test_manifests_together_are_pruned_as_each_alone(data: st.DataObject) -> Non
     """
     kinds = list(KINDS.items())
     turned = PartitionSpec(4, tuple(reversed(SPEC.fields)))
-    listed = []
+    listed_manifests = []
     for _ in range(data.draw(st.integers(0, 12))):
         spec_id = data.draw(st.sampled_from([3, 3, 4, 5]))
         rows = data.draw(PARTITIONS)
@@ -184,15 +184,17 @@ def test_manifests_together_are_pruned_as_each_alone(data: st.DataObject) -> Non
         if spec_id == 4:
             summaries.reverse()
         told = data.draw(st.sampled_from([len(kinds), len(kinds), len(kinds) // 2, None]))
-        listed.append(manifest(None if told is None else summaries[:told], spec_id=spec_id))
-    together = ManifestSummaries(listed)
+        listed_manifests.append(manifest(None if told is None else summaries[:told], spec_id=spec_id))
+    together = ManifestSummaries(listed_manifests)
     for _ in range(4):
         by_spec = {
             spec_id: data.draw(expressions(KINDS, terms=False))
             for spec_id in data.draw(st.sets(st.sampled_from([3, 4])))
         }
         alone = [
-            number for number, one in enumerate(listed) if ManifestSummaries([one]).find_needed(by_spec, [SPEC, turned])
+            number
+            for number, one in enumerate(listed_manifests)
+            if ManifestSummaries([one]).find_needed(by_spec, [SPEC, turned])
         ]
         assert together.find_needed(by_spec, [SPEC, turned]) == alone
         assert together.find_needed(by_spec, [SPEC, turned]) == alone

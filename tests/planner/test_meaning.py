@@ -94,11 +94,11 @@ def predicates_of_kind(kind: str) -> list[Bound]:
         predicates += [predicate(op, kind) for op in (Op.IS_NAN, Op.NOT_NAN)]
     ordered = [] if kind in ("uuid", "boolean") else ORDERED
     predicates += [predicate(op, kind, value) for op in (*POINTS, *ordered) for value in literals]
-    chosen = random.Random(kind)
+    rng = random.Random(kind)
     for op in SETS * 6:
-        some = chosen.sample(literals, min(len(literals), chosen.randint(2, 4)))
-        if len(set(some)) == len(some):
-            predicates.append(predicate(op, kind, *sorted(some)))
+        some_literals = rng.sample(literals, min(len(literals), rng.randint(2, 4)))
+        if len(set(some_literals)) == len(some_literals):
+            predicates.append(predicate(op, kind, *sorted(some_literals)))
     if kind == "string":
         predicates += [predicate(op, kind, value) for op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH) for value in literals]
     return predicates

@@ -90,16 +90,16 @@ async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter
     for row in now:
         assert row["path"] not in same or row == same[row["path"]], note
     assert len(fresh) == len({row["spec_id"] for row in fresh}), note
-    originals, found = read_data_files(was, case.lake.version), read_data_files(now, case.lake.version)
-    assert found.keys() == paths, note
-    for path, entry in found.items():
+    originals, data_files = read_data_files(was, case.lake.version), read_data_files(now, case.lake.version)
+    assert data_files.keys() == paths, note
+    for path, entry in data_files.items():
         assert_same(entry, originals[path], f"{path}\n{note}")
     for row in fresh:
         rows = list(entries(row["path"]))
         assert {entry["status"] for entry in rows} == {0}, note
         assert (row["added"], row["existing"], row["deleted"]) == (0, len(rows), 0), note
         assert row["existing_rows"] == sum(entry["record_count"] for entry in rows), note
-    assert_truth(case.snapshot, found, note)
+    assert_truth(case.snapshot, data_files, note)
     counts = Counter(["case", f"version {case.lake.version}"])
     counts["whole"], counts["anew"], counts["deletes"] = len(kept.whole), kept.entries, len(deletes)
     counts["empty"] = int(not paths)
@@ -163,7 +163,7 @@ async def test_plan_tables_have_the_unchanged_entries_of_their_plan(tmp_path: Pa
     print(dict(seen_campaign))
     assert seen_campaign["planned by java"] > 0.8 * seen_campaign["case"]
     assert min(seen_campaign[f"version {version}"] for version in (1, 2, 3)) > 20
-    assert min(seen_campaign[what] for what in ("whole", "anew", "deletes", "empty")) > 20
+    assert min(seen_campaign[outcome] for outcome in ("whole", "anew", "deletes", "empty")) > 20
 
 
 @pytest.mark.slow

@@ -106,9 +106,9 @@ def test_uuid_bounds_in_either_order_keep_files_with_members_of_a_list(length: i
     rng = files.rng
     for _ in range(40):
         others = (rng.choice(files.halves) + rng.randbytes(8) for _ in range(length - 1))
-        listed = sorted([rng.choice(rng.choice(files.held)), *others])
-        dynamic_filters = {number for number, some in enumerate(files.held) if set(some) & set(listed)}
-        assert dynamic_filters <= files.left(Op.IN, *listed), listed
+        listing = sorted([rng.choice(rng.choice(files.held)), *others])
+        dynamic_filters = {number for number, some in enumerate(files.held) if set(some) & set(listing)}
+        assert dynamic_filters <= files.left(Op.IN, *listing), listing
     near_zero = tuple(number.to_bytes(16, "big") for number in range(length))
     assert len(files.left(Op.IN, *near_zero)) < len(files.held)
 

@@ -31,19 +31,19 @@ def evolve_columns(rng: random.Random, columns: list[Column], last_id: int) -> t
     """Return the columns after a schema change: a name reused with another type, two swapped names, or a wider type."""
     results = [dict(column) for column in columns]
     kind = rng.choice(("reuse", "swap", "widen", "rename"))
-    one, other = rng.sample(results, 2)
+    first, other = rng.sample(results, 2)
     if kind == "reuse":
         last_id += 1
-        name = one["name"]
-        results.remove(one)
+        name = first["name"]
+        results.remove(first)
         results.append({"id": last_id, "name": name, "required": False, "type": rng.choice([*VALUES])})
     elif kind == "swap":
-        one["name"], other["name"] = other["name"], one["name"]
-    elif kind == "widen" and one["type"] == "int":
-        one["type"] = "long"
+        first["name"], other["name"] = other["name"], first["name"]
+    elif kind == "widen" and first["type"] == "int":
+        first["type"] = "long"
     else:
         free = [name for name in NAMES if name not in {item["name"] for item in results}]
-        one["name"] = rng.choice(free) if free else one["name"]
+        first["name"] = rng.choice(free) if free else first["name"]
     return results, last_id
 
 

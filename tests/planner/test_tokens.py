@@ -38,11 +38,11 @@ ASKED = PinnedRequest(
 
 @given(asked=requests, first=st.integers(0, ROWS_MAX), end=st.integers(0, ROWS_MAX), uuid=st.uuids())
 def test_token_opens_on_any_replica_with_its_content(asked: PinnedRequest, first: int, end: int, uuid: object) -> None:
-    here, there = Tokens(fixed_keyring()), Tokens(fixed_keyring())
-    task = there.open_plan_task(here.plan_task(pack(asked), first, end, str(uuid)), str(uuid))
+    tokens, there = Tokens(fixed_keyring()), Tokens(fixed_keyring())
+    task = there.open_plan_task(tokens.plan_task(pack(asked), first, end, str(uuid)), str(uuid))
     assert task is not None
     assert (task.request, task.first_row, task.end_row) == (asked, first, end)
-    assert there.open_plan_id(here.plan_id(pack(asked), str(uuid)), str(uuid)) == asked
+    assert there.open_plan_id(tokens.plan_id(pack(asked), str(uuid)), str(uuid)) == asked
 
 
 def test_token_of_another_table_purpose_or_server_is_rejected() -> None:

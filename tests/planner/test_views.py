@@ -229,12 +229,12 @@ async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: P
 async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=3)[0] for n in range(3)]
     async with open_test_planner(tmp_path) as planner:
-        held = [await plan(planner, table, between(1, 25)) for table in tables]
+        held_plans = [await plan(planner, table, between(1, 25)) for table in tables]
         alive = blocks_alive(tmp_path)
         assert len(alive) == planner.stats().blocks == 9
         assert sum(block.size_bytes for block in alive) == planner.stats().live_bytes
         watch = [weakref.ref(block) for block in alive]
-        del alive, held
+        del alive, held_plans
         planner._views.budget_bytes = 0
         await plan(planner, tables[0], between(1, 2))
         await asyncio.sleep(0)  # The event loop keeps a reference to what woke this task until the task sleeps again.
@@ -249,10 +249,10 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
     expected = await sizes(tmp_path, tables)
     rng = random.Random(5)
 
-    async def planned(planner: Planner, who: str, numbers_planned: list[int]) -> None:
+    async def planned(planner: Planner, principal: str, numbers_planned: list[int]) -> None:
         for number in numbers_planned:
             low = rng.randrange(70)
-            with set_principal(who):
+            with set_principal(principal):
                 kept_numbers = await numbers(planner, tables[number].metadata, between(low, low + 5))
             assert kept_numbers == list(range(low, low + 6))
             planner.check_invariants()
@@ -306,8 +306,8 @@ async def test_single_principal_can_use_the_whole_budget(tmp_path: Path) -> None
     expected = await sizes(tmp_path, tables)
     async with open_test_planner(tmp_path, plan_memory_bytes=2 * sum(expected)) as planner:
         for _ in range(2):
-            for who, table in zip("aaaaaaab", tables, strict=True):
-                with set_principal(who):
+            for principal, table in zip("aaaaaaab", tables, strict=True):
+                with set_principal(principal):
                     assert await numbers(planner, table.metadata, between(3, 4)) == [3, 4]
         assert planner.stats().decoded == 2 * 8
 
@@ -400,19 +400,19 @@ async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_p
     expected = [3, 17, 18, 44, 59]
     where = {"filter": {"type": "in", "term": "id", "values": [10 * n + 5 for n in expected]}}
     path = "/v1/namespaces/db/tables/t"
-    async with hurried as one, running(tmp_path, **settings) as two:
-        slow, fast = Api(one), Api(two)
+    async with hurried as first, running(tmp_path, **settings) as second:
+        slow, fast = Api(first), Api(second)
         await slow.table()
         files = [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(60)]
         await append(slow, "t", files, snapshot_id=1, manifests=4)
-        for asked, others in ((slow, fast), (fast, slow)):
-            plan = await asked("POST", f"{path}/plan", where)
+        for request, others in ((slow, fast), (fast, slow)):
+            plan = await request("POST", f"{path}/plan", where)
             tokens = plan.json["plan-tasks"]
             assert len(tokens) > 1
             for turn in range(2):
                 results: list[int] = []
                 for at, token in enumerate(tokens):
-                    server = (asked, others)[(at + turn) % 2]
+                    server = (request, others)[(at + turn) % 2]
                     page = await server("POST", f"{path}/tasks", {"plan-task": token})
                     tasks = page.json["file-scan-tasks"]
                     results += [int(task["data-file"]["file-path"][-14:-8]) for task in tasks]

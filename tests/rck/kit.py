@@ -58,13 +58,13 @@ def read_report(path: Path) -> Report:
         if case.find("skipped") is not None:
             skipped.add(name)
         for kind in ("failure", "error"):
-            found = case.find(kind)
-            if found is not None:
-                failed[name] = (found.get("message") or found.text or "").strip()[:500]
+            result = case.find(kind)
+            if result is not None:
+                failed[name] = (result.get("message") or result.text or "").strip()[:500]
     return Report(count, frozenset(skipped), failed)
 
 
-def run_kit(uri: str, folder: Path, *, warehouse: str = "", what: str = "all") -> Report:
+def run_kit(uri: str, folder: Path, *, warehouse: str = "", description: str = "all") -> Report:
     """Run the kit (20 to 60 s) against `uri`; output and report stay in `folder`.
 
     `what` is all, catalog, view or a JUnit selector. Without a `warehouse` the kit requests one named `rck_warehouse`.
@@ -83,7 +83,7 @@ def run_kit(uri: str, folder: Path, *, warehouse: str = "", what: str = "all") -
     try:
         with (folder / "rck.log").open("wb") as out:
             subprocess.run(
-                ["bash", str(RCK / "run.sh"), uri, warehouse, what], env=env, stdout=out, stderr=out, timeout=900
+                ["bash", str(RCK / "run.sh"), uri, warehouse, description], env=env, stdout=out, stderr=out, timeout=900
             )
     finally:
         for path in left_behind:

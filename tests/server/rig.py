@@ -65,15 +65,15 @@ def an_instant(clock: Clock, name: str = "t", action: str = "commit", **fields: 
     return Instant(**given)
 
 
-def some_settings(home: Path, **given: Any) -> Settings:
+def some_settings(home: Path, **arguments: Any) -> Settings:
     # Replicas of one database need the same key, even with different homes.
-    return Settings(**{"home": home, "port": 0, "watch_poll_s": 0.1, "encryption_key": SHARED_KEY, **given})
+    return Settings(**{"home": home, "port": 0, "watch_poll_s": 0.1, "encryption_key": SHARED_KEY, **arguments})
 
 
 @asynccontextmanager
-async def running(home: Path, *, clock: Clock | None = None, **given: Any) -> AsyncIterator[Running]:
+async def running(home: Path, *, clock: Clock | None = None, **arguments: Any) -> AsyncIterator[Running]:
     """Run a server with these settings and an existing namespace `db`."""
-    settings = some_settings(home, **given)
+    settings = some_settings(home, **arguments)
     certificate = open_certificate(settings)
     with closing(bind(settings, shared=False)) as sock:
         async with (

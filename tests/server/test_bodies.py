@@ -156,16 +156,16 @@ def test_only_rows_file_commits_and_arrow_keys_take_large_bodies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "what"), [(b"[]", b"objects and arrays"), (b"{}", b"objects and arrays"), (b"1", b"values")]
+    ("one", "unit"), [(b"[]", b"objects and arrays"), (b"{}", b"objects and arrays"), (b"1", b"values")]
 )
 async def test_very_many_short_values_are_rejected_before_they_are_parsed(
-    tmp_path: Path, one: bytes, what: bytes
+    tmp_path: Path, one: bytes, unit: bytes
 ) -> None:
     async with running(tmp_path) as server:
         for count, status in ((90_000, 400), (700_000, 413)):
             body = b'{"name":"t","schema":[' + (one + b",") * count + one + b"]}"
             async with server.http.post(server.url + "/v1/namespaces/db/tables", data=io.BytesIO(body)) as answer:
-                assert (answer.status, what in await answer.read()) == (status, status == 413)
+                assert (answer.status, unit in await answer.read()) == (status, status == 413)
 
 
 async def test_principal_with_many_large_bodies_waits_only_for_its_own() -> None:
@@ -185,18 +185,18 @@ async def test_principal_with_many_large_bodies_waits_only_for_its_own() -> None
 
 async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
     """Otherwise a client that sends and disconnects repeatedly would occupy all threads."""
-    turns, begun, ended, running = FairLock(), threading.Event(), threading.Event(), [0, 0]
+    turns, started, ended, running = FairLock(), threading.Event(), threading.Event(), [0, 0]
 
     def work() -> int:
         running[0] += 1
         running[1] = max(running)
-        begun.set()
+        started.set()
         assert ended.wait(60)
         running[0] -= 1
         return 1
 
     left = [asyncio.create_task(turns.run("eve", work)) for _ in range(3)]
-    assert await asyncio.to_thread(begun.wait, 60)
+    assert await asyncio.to_thread(started.wait, 60)
     other = asyncio.create_task(turns.run("ann", work))
     await asyncio.sleep(0)
     for task in left:
@@ -296,11 +296,11 @@ async def test_one_principal_cannot_hold_all_slots_and_others_are_answered(
             assert (answer.status == 429) is ("Retry-After" in answer.headers)
             return answer.status
 
-    held = [asyncio.create_task(ask("rita", "/v1/namespaces/db/tables")) for _ in range(10)]
-    await until(lambda: sum(task.done() for task in held) == 6)
+    held_tasks = [asyncio.create_task(ask("rita", "/v1/namespaces/db/tables")) for _ in range(10)]
+    await until(lambda: sum(task.done() for task in held_tasks) == 6)
     assert await ask("ron", "/v1/namespaces/db") == 200
     go.set()
-    assert sorted(await asyncio.gather(*held)) == [200] * 4 + [429] * 6
+    assert sorted(await asyncio.gather(*held_tasks)) == [200] * 4 + [429] * 6
 
 
 async def test_server_without_logins_has_no_share_for_each_principal(tmp_path: Path) -> None:
@@ -322,12 +322,12 @@ def test_slots_and_bytes_are_released_after_any_outcome() -> None:
     place.keep(50)
     with pytest.raises(TooManyRequests):
         place.keep(1)
-    others = [RequestSlot(bounds, name, "working") for name in ("bob", "bob", "eve", "eve")]
-    others[0].keep(0)  # The server reads the request as one with an empty body.
+    other_request_slots = [RequestSlot(bounds, name, "working") for name in ("bob", "bob", "eve", "eve")]
+    other_request_slots[0].keep(0)  # The server reads the request as one with an empty body.
     with pytest.raises(RetryLater):
         place.end_reading()
     bounds.check_invariants()
-    for one in (place, *others):
+    for one in (place, *other_request_slots):
         one.leave()
         one.leave()
     bounds.check_invariants()
@@ -377,28 +377,28 @@ NAMESPACE_IN_QUERY = {"removeGrant"}
 """Routes whose namespace is in the query; without it the request is invalid."""
 
 
-@pytest.mark.parametrize("who", ["nobody", "stranger"])
-async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins, who: str) -> None:
+@pytest.mark.parametrize("principal", ["nobody", "stranger"])
+async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins, principal: str) -> None:
     """The body is announced and never sent: a server that waits for it does not answer in time."""
-    listed = routes()
-    assert len(listed) > 60
+    listed_routes = routes()
+    assert len(listed_routes) > 60
     seen = set()
-    for method, template, operation in listed:
+    for method, template, operation in listed_routes:
         path = template
         for variable, value in (("namespace", "db"), ("table", "t"), ("view", "v"), ("function", "f")):
             path = path.replace(f"{{{variable}}}", value)
         path = "/".join("x" if part.startswith("{") else part for part in path.split("/"))
-        if who == "nobody" and operation in WITHOUT_NAMESPACE | NAMESPACE_IN_QUERY:
+        if principal == "nobody" and operation in WITHOUT_NAMESPACE | NAMESPACE_IN_QUERY:
             continue
         headers = ["Content-Length: 1000"] if method not in ("GET", "HEAD") else []
-        if who == "nobody":
+        if principal == "nobody":
             headers.append(logins.header("nobody"))
         async with await Wire.open(logins.server) as wire:
             await wire.send(head_of(method, path, *headers))
             async with asyncio.timeout(60):
                 status = int((await wire.reader.readuntil(b"\r\n\r\n")).split()[1])
         seen.add(operation)
-        allowed = {401} if who == "stranger" else {403, 404}
+        allowed = {401} if principal == "stranger" else {403, 404}
         assert status in allowed, (method, path, operation, status)
     assert {"commitTransaction", "renameTable", "createNamespace", "addGrant", "undrop"} <= seen
 

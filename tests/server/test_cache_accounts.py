@@ -87,8 +87,8 @@ async def manifest_lists(folder: Path) -> AsyncIterator[Fill]:
 @case("commits")
 async def decoded_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
     table = Table(folder / "t")
-    made = [table.manifest(f"m{number}", range(500 * number, 500 * number + 500)) for number in range(6)]
-    table.commit(1, made)
+    new_manifests = [table.manifest(f"m{number}", range(500 * number, 500 * number + 500)) for number in range(6)]
+    table.commit(1, new_manifests)
     settings = Settings(home=folder / "home", warehouse=folder.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
 
@@ -115,11 +115,11 @@ async def decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[Fill]:
         "partition-spec-id": "0",
     }
     table = Table(folder / "t")
-    made = [table.manifest(f"m{number}", [number]) for number in range(3)]
+    new_manifests = [table.manifest(f"m{number}", [number]) for number in range(3)]
     data = manifest(SCHEMA, *rows, metadata=header)
-    for one in made:
+    for one in new_manifests:
         path_of(one).write_bytes(data)
-    table.commit(1, [replace(one, length=len(data)) for one in made])
+    table.commit(1, [replace(one, length=len(data)) for one in new_manifests])
     settings = Settings(home=folder / "home", warehouse=folder.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
 
@@ -174,7 +174,7 @@ def index_files(folder: Path, kind: str, files: int, keys: int) -> list[Register
     metadata = decode_table(table_json(5, 1), "t")
     metadata = msgspec.structs.replace(metadata, properties={"seamark.index.i": f"{kind}(column_1)"})
     (definition,) = read_definitions(metadata).enabled
-    made = []
+    new_index_files = []
     for number in range(6):
         entries = []
         for file in range(files):
@@ -188,7 +188,7 @@ def index_files(folder: Path, kind: str, files: int, keys: int) -> list[Register
         )
         stored = folder / f"{kind}-{number}.puffin"
         stored.write_bytes(b"".join(parts))
-        made.append(
+        new_index_files.append(
             RegisteredIndexFile(
                 metadata.table_uuid,
                 stored.as_uri(),
@@ -202,19 +202,19 @@ def index_files(folder: Path, kind: str, files: int, keys: int) -> list[Register
                 number,
             )
         )
-    return made
+    return new_index_files
 
 
 def fill_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[Path], AsyncIterator[Fill]]:
     async def make(folder: Path) -> AsyncIterator[Fill]:
-        made = index_files(folder, kind, files, keys)
+        new_index_files = index_files(folder, kind, files, keys)
         settings = Settings(home=folder / "home", warehouse=folder.as_uri(), index_disk_bytes=0)
         clock = SimulatedClock(seed=1)
         async with (
             open_objects(settings, clock) as objects,
             open_indexes(settings, objects, Registry(None, clock), clock) as indexes,  # type: ignore[arg-type]
         ):
-            batches = iter((made[:1], made[1:]))
+            batches = iter((new_index_files[:1], new_index_files[1:]))
 
             async def fill() -> object:
                 opened = [await (indexes.open_remote if remote else indexes.open)(file) for file in next(batches)]
@@ -362,17 +362,17 @@ async def test_cache_accounts_the_memory_of_its_entries(
 
 async def _charged_and_held(cache: str, made: AbstractAsyncContextManager[Fill]) -> tuple[int, int]:
     async with made as fill:
-        kept = await fill()  # This imports modules and creates objects that all entries share.
-        del kept
+        kept_fill = await fill()  # This imports modules and creates objects that all entries share.
+        del kept_fill
         gc.collect()
         charged = memory_by_name().get(cache, 0)
         tracemalloc.start()
         try:
-            kept = await fill()
+            kept_fill = await fill()
             gc.collect()
             held = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
         charged = memory_by_name()[cache] - charged
-        del kept
+        del kept_fill
         return charged, held

@@ -87,8 +87,8 @@ def test_wrong_settings_stop_the_start_with_code_2_and_no_traceback(
 
 
 def test_error_names_the_port_in_use(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
         done = run_seamark("serve", "--home", str(tmp_path), "--port", str(port))
     assert done.returncode == 2
     assert f"Cannot bind 127.0.0.1:{port}" in done.stderr
@@ -174,11 +174,11 @@ def test_every_command_that_lists_or_shows_can_print_json() -> None:
 
 def commands(path: str, command: click.Command) -> Iterator[tuple[str, click.Command]]:
     """Yield all commands below a group that are not groups, with their words."""
-    for name, one in subcommands(command).items():
-        if isinstance(one, click.Group):
-            yield from commands(f"{path} {name}", one)
+    for name, subcommand in subcommands(command).items():
+        if isinstance(subcommand, click.Group):
+            yield from commands(f"{path} {name}", subcommand)
         else:
-            yield f"{path} {name}", one
+            yield f"{path} {name}", subcommand
 
 
 def test_tokens_and_grants_are_listed_as_json(tmp_path: Path) -> None:

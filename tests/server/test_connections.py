@@ -90,10 +90,10 @@ def everything_logged(capfd: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
     lines += [out, err, *(str(event) for event in events)]
 
 
-@pytest.mark.parametrize("begun", [b"", b"GET /healthz HT", HEALTH[:-2]])
-async def test_header_that_does_not_arrive_in_time_ends_the_connection(tmp_path: Path, begun: bytes) -> None:
+@pytest.mark.parametrize("first_bytes", [b"", b"GET /healthz HT", HEALTH[:-2]])
+async def test_header_that_does_not_arrive_in_time_ends_the_connection(tmp_path: Path, first_bytes: bytes) -> None:
     async with running(tmp_path, header_timeout_s=0.2) as server, await Wire.open(server) as wire:
-        await wire.send(begun)
+        await wire.send(first_bytes)
         rest = await wire.rest()
         assert b"HTTP/1.1 408 " in rest
         assert error_of(rest.rpartition(b"\r\n\r\n")[2])["code"] == 408
@@ -161,15 +161,15 @@ async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> 
     assert isinstance(guard, Connections)
 
     def connect(number: int) -> Connection:
-        one = guard.create_connection()
-        one.address = "127.0.0.2"
-        assert guard.admit(one)
-        guard.record_header(one)
-        one._waiter, one._next_keepalive_close_time = (
+        connection = guard.create_connection()
+        connection.address = "127.0.0.2"
+        assert guard.admit(connection)
+        guard.record_header(connection)
+        connection._waiter, connection._next_keepalive_close_time = (
             loop.create_future(),
             float(number),
         )  # It has been idle since then.
-        return one
+        return connection
 
     all_of_them = [connect(number) for number in range(5_000)]
     all_of_them[1]._next_keepalive_close_time = 5_000.5  # It has sent another request.
@@ -355,5 +355,5 @@ async def test_connection_accepted_before_shutdown_is_closed() -> None:
 def _connections() -> Connections:
     """Return the connections of this test's server; servers of earlier tests may not be collected yet."""
     loop = asyncio.get_running_loop()
-    (found,) = (one for one in gc.get_objects() if isinstance(one, Connections) and one._loop is loop)
-    return found
+    (result,) = (one for one in gc.get_objects() if isinstance(one, Connections) and one._loop is loop)
+    return result

@@ -169,8 +169,8 @@ async def test_compressed_bodies_are_read_or_rejected_in_the_standards_form(
         sized = f"Content-Length: {len(body)}" if announced else "Transfer-Encoding: chunked"
         await wire.send(head_of("POST", "/v1/namespaces", f"Content-Encoding: {encoding}", sized))
         await wire.send(body if announced else encode_chunk(body[:10]) + encode_chunk(body[10:]) + b"0\r\n\r\n")
-        got, answer = await wire.answer()
-        assert got == status
+        actual, answer = await wire.answer()
+        assert actual == status
         if status != 200:
             assert json.loads(answer)["error"]["type"] == KINDS_OF_REFUSALS[status]
 

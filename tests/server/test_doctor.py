@@ -46,27 +46,27 @@ def faults(findings: list[Finding]) -> list[str]:
 
 def test_running_server_passes_and_a_stopped_one_is_a_fault_with_its_fix(tmp_path: Path) -> None:
     with Seamark(tmp_path / "home") as server:
-        code, found = examine("--home", str(server.home))
+        code, actual = examine("--home", str(server.home))
         assert code == 0
-        assert found["server"]["text"] == f"{server.base_url} is ready"
-    code, found = examine("--url", f"http://127.0.0.1:{free_port()}")
+        assert actual["server"]["text"] == f"{server.base_url} is ready"
+    code, actual = examine("--url", f"http://127.0.0.1:{free_port()}")
     assert code == 1
-    assert "does not answer" in str(found["server"]["text"])
-    assert "seamark serve" in str(found["server"]["fix"])
-    code, found = examine("--home", str(tmp_path / "none"))
+    assert "does not answer" in str(actual["server"]["text"])
+    assert "seamark serve" in str(actual["server"]["fix"])
+    code, actual = examine("--home", str(tmp_path / "none"))
     assert code == 1
-    assert "No server runs" in str(found["server"]["text"])
+    assert "No server runs" in str(actual["server"]["text"])
 
 
 def test_missing_token_is_a_fault(tmp_path: Path) -> None:
     made = CliRunner().invoke(cli, ["token", "create", "admin", "--role", "admin", "--home", str(tmp_path / "home")])
     assert made.exit_code == 0, made.output
     with Seamark(tmp_path / "home", env={"SEAMARK_AUTH": "token"}) as server:
-        code, found = examine("--home", str(server.home))
+        code, actual = examine("--home", str(server.home))
         assert code == 1
-        assert found["token"]["text"] == "the server requires one"
-        code, found = examine("--home", str(server.home), "--token", "sea_wrong")
-        assert found["token"]["text"] == "the server refuses it"
+        assert actual["token"]["text"] == "the server requires one"
+        code, actual = examine("--home", str(server.home), "--token", "sea_wrong")
+        assert actual["token"]["text"] == "the server refuses it"
 
 
 def test_server_that_is_not_seamark_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,9 +132,9 @@ def test_file_that_is_not_a_properties_file_is_a_fault(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe\x00" * 100)
     (tmp_path / "large").write_text("x" * 2_000_000)
     for name in ("binary", "large"):
-        code, found = examine("--url", "http://127.0.0.1:1", "--trino", str(tmp_path / name))
+        code, actual = examine("--url", "http://127.0.0.1:1", "--trino", str(tmp_path / name))
         assert code == 1
-        assert "cannot be read" in str(found[str(tmp_path / name)]["text"])
+        assert "cannot be read" in str(actual[str(tmp_path / name)]["text"])
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
@@ -162,25 +162,25 @@ def test_running_spark_is_checked_by_its_web_interface() -> None:
     conf = catalog_conf("sea", f"{URL}/v1") | {"spark.app.name": "x"}
     jars = [["/jars/iceberg-spark-runtime-3.5_2.12-1.12.0.jar", "System Classpath"]]
     with spark_ui(conf, "4.1.1", jars) as url:
-        code, found = examine("--url", URL, "--spark", url)
+        code, actual = examine("--url", URL, "--spark", url)
     assert code == 1
     texts = [finding.text for finding in check_spark("a", SparkSetup(conf, "4.1.1", (jars[0][0],)), URL)]
     assert "it is Spark 4.1, and Iceberg's jar is for Spark 3.5" in texts
-    assert str(found[f"Spark, {url}, catalog sea"]["text"]) in texts
+    assert str(actual[f"Spark, {url}, catalog sea"]["text"]) in texts
     with spark_ui({}, "4.1.1", []) as url:
-        code, found = examine("--url", URL, "--spark", url)
+        code, actual = examine("--url", URL, "--spark", url)
     assert code == 1
-    assert found[f"Spark, {url}"]["text"] == "MERGE INTO, CALL and branches are not enabled", "the last of three"
+    assert actual[f"Spark, {url}"]["text"] == "MERGE INTO, CALL and branches are not enabled", "the last of three"
 
 
 def test_address_or_file_that_is_not_spark_is_reported(tmp_path: Path) -> None:
-    for spark, why in (
+    for spark, reason in (
         (f"http://127.0.0.1:{free_port()}", "does not answer"),
         (str(tmp_path / "nosuch.conf"), "No such file"),
     ):
-        code, found = examine("--url", URL, "--spark", spark)
+        code, actual = examine("--url", URL, "--spark", spark)
         assert code == 1
-        assert why in str(found[spark]["text"])
+        assert reason in str(actual[spark]["text"])
     with spark_ui({}, "4.1.1", [], answer=b"[]") as url:
         assert "web interface" in str(examine("--url", URL, "--spark", url)[1][url]["text"])
 
@@ -213,18 +213,18 @@ def spark_ui(conf: dict[str, str], version: str, jars: list[list[str]], answer: 
 
 def test_warehouse_check_writes_and_leaves_no_change(tmp_path: Path) -> None:
     home, warehouse = tmp_path / "home", tmp_path / "warehouse"
-    _, found = examine("--home", str(home), "--warehouse", f"file://{warehouse}")
-    assert found["warehouse"]["text"] == f"file://{warehouse} does not exist; the server creates it"
+    _, actual = examine("--home", str(home), "--warehouse", f"file://{warehouse}")
+    assert actual["warehouse"]["text"] == f"file://{warehouse} does not exist; the server creates it"
     assert not warehouse.exists()
     warehouse.mkdir()
-    _, found = examine("--home", str(home), "--warehouse", f"file://{warehouse}")
-    assert found["warehouse"]["text"] == f"file://{warehouse} can be written and read"
+    _, actual = examine("--home", str(home), "--warehouse", f"file://{warehouse}")
+    assert actual["warehouse"]["text"] == f"file://{warehouse} can be written and read"
     assert list(warehouse.iterdir()) == []
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "file", tmp_path / "file" / "below"):
-        code, found = examine("--home", str(home), "--warehouse", f"file://{place}")
+        code, actual = examine("--home", str(home), "--warehouse", f"file://{place}")
         assert code == 1
-        assert found["warehouse"]["is_fault"]
+        assert actual["warehouse"]["is_fault"]
 
 
 def test_unreachable_s3_store_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -232,20 +232,20 @@ def test_unreachable_s3_store_is_reported(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setenv("SEAMARK_S3_SECRET_ACCESS_KEY", "b")
     monkeypatch.setenv("SEAMARK_STORAGE_TIMEOUT_S", "1")
     endpoint = f"http://127.0.0.1:{free_port()}"
-    code, found = examine("--home", str(tmp_path), "--warehouse", "s3://lake/warehouse", "--s3-endpoint", endpoint)
+    code, actual = examine("--home", str(tmp_path), "--warehouse", "s3://lake/warehouse", "--s3-endpoint", endpoint)
     assert code == 1
-    assert "--s3-endpoint" in str(found["warehouse"]["fix"])
+    assert "--s3-endpoint" in str(actual["warehouse"]["fix"])
 
 
 def test_doctor_names_the_java_of_each_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(java, "_JVMS", tmp_path)
     monkeypatch.delenv("JAVA25", raising=False)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path / "none"))
-    found = {one.subject: one for one in java.check_java()}
-    assert found["Java for Spark"].is_fault
-    assert "JAVA_HOME" in found["Java for Spark"].fix
-    assert not found["Java for Trino"].is_fault
-    assert "JAVA25" in found["Java for Trino"].fix
+    actual = {one.subject: one for one in java.check_java()}
+    assert actual["Java for Spark"].is_fault
+    assert "JAVA_HOME" in actual["Java for Spark"].fix
+    assert not actual["Java for Trino"].is_fault
+    assert "JAVA25" in actual["Java for Trino"].fix
     monkeypatch.setenv("JAVA25", str(tmp_path / "none"))
     assert {one.subject: one for one in java.check_java()}["Java for Trino"].is_fault
     monkeypatch.delenv("JAVA25")

@@ -21,8 +21,8 @@ from tests.waits import until
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Running]:
-    async with running(tmp_path, body_limit_bytes=4096) as one:
-        yield one
+    async with running(tmp_path, body_limit_bytes=4096) as first_server:
+        yield first_server
 
 
 def check_model(body: Any, status: int) -> str:
@@ -180,7 +180,7 @@ async def test_requests_over_the_limit_are_rejected_at_once(tmp_path: Path, monk
 
         monkeypatch.setattr(server.components.catalog.dropped, "_context", None)
         monkeypatch.setattr(type(server.components.catalog.dropped), "list", slow)
-        held = [asyncio.create_task(server.get("/api/v1/dropped")) for _ in range(2)]
+        held_tasks = [asyncio.create_task(server.get("/api/v1/dropped")) for _ in range(2)]
         await until(lambda: begun == 2)
         async with server.http.get(f"{server.url}/api/v1/dropped") as refused:
             assert refused.status == 503
@@ -189,7 +189,7 @@ async def test_requests_over_the_limit_are_rejected_at_once(tmp_path: Path, monk
         status, _ = await server.get("/healthz")
         assert status == 200  # Health probes are answered although the limit is reached.
         go.set()
-        assert [status for status, _ in await asyncio.gather(*held)] == [404, 404]
+        assert [status for status, _ in await asyncio.gather(*held_tasks)] == [404, 404]
 
 
 def all_errors(base: type[SeamarkError] = SeamarkError) -> list[type[SeamarkError]]:

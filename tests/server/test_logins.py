@@ -32,8 +32,8 @@ async def secrets(tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 async def server(tmp_path: Path, secrets: dict[str, str]) -> AsyncIterator[Running]:
-    async with running(tmp_path, auth="token") as one:
-        yield one
+    async with running(tmp_path, auth="token") as first_server:
+        yield first_server
 
 
 def bearer(secret: str) -> dict[str, str]:
@@ -73,8 +73,8 @@ async def test_routes_outside_the_standard_require_a_role(server: Running, secre
         ("nobody", "GET", "/api/v1/tables/db/t/timeline", 403),
         ("admin", "GET", "/api/v1/timeline", 200),
     ]
-    for who, method, path, status in cases:
-        async with server.http.request(method, server.url + path, headers=bearer(secrets[who])) as answer:
+    for principal, method, path, status in cases:
+        async with server.http.request(method, server.url + path, headers=bearer(secrets[principal])) as answer:
             assert answer.status == status, await answer.text()
 
 
@@ -86,19 +86,19 @@ async def test_changes_and_refused_requests_are_audited_with_their_principal(
         headers = {**bearer(secrets[who]), "X-Request-Id": f"by-{who}"}
         return await server.http.post(f"{server.url}/v1/namespaces", json=body, headers=headers)
 
-    for who in ("reader", "admin"):
-        (await post(who)).close()
+    for principal in ("reader", "admin"):
+        (await post(principal)).close()
     await server.get("/v1/namespaces", headers=bearer(secrets["admin"]))  # A read is not audited.
     await server.get("/v1/namespaces")  # A refused request is audited.
     await server.get("/nothing/here")
     await server.components.audit.flush()
     records = await server.components.store.audit(None, 100)
-    assert [(one.who, one.action, one.outcome, one.status) for one in records] == [
+    assert [(record.who, record.action, record.outcome, record.status) for record in records] == [
         ("reader", "createNamespace", "denied", 403),
         ("admin", "createNamespace", "allowed", 200),
         ("anonymous", "listNamespaces", "denied", 401),
     ]
-    assert [one.request_id for one in records[:2]] == ["by-reader", "by-admin"]
+    assert [record.request_id for record in records[:2]] == ["by-reader", "by-admin"]
     assert records[0].resource == "/v1/namespaces"
     assert records[0].remote == "127.0.0.1"
 

@@ -40,32 +40,32 @@ def caches() -> Iterator[tuple[str, str]]:
             if not isinstance(node, ast.Call):
                 continue
             # The call may have type parameters.
-            made = node.func.value if isinstance(node.func, ast.Subscript) else node.func
-            if isinstance(made, ast.Name) and made.id in ("MemoryCache", "SharedCache", "AdmittingCache"):
-                given = [keyword.value for keyword in node.keywords if keyword.arg == "name"]
-                named = given[0] if given else node.args[1] if len(node.args) > 1 else None
+            value = node.func.value if isinstance(node.func, ast.Subscript) else node.func
+            if isinstance(value, ast.Name) and value.id in ("MemoryCache", "SharedCache", "AdmittingCache"):
+                values = [keyword.value for keyword in node.keywords if keyword.arg == "name"]
+                named_value = values[0] if values else node.args[1] if len(node.args) > 1 else None
                 yield (
                     str(path.relative_to(REPO)),
-                    str(named.value) if isinstance(named, ast.Constant) else "",
+                    str(named_value.value) if isinstance(named_value, ast.Constant) else "",
                 )
 
 
 def test_every_cache_is_reported_and_documented() -> None:
-    found = list(caches())
-    assert len(found) > 15
-    assert {file for file, name in found if not name} == REPORTED_BY_OWNER
+    actual_caches = list(caches())
+    assert len(actual_caches) > 15
+    assert {file for file, name in actual_caches if not name} == REPORTED_BY_OWNER
     page = (REPO / "docs/how-to/operate.md").read_text()
     row = next(line for line in page.splitlines() if line.startswith("| `seamark_cache_memory_bytes`"))
     assert set(re.findall(r"`([\w-]+)`", row)) - {"seamark_cache_memory_bytes", "cache"} == {
         "views",
-        *(name for _, name in found if name),
+        *(name for _, name in actual_caches if name),
     }
 
 
 def test_caches_of_one_name_add_up_while_they_exist() -> None:
-    one: MemoryCache[int, bytes] = MemoryCache(10_000, "tried here")
+    cache: MemoryCache[int, bytes] = MemoryCache(10_000, "tried here")
     other: MemoryCache[int, bytes] = MemoryCache(10_000, "tried here")
-    one.put(1, b"", 100)
+    cache.put(1, b"", 100)
     other.put(1, b"", 1000)
     assert memory_by_name()["tried here"] == 1100 + 2 * ENTRY_OVERHEAD_BYTES
     del other
@@ -84,10 +84,10 @@ async def test_metrics_follow_the_caches(tmp_path: Path, monkeypatch: pytest.Mon
         gauge = "seamark_cache_memory_bytes{{cache={}}}".format
 
         async def is_reported() -> bool:
-            used, found = memory_by_name(), await scrape(server)
+            used, actual_scrape = memory_by_name(), await scrape(server)
             planner = server.components.planner.stats()
             used["views"] = planner.live_bytes + planner.added_bytes
-            return used["metadata"] > 0 and all(found.get(gauge(name)) == size for name, size in used.items())
+            return used["metadata"] > 0 and all(actual_scrape.get(gauge(name)) == size for name, size in used.items())
 
         async with asyncio.timeout(60):
             while not await is_reported():

@@ -43,12 +43,12 @@ async def scrape(server: Running) -> dict[str, float]:
     async with server.http.get(f"{server.url}/metrics") as answer:
         assert answer.status == 200
         text = await answer.text()
-    found = {}
+    result = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             labels = ",".join(f"{key}={value}" for key, value in sorted(sample.labels.items()))
-            found[f"{sample.name}{{{labels}}}"] = sample.value
-    return found
+            result[f"{sample.name}{{{labels}}}"] = sample.value
+    return result
 
 
 async def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) -> None:
@@ -57,12 +57,12 @@ async def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) ->
         await server.get("/v1/namespaces/none")
         for path in ("/a", "/b", "/c"):  # Unknown paths must not become label values.
             await server.get(path)
-        found = await scrape(server)
-    assert found["seamark_requests_total{operation=listNamespaces,status=200}"] == 1
-    assert found["seamark_requests_total{operation=loadNamespaceMetadata,status=404}"] == 1
-    assert found["seamark_requests_total{operation=unrouted,status=404}"] == 3
-    assert found["seamark_request_seconds_count{operation=listNamespaces}"] == 1
-    assert not [name for name in found if "_created" in name]
+        actual_scrape = await scrape(server)
+    assert actual_scrape["seamark_requests_total{operation=listNamespaces,status=200}"] == 1
+    assert actual_scrape["seamark_requests_total{operation=loadNamespaceMetadata,status=404}"] == 1
+    assert actual_scrape["seamark_requests_total{operation=unrouted,status=404}"] == 3
+    assert actual_scrape["seamark_request_seconds_count{operation=listNamespaces}"] == 1
+    assert not [name for name in actual_scrape if "_created" in name]
 
 
 async def test_metrics_report_values_of_the_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,13 +70,13 @@ async def test_metrics_report_values_of_the_components(tmp_path: Path, monkeypat
     async with running(tmp_path) as server:
         poll = asyncio.create_task(server.get("/api/v1/timeline?wait=60"))
         async with asyncio.timeout(60):
-            while (found := await scrape(server)).get("seamark_timeline_watchers{}") != 1:
+            while (actual_scrape := await scrape(server)).get("seamark_timeline_watchers{}") != 1:
                 await asyncio.sleep(0.02)
         for name in (
             "seamark_event_loop_lag_seconds{}", "seamark_store_queue_depth{}", "seamark_metadata_cache_bytes{}",
             "seamark_requests_in_flight{}", "seamark_commits_total{outcome=committed}",
         ):  # fmt: skip
-            assert name in found
+            assert name in actual_scrape
         await server.record()
         await poll
 
@@ -86,8 +86,8 @@ async def test_metric_reports_the_memory_of_opened_indexes(tmp_path: Path, monke
     async with running(tmp_path) as server:
         assert (await scrape(server)).get("seamark_index_memory_bytes{}", 0) == 0
         api = Api(server)
-        stored, files = await two_files(api)
-        await stored.index("keys", "record", ["id"], files)
+        table, files = await two_files(api)
+        await table.index("keys", "record", ["id"], files)
         assert (await ask(api, [105], index="keys"))["complete"]
         async with asyncio.timeout(60):
             while (await scrape(server)).get("seamark_index_memory_bytes{}", 0) == 0:
@@ -107,10 +107,10 @@ async def test_commit_is_counted_by_its_outcome(tmp_path: Path) -> None:
             assert answer.status == 200
         async with server.http.post(f"{table}/t", json=bad) as answer:
             assert answer.status == 409
-        found = await scrape(server)
-    assert found["seamark_commits_total{outcome=committed}"] == 1
-    assert found["seamark_commits_total{outcome=conflict}"] == 1
-    assert found["seamark_commits_total{outcome=unknown}"] == 0
+        actual_scrape = await scrape(server)
+    assert actual_scrape["seamark_commits_total{outcome=committed}"] == 1
+    assert actual_scrape["seamark_commits_total{outcome=conflict}"] == 1
+    assert actual_scrape["seamark_commits_total{outcome=unknown}"] == 0
 
 
 async def test_readiness_requires_store_and_storage_and_liveness_does_not(
@@ -217,7 +217,7 @@ async def test_trace_reaches_the_collector_under_the_clients_parent(tmp_path: Pa
     by_name = {span.name: span for span in spans}
     assert by_name["listNamespaces"].trace_id.hex() == trace_id
     assert by_name["listNamespaces"].parent_span_id.hex() == "b7ad6b7169203331"
-    attributes = {one.key: one.value for one in by_name["loadNamespaceMetadata"].attributes}
+    attributes = {attribute.key: attribute.value for attribute in by_name["loadNamespaceMetadata"].attributes}
     assert attributes["http.response.status_code"].int_value == 404
     assert attributes["http.route"].string_value == "/v1/namespaces/{namespace}"
 
@@ -242,7 +242,9 @@ def own_paths() -> set[str]:
     app = web.Application()
     add_routes(app, EXTENSIONS)
     resources = [route.resource for route in app.router.routes()]
-    return {one.canonical for one in resources if one is not None and one.canonical.startswith("/api/")}
+    return {
+        resource.canonical for resource in resources if resource is not None and resource.canonical.startswith("/api/")
+    }
 
 
 def check(body: Any, schema: dict[str, Any], document: dict[str, Any]) -> None:

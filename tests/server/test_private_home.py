@@ -24,8 +24,8 @@ SCHEMA = {"type": "struct", "fields": [{"id": 1, "name": "id", "type": "long", "
 
 def open_files(folder: Path) -> list[str]:
     """Return the paths and modes of all files on which anybody but the owner has a permission."""
-    found = (folder, *folder.rglob("*"))
-    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in found if not path.is_symlink()}
+    results = (folder, *folder.rglob("*"))
+    modes = {path: stat.S_IMODE(path.lstat().st_mode) for path in results if not path.is_symlink()}
     return [f"{path} {mode:o}" for path, mode in modes.items() if mode & 0o077]
 
 
@@ -39,9 +39,11 @@ def permissive_umask() -> Iterator[None]:
 def make_table(server: Seamark) -> str:
     """Create a table, and return the location of its metadata file."""
     requests.post(f"{server.base_url}/v1/namespaces", json={"namespace": ["db"]}, timeout=30).raise_for_status()
-    made = requests.post(f"{server.base_url}/v1/namespaces/db/tables", json={"name": "t", "schema": SCHEMA}, timeout=30)
-    made.raise_for_status()
-    return str(made.json()["metadata-location"]).removeprefix("file://")
+    answer = requests.post(
+        f"{server.base_url}/v1/namespaces/db/tables", json={"name": "t", "schema": SCHEMA}, timeout=30
+    )
+    answer.raise_for_status()
+    return str(answer.json()["metadata-location"]).removeprefix("file://")
 
 
 @pytest.mark.parametrize("workers", quick(["2", "1"], 1))
@@ -66,7 +68,7 @@ def test_home_that_others_can_read_is_made_private_at_the_next_start(start_seama
         path.chmod(0o777 if path.is_dir() else 0o666)
     log_before = server.log.stat().st_size
     server.restart()
-    assert [one for one in open_files(server.home) if "/warehouse/" not in one] == []
+    assert [file for file in open_files(server.home) if "/warehouse/" not in file] == []
     logged = server.log.read_bytes()[log_before:].decode()
     assert "files were open to other accounts" in logged
     assert str(server.home / "seamark.db") in logged
@@ -74,8 +76,8 @@ def test_home_that_others_can_read_is_made_private_at_the_next_start(start_seama
 
 def test_token_commands_make_the_database_private(permissive_umask: None, tmp_path: Path) -> None:
     home = tmp_path / "home"
-    made = run_seamark("token", "create", "ann", "--role", "admin", "--home", str(home))
-    assert made.returncode == 0, made.stderr
+    seamark = run_seamark("token", "create", "ann", "--role", "admin", "--home", str(home))
+    assert seamark.returncode == 0, seamark.stderr
     assert open_files(home) == []
     (home / "seamark.db").chmod(0o644)
     again = run_seamark("token", "create", "bob", "--home", str(home))

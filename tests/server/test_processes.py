@@ -32,10 +32,10 @@ def get(url: str, timeout: float = 30) -> tuple[int, Any]:
         return error.code, json.loads(error.read())
 
 
-def eventually(what: Callable[[], bool], timeout_s: float = 60) -> None:
+def eventually(description: Callable[[], bool], timeout_s: float = 60) -> None:
     deadline = time.monotonic() + timeout_s
-    while not what():
-        assert time.monotonic() < deadline, what
+    while not description():
+        assert time.monotonic() < deadline, description
         time.sleep(0.05)
 
 
@@ -101,7 +101,7 @@ def test_crashed_worker_is_replaced_while_the_others_continue(start_seamark: Sta
     eventually(lambda: len(workers_of(server)) == 2 and server.log.read_text().count('"event":"serving"') == 2)
     victim, other = workers_of(server)
     victim.kill()
-    eventually(lambda: len(workers_of(server)) == 2 and victim.pid not in {one.pid for one in workers_of(server)})
+    eventually(lambda: len(workers_of(server)) == 2 and victim.pid not in {worker.pid for worker in workers_of(server)})
     eventually(lambda: server.log.read_text().count('"event":"serving"') == 3)
     assert other.is_running()
     for _ in range(20):

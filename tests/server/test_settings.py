@@ -55,7 +55,7 @@ def test_list_in_a_variable_is_split_at_commas() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "wanted"),
+    ("name", "value", "expected"),
     [
         ("port", "abc", "a whole number"),
         ("port", "70000", "from 0 to 65535"),
@@ -73,12 +73,12 @@ def test_list_in_a_variable_is_split_at_commas() -> None:
         ("host", "a\x00b", "text"),
     ],
 )
-def test_bad_value_is_rejected_with_its_name_and_source(name: str, value: str, wanted: str) -> None:
+def test_bad_value_is_rejected_with_its_name_and_source(name: str, value: str, expected: str) -> None:
     with pytest.raises(ConfigError) as refused:
         load({}, {environment_name(name): value})
     assert name in refused.value.message
     assert environment_name(name) in refused.value.message
-    assert wanted in refused.value.message
+    assert expected in refused.value.message
     with pytest.raises(ConfigError, match=flag_name(name)):
         load({name: value}, {})
 
@@ -180,9 +180,9 @@ def test_shown_settings_contain_no_secret() -> None:
         webhook_urls=("https://h/hunter2",),
         otel_endpoint="https://u:hunter2@h",
     )
-    shown = json.dumps(settings.redact())
-    assert "hunter2" not in shown
-    assert "postgresql://u:***@h/d" in shown
+    text = json.dumps(settings.redact())
+    assert "hunter2" not in text
+    assert "postgresql://u:***@h/d" in text
     assert set(settings.redact()) == set(FIELDS)
 
 

@@ -47,8 +47,8 @@ async def test_only_the_newest_reports_of_a_table_are_kept(tmp_path: Path) -> No
         for number in range(20):
             clock.ahead_ms += 1  # Two reports of one millisecond have no order.
             assert (await api("POST", f"{TABLE}/metrics", {**REPORT, "snapshot-id": number})).status == 204
-        kept = await server.components.store.metrics_reports(uuid, None, 100)
-        assert [one.snapshot_id for one in kept] == [15, 16, 17, 18, 19]
+        kept_metrics_reports = await server.components.store.metrics_reports(uuid, None, 100)
+        assert [metrics_report.snapshot_id for metrics_report in kept_metrics_reports] == [15, 16, 17, 18, 19]
         assert len(await server.components.store.metrics_reports(other, None, 100)) == 1
 
 
@@ -92,12 +92,12 @@ async def test_one_reader_makes_at_most_half_of_the_plan_tables(tmp_path: Path, 
         await append(api, "t", tens(30), snapshot_id=1, manifests=3)
         del server.http.headers["Authorization"]
 
-        async def make(who: str, number: int) -> bool:
+        async def make(principal: str, number: int) -> bool:
             body = {"predicate": f"id < {number}"}
             path = "/api/v1/tables/db/t/plan-tables"
-            status, _, made = await send(server, secrets[who], "POST", path, body)
+            status, _, answer = await send(server, secrets[principal], "POST", path, body)
             assert status == 200
-            return made["name"] is not None
+            return answer["name"] is not None
 
         made = [await make("rita", 10 * number + 15) for number in range(12)]
         assert 1 <= sum(made) <= 8
@@ -110,8 +110,8 @@ async def test_withdrawn_plans_free_their_places_and_rejections_are_counted(tmp_
     async with running(tmp_path, auth="token", plan_tables_limit=6) as server:
         api = Api(server)
         rooted = {"Authorization": f"Bearer {secrets['root']}"}
-        made = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}, headers=rooted)
-        assert made.status == 200
+        creation = await api("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA}, headers=rooted)
+        assert creation.status == 200
         server.http.headers.update(rooted)
         await append(api, "t", tens(30), snapshot_id=1, manifests=3)
         del server.http.headers["Authorization"]
@@ -120,8 +120,8 @@ async def test_withdrawn_plans_free_their_places_and_rejections_are_counted(tmp_
 
         async def plan(number: int) -> int | None:
             answer = await api("POST", f"{path}/plan-tables", {"predicate": f"id < {number}"}, headers=headers)
-            found: int | None = answer.json.get("plan-snapshot-id")
-            return found
+            plan_snapshot_id: int | None = answer.json.get("plan-snapshot-id")
+            return plan_snapshot_id
 
         async def lease(ids: list[int | None], lease_s: int) -> int:
             body = {"snapshot-ids": ids, "lease-s": lease_s}

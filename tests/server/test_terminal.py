@@ -54,12 +54,12 @@ _PLURAL = re.compile(
 def test_every_command_counts_with_show_count() -> None:
     """Otherwise a user with a small first table would see "1 files"."""
     folder = Path(terminal.__file__).parent
-    found = {
+    actual = {
         path.name: matches
         for path in sorted(folder.rglob("*.py"))
-        if (matches := [one for one in _PLURAL.findall(path.read_text()) if one.split(":,")[0] not in _LIMITS])
+        if (matches := [match for match in _PLURAL.findall(path.read_text()) if match.split(":,")[0] not in _LIMITS])
     }
-    assert found == {}
+    assert actual == {}
 
 
 _LIMITS = ("{TABLE_ROWS_MAX", "{request.rows_max")
@@ -84,8 +84,8 @@ async def test_hostile_column_name_is_shown_by_explain_as_an_escape(
     name = "id\x1b]0;owned\x07"
     schema = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": name, "required": False, "type": "long"}]}
     async with running(tmp_path) as server:
-        made = await Api(server)("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": schema})
-        assert made.status == 200
+        answer = await Api(server)("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": schema})
+        assert answer.status == 200
         arguments = ["db.t", f'"{name}" > 5', "--url", server.url]
         result = await asyncio.to_thread(CliRunner().invoke, explain.explain, arguments)
     assert "owned" in result.output

@@ -29,9 +29,9 @@ from tests.services.process import ManagedProcess, free_port
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    made = Authority(tmp_path)
-    made.issue("first")
-    return made
+    new_authority = Authority(tmp_path)
+    new_authority.issue("first")
+    return new_authority
 
 
 class Served:

@@ -22,9 +22,9 @@ SILENT = 30
 
 def authority(folder: Path) -> tuple[Authority, dict[str, str]]:
     """Return an authority, and the settings of a server with its certificate."""
-    made = Authority(folder)
-    made.issue("server")
-    return made, {"tls_cert": str(made.certificate), "tls_key": str(made.key)}
+    new_authority = Authority(folder)
+    new_authority.issue("server")
+    return new_authority, {"tls_cert": str(new_authority.certificate), "tls_key": str(new_authority.key)}
 
 
 async def connect_and_request(stack: AsyncExitStack, port: int, trusted: Authority) -> Wire:
@@ -59,9 +59,9 @@ async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> N
 async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(tmp_path: Path) -> None:
     _, tls = authority(tmp_path)
     async with running(tmp_path / "home", header_timeout_s=0.3, **tls) as server:
-        for begun in (b"", b"\x16\x03\x01", HEALTH):
+        for first_bytes in (b"", b"\x16\x03\x01", HEALTH):
             async with await Wire.open(server) as wire:
-                await wire.send(begun)
+                await wire.send(first_bytes)
                 await wire.rest()
 
 

@@ -70,26 +70,26 @@ def _folder(exit_stack: contextlib.ExitStack, path: Path) -> int:
 def _accept(listener: socket.socket, running: set[int]) -> None:
     with contextlib.suppress(OSError):  # The block has ended.
         while True:
-            asked, _ = listener.accept()
-            threading.Thread(target=_run, args=(asked, running), daemon=True).start()
+            request, _ = listener.accept()
+            threading.Thread(target=_run, args=(request, running), daemon=True).start()
 
 
-def _run(asked: socket.socket, running: set[int]) -> None:
-    with asked:
-        message, outputs, _, _ = socket.recv_fds(asked, _MESSAGE_BYTES, 2)
+def _run(requested_socket: socket.socket, running: set[int]) -> None:
+    with requested_socket:
+        message, outputs, _, _ = socket.recv_fds(requested_socket, _MESSAGE_BYTES, 2)
         request = json.loads(message)
         process = _start(request, *outputs)
         for descriptor in outputs:
             os.close(descriptor)
         running.add(process.pid)
-        asked.send(str(process.pid).encode())
+        requested_socket.send(str(process.pid).encode())
         # The caller may be killed meanwhile, like a server that does not end in time.
-        threading.Thread(target=_end_with, args=(asked, process.pid, running), daemon=True).start()
+        threading.Thread(target=_end_with, args=(requested_socket, process.pid, running), daemon=True).start()
         code = process.wait()
         running.discard(process.pid)
         with contextlib.suppress(OSError):
-            asked.send(str(code).encode())
-            asked.shutdown(socket.SHUT_RDWR)
+            requested_socket.send(str(code).encode())
+            requested_socket.shutdown(socket.SHUT_RDWR)
 
 
 def _start(request: dict[str, object], output: int, errors: int) -> ForkedProcess | subprocess.Popen[bytes]:
@@ -107,9 +107,9 @@ def _start(request: dict[str, object], output: int, errors: int) -> ForkedProces
     )
 
 
-def _end_with(asked: socket.socket, pid: int, running: set[int]) -> None:
+def _end_with(requested_socket: socket.socket, pid: int, running: set[int]) -> None:
     with contextlib.suppress(OSError):
-        asked.recv(1)
+        requested_socket.recv(1)
     if pid in running:
         _kill(pid)
 

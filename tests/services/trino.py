@@ -120,8 +120,8 @@ def _catalogs(folder: Path, others: Mapping[str, str], extra: Mapping[str, str],
     """
     catalogs = folder / "catalog"
     shutil.copytree(ETC / "catalog", catalogs)
-    given = _read_properties(catalogs / f"{CATALOG}.properties") | dict(extra)
-    text = "".join(f"{name}={value}\n" for name, value in given.items())
+    properties = _read_properties(catalogs / f"{CATALOG}.properties") | dict(extra)
+    text = "".join(f"{name}={value}\n" for name, value in properties.items())
     (catalogs / f"{CATALOG}.properties").write_text(text)
     for name, uri in others.items():
         (catalogs / f"{name}.properties").write_text(text.replace("${ENV:SEAMARK_URI}", uri))

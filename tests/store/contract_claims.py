@@ -151,16 +151,16 @@ class ClaimsContract(OpenedStores):
         assert await store.list_unclaimed("", 9) == []
 
     async def test_concurrent_claims_never_overlap(self, store: GeneratorStore, other: GeneratorStore) -> None:
-        chosen = random.Random(7)
+        rng = random.Random(7)
         folders = ["s3://b", "s3://b/x", "s3://b/x/y", "s3://b/x/z", "s3://b/y", "s3://b/y/y"]
-        expected = [(f"u{number}", chosen.choice(folders)) for number in range(40)]
+        expected = [(f"u{number}", rng.choice(folders)) for number in range(40)]
         stores = (store, other)
         outcomes = await asyncio.gather(
             *(outcome(stores[n % 2].transact([claim(uuid, key)])) for n, (uuid, key) in enumerate(expected))
         )
         assert set(outcomes) == {"won", "bad_request"}
-        held = [await keys(store, uuid) for uuid, _ in expected]
-        won = [found[0] for found in held if found]
+        held_keys = [await keys(store, uuid) for uuid, _ in expected]
+        won = [key[0] for key in held_keys if key]
         assert len(won) == outcomes.count("won")
         for item in won:
             assert not any(another.startswith(f"{item}/") for another in won)

@@ -205,9 +205,9 @@ class PlanTablesContract(OpenedStores):
             numbers: tuple[int, ...], expires_ms: int, audience: str = "a", *, withdraw: bool = False
         ) -> int:
             ids = tuple(2**61 + number for number in numbers)
-            (found,) = await store.transact([LeasePlanSnapshots(NS, "T", audience, ids, expires_ms, withdraw)])
-            assert isinstance(found, int)
-            return found
+            (actual,) = await store.transact([LeasePlanSnapshots(NS, "T", audience, ids, expires_ms, withdraw)])
+            assert isinstance(actual, int)
+            return actual
 
         assert await lease((1, 2, 9), 500) == 2
         assert await lease((1,), 300) == 1

@@ -60,18 +60,18 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(self.stack.aclose())
         self.runner.close()
 
-    def fresh(self, what: str) -> str:
+    def fresh(self, prefix: str) -> str:
         self.count += 1
-        return f"{what}{self.count:05}"
+        return f"{prefix}{self.count:05}"
 
     def transact(self, *operations: Any) -> None:
         expected = self.model.apply(operations)
         try:
             self.run(self.store.transact(operations))
-            got = None
+            actual = None
         except SeamarkError as error:
-            got = error.kind
-        assert got == expected, f"{operations}: the store says {got}, the model {expected}"
+            actual = error.kind
+        assert actual == expected, f"{operations}: the store says {actual}, the model {expected}"
 
     def _some_entry(self, data: st.DataObject) -> Entry:
         return data.draw(st.sampled_from([*self.model.relations.values(), *self.model.functions.values()]))
@@ -212,11 +212,13 @@ class StoreMachine(RuleBasedStateMachine):
                 assert pages == entries
         every = [*model.relations.values(), *model.functions.values()]
         assert [await store.entry(entry.kind, entry.namespace, entry.name) for entry in every] == every
-        kept = sorted(model.dropped.values(), key=lambda one: one.id)
-        assert await store.list_dropped(None, None, 99) == kept
-        expired = sorted((d for d in kept if d.expires_ms <= model.now_ms), key=lambda one: (one.expires_ms, one.id))
+        kept_values = sorted(model.dropped.values(), key=lambda value: value.id)
+        assert await store.list_dropped(None, None, 99) == kept_values
+        expired = sorted(
+            (d for d in kept_values if d.expires_ms <= model.now_ms), key=lambda one: (one.expires_ms, one.id)
+        )
         assert await store.list_expired(model.now_ms, 99) == expired
-        uuids = {entry.uuid for entry in every} | {item.entry.uuid for item in kept}
+        uuids = {entry.uuid for entry in every} | {item.entry.uuid for item in kept_values}
         for key in {(uuid, producer) for uuid in uuids for producer in ("p", "P")} | model.producers.keys():
             assert await store.producer(*key) == model.producers.get(key)
         timeline = await _pages(

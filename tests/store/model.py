@@ -115,8 +115,8 @@ class Model:
         return {entry.uuid for entry in [*self.relations.values(), *self.functions.values()]}
 
     def _forget_unnamed(self) -> None:
-        named = self._live() | {kept.entry.uuid for kept in self.dropped.values()}
-        self.producers = {key: state for key, state in self.producers.items() if key[0] in named}
+        live = self._live() | {kept_value.entry.uuid for kept_value in self.dropped.values()}
+        self.producers = {key: state for key, state in self.producers.items() if key[0] in live}
 
     def do_RestoreEntry(self, op: operations.RestoreEntry) -> None:  # noqa: N802
         kept = self.dropped.pop(op.dropped_id, None)

@@ -214,19 +214,19 @@ async def _cutting_proxy(url: str, when: bytes, forward: bool, times: int) -> As
     tasks: set[asyncio.Task[None]] = set()
 
     async def pump(
-        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cuts_here: bool, held: asyncio.Event
+        reader: asyncio.StreamReader, writer: asyncio.StreamWriter, cuts_here: bool, held_event: asyncio.Event
     ) -> None:
         """Forward data until the stream ends or is cut."""
         while data := await reader.read(65536):
             if cuts_here and when in data and len(cuts) < times:
                 cuts.append(data)
-                held.set()
+                held_event.set()
                 if forward:
                     writer.write(data)
                     await writer.drain()
                     await asyncio.sleep(0.2)
                 return
-            if not cuts_here and held.is_set():
+            if not cuts_here and held_event.is_set():
                 return
             writer.write(data)
             await writer.drain()
@@ -237,8 +237,8 @@ async def _cutting_proxy(url: str, when: bytes, forward: bool, times: int) -> As
         tasks.add(task)
         server_in, server_out = await asyncio.open_connection(parts.hostname, parts.port)
         event = asyncio.Event()
-        up = asyncio.create_task(pump(client_in, server_out, cuts_here=True, held=event))
-        down = asyncio.create_task(pump(server_in, client_out, cuts_here=False, held=event))
+        up = asyncio.create_task(pump(client_in, server_out, cuts_here=True, held_event=event))
+        down = asyncio.create_task(pump(server_in, client_out, cuts_here=False, held_event=event))
         await asyncio.wait({up, down}, return_when=asyncio.FIRST_COMPLETED)
         for half in (up, down):
             half.cancel()

@@ -39,7 +39,7 @@ def repeated_classes(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]
     for file, source in sources:
         for name in public_classes(source):
             files[name].append(file)
-    return {name: found for name, found in files.items() if len(found) > 1}
+    return {name: actual_file for name, actual_file in files.items() if len(actual_file) > 1}
 
 
 def names(source: str) -> Iterator[str]:
@@ -72,9 +72,9 @@ def test_names_are_terms_of_the_field() -> None:
 
 
 def test_checks_find_a_repeated_class_and_a_coined_name() -> None:
-    one, other = (
+    text, other = (
         "class Part: ...\nclass _Part: ...",
         "def f(told):\n    class _Part: ...\n    afar = told\nclass Part: ...",
     )
-    assert repeated_classes([("a.py", one), ("b.py", other)]) == {"Part": ["a.py", "b.py"]}
+    assert repeated_classes([("a.py", text), ("b.py", other)]) == {"Part": ["a.py", "b.py"]}
     assert {name for name in names(other) if COINED.fullmatch(name)} == {"told", "afar"}

@@ -145,13 +145,13 @@ def drawn_tree(text: str) -> dict[str, str]:
     parents: dict[str, str] = {}
     path: list[str] = []
     for line in text.splitlines():
-        found = re.match(r"^ {4}((?:│   |    )*)(?:[├└]── )?([A-Z]\w+)", line)
-        if found is None:
+        match = re.match(r"^ {4}((?:│   |    )*)(?:[├└]── )?([A-Z]\w+)", line)
+        if match is None:
             continue
-        branch = "── " in line.split(found[2])[0]
-        depth = len(found[1]) // 4 + (1 if branch else 0)
-        path[depth:] = [found[2]]
-        parents[found[2]] = path[depth - 1] if depth else "Exception"
+        branch = "── " in line.split(match[2])[0]
+        depth = len(match[1]) // 4 + (1 if branch else 0)
+        path[depth:] = [match[2]]
+        parents[match[2]] = path[depth - 1] if depth else "Exception"
     return parents
 
 

@@ -46,8 +46,8 @@ def _help(command: click.Command) -> Iterator[str]:
     for parameter in command.params:
         if isinstance(parameter, click.Option):
             yield parameter.help or ""
-    for found in subcommands(command).values():
-        yield from _help(found)
+    for subcommand in subcommands(command).values():
+        yield from _help(subcommand)
 
 
 def test_pages_use_no_banned_word() -> None:
@@ -56,7 +56,7 @@ def test_pages_use_no_banned_word() -> None:
 
 
 def test_pages_refer_to_no_document_outside_of_the_repository() -> None:
-    assert [(str(page), found) for page in PAGES for found in _FOREIGN.findall(page.text)] == []
+    assert [(str(page), match) for page in PAGES for match in _FOREIGN.findall(page.text)] == []
 
 
 def test_settings_use_no_banned_word() -> None:
@@ -102,13 +102,13 @@ def _raised_texts(source: str) -> Iterator[str]:
 
 
 def test_error_messages_use_no_banned_word() -> None:
-    found = {}
+    actual = {}
     for package in ("commands", "metaserver", "connector", "formats", "cache"):
         for path in sorted((REPO / package).rglob("*.py")):
             texts = list(_raised_texts(path.read_text()))
             if hits := list(find_banned("\n\n".join(texts), RULES)):
-                found[str(path.relative_to(REPO))] = hits
-    assert found == {}
+                actual[str(path.relative_to(REPO))] = hits
+    assert actual == {}
 
 
 PLAIN = ("commands", "metaserver", "connector", "formats", "cache", "seamark", "bench")
@@ -125,11 +125,11 @@ def _comments(source: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("package", PLAIN)
 def test_docstrings_and_comments_use_no_banned_word(package: str) -> None:
-    found = {}
+    actual = {}
     for path in sorted(path for path in (REPO / package).rglob("*") if path.suffix in (".py", ".pyx", ".pxd")):
         if hits := list(find_banned("\n\n".join(_comments(path.read_text())), RULES)):
-            found[str(path.relative_to(REPO))] = hits
-    assert found == {}
+            actual[str(path.relative_to(REPO))] = hits
+    assert actual == {}
 
 
 def test_text_of_a_raise_statement_is_found() -> None:

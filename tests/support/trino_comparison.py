@@ -82,11 +82,11 @@ class Both:
         direct, proxied = self._threads.map(
             lambda port, schema: _run(port, sql, parameters, schema=schema, **options), self._ports, schemas
         )
-        shown = f"{sql}\n-- with {parameters} in {schemas}"
-        assert proxied.error == direct.error, shown
-        assert proxied.columns == direct.columns, shown
-        assert proxied.rows == direct.rows, shown
-        assert proxied.changed == direct.changed, shown
+        text = f"{sql}\n-- with {parameters} in {schemas}"
+        assert proxied.error == direct.error, text
+        assert proxied.columns == direct.columns, text
+        assert proxied.rows == direct.rows, text
+        assert proxied.changed == direct.changed, text
         self.counts["asked"] += 1
         self.counts["failed"] += bool(direct.error)
         self.counts["with rows"] += bool(direct.rows)

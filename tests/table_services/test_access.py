@@ -42,9 +42,9 @@ def no_keys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     monkeypatch.setenv("HOME", str(tmp_path))
-    credentials._chain.cache_clear()
+    credentials._make_chain.cache_clear()
     yield
-    credentials._chain.cache_clear()
+    credentials._make_chain.cache_clear()
 
 
 def settings(s3: S3, bucket: str, tmp_path: Path, **options: Any) -> Settings:
@@ -75,8 +75,8 @@ async def test_workers_use_the_keys_of_the_servers_aws_profile(
 
     The worker does not need a profile.
     """
-    given = f'{{"Version": 1, "AccessKeyId": "{s3.access_key}", "SecretAccessKey": "{s3.secret_key}"}}'
-    (tmp_path / "keys.json").write_text(given)
+    text = f'{{"Version": 1, "AccessKeyId": "{s3.access_key}", "SecretAccessKey": "{s3.secret_key}"}}'
+    (tmp_path / "keys.json").write_text(text)
     (tmp_path / "config").write_text(f"[profile lake]\ncredential_process = cat {tmp_path}/keys.json\n")
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
     monkeypatch.setenv("AWS_PROFILE", "lake")
@@ -92,7 +92,7 @@ async def test_missing_and_wrong_keys_are_reported(
     actual_storage_problem = await storage_problem(wrong, clock, JOB_WORKER)
     assert f"cannot write and read an object in s3://{s3_bucket}/lake" in actual_storage_problem
     monkeypatch.setenv("AWS_PROFILE", "missing")
-    credentials._chain.cache_clear()
+    credentials._make_chain.cache_clear()
     assert "missing" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
 
 

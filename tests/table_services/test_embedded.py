@@ -149,14 +149,14 @@ def test_workers_that_cannot_work_are_reported_in_every_operators_view(tmp_path:
         catalog.create_table("db.t", SCHEMA, properties=INDEX)
         append(catalog, "db.t", 1, 2)
         block_until(lambda: metric(server, "seamark_services_blocked") == 1)
-        why = "Unreachable: No answer from http://127.0.0.1:"
+        reason = "Unreachable: No answer from http://127.0.0.1:"
         done = run_seamark("services", "db.t", "--url", server.base_url)
-        assert done.stdout.startswith(f"Table services do not run: {why}"), done.stdout
+        assert done.stdout.startswith(f"Table services do not run: {reason}"), done.stdout
         done = run_seamark("health", "db.t", "--url", server.base_url)
         assert "table services are off  Unreachable: No answer" in done.stdout, done.stdout
         done = run_seamark("doctor", "--url", server.base_url)
         assert done.returncode == 1
-        assert f"! table services: they do not run: {why}" in done.stdout
+        assert f"! table services: they do not run: {reason}" in done.stdout
         client = IndexClient(server.base_url)
         assert client.explain("db.t", "name = 'name 1'").files == 1
         assert client.index("db.t", "by_name").lag_files == 2

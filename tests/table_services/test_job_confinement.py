@@ -119,9 +119,9 @@ def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: P
     assert document.pop("storage") == f"{tmp_path}/own/a"
     assert document.pop("storage elsewhere") == "PermissionError"
     assert document.pop("dumps") == "0"
-    done_by = {name for name, what in document.items() if what == "done"}
+    done_by = {name for name, outcome in document.items() if outcome == "done"}
     assert done_by == ALLOWED | {f"thread: {name}" for name in ALLOWED}
-    refused = {what for name, what in document.items() if what != "done" and "remove" not in name}
+    refused = {description for name, description in document.items() if description != "done" and "remove" not in name}
     assert refused == {"PermissionError"}
 
 

@@ -70,8 +70,8 @@ async def test_list_of_a_table_does_not_reveal_waiting_jobs_of_other_namespaces(
         lease = Lease(server.components.store, clock, SERVICES, "a replica", lasts_s=600)
         await lease.hold(state_of(("a", WAITING_LISTED + 1)))
 
-        async def listed(path: str, who: str) -> tuple[int, bool]:
-            status, answer = await server.get(path, headers=secrets[who])
+        async def listed(path: str, principal: str) -> tuple[int, bool]:
+            status, answer = await server.get(path, headers=secrets[principal])
             assert status == 200, answer
             return len(answer["waiting"]), answer["complete"]
 

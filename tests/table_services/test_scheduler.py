@@ -182,8 +182,8 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
                 "bytes-total": 5 << 20,
             }
             environment = {"SEAMARK_URL": server.url}
-            shown = await asyncio.to_thread(CliRunner().invoke, cli, ["services", "a.t1"], env=environment)
-            assert "running: 3 of 12 files, 1 MiB of 5 MiB (20 %)" in " ".join(shown.output.split()), shown.output
+            output = await asyncio.to_thread(CliRunner().invoke, cli, ["services", "a.t1"], env=environment)
+            assert "running: 3 of 12 files, 1 MiB of 5 MiB (20 %)" in " ".join(output.output.split()), output.output
             await create(server, "a", "t2")
             assert await listed("tables/a/t2/jobs") == []
             async with asyncio.timeout(60):
@@ -191,8 +191,8 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
                     await asyncio.sleep(0.05)
             assert [(job["service"], job["table"], job["failures"]) for job in waiting] == [("every-table", "t2", 0)]
             assert await listed("jobs", "waiting") == waiting
-            shown = await asyncio.to_thread(CliRunner().invoke, cli, ["services", "a.t2"], env=environment)
-            assert "waiting, not before" in " ".join(shown.output.split()), shown.output
+            output = await asyncio.to_thread(CliRunner().invoke, cli, ["services", "a.t2"], env=environment)
+            assert "waiting, not before" in " ".join(output.output.split()), output.output
         assert await listed("jobs") == []
         assert await listed("jobs", "waiting") == []
         assert recorder.shown[-1] == ("every-table", 0, 0, 0)
@@ -338,11 +338,11 @@ async def test_sweep_over_many_tables_pauses(tmp_path: Path, monkeypatch: pytest
         await create(server, "a", *(f"t{number}" for number in range(20)))
         parts = server.components
         tables = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
-        seen: list[str] = []
+        names: list[str] = []
         slept: list[float] = []
 
         def look(entry: Entry, metadata: TableMetadata) -> float:
-            seen.append(entry.name)
+            names.append(entry.name)
             return NEVER
 
         sleep_of_asyncio, sweep = asyncio.sleep, asyncio.current_task()
@@ -357,7 +357,7 @@ async def test_sweep_over_many_tables_pauses(tmp_path: Path, monkeypatch: pytest
         began_s = parts.clock.monotonic()
         assert await tables.sweep(look) == 20
         busy_s = parts.clock.monotonic() - began_s
-        assert len(seen) == 20
+        assert len(names) == 20
         assert 0 < sum(slept) <= busy_s / 0.015
 
 
@@ -380,15 +380,15 @@ async def test_sweep_repeats_only_changed_or_waiting_tables(tmp_path: Path) -> N
         tables = TableWatch(parts.store, parts.timeline, load, clock)
 
         async def swept() -> set[str]:
-            seen: set[str] = set()
+            names: set[str] = set()
             read.clear()
 
             def look(entry: Entry, metadata: TableMetadata) -> float:
-                seen.add(entry.name)
+                names.add(entry.name)
                 return recheck_after_s.get(entry.name, NEVER)
 
-            assert await tables.sweep(look) == len(read) == len(seen)
-            return seen
+            assert await tables.sweep(look) == len(read) == len(names)
+            return names
 
         async def post(path: str, body: dict[str, Any]) -> None:
             async with server.http.post(f"{server.url}/v1/{path}", json=body) as answer:

@@ -91,9 +91,9 @@ class Writer:
         Raises:
             AssertionError: The rows do not match any step.
         """
-        held = dict(rows)
-        assert len(held) == len(rows), f"writer {self.number}: a key stands twice, {Counter(rows).most_common(3)}"
-        step = int(held.get(self.first_id, -1))
+        held_rows = dict(rows)
+        assert len(held_rows) == len(rows), f"writer {self.number}: a key stands twice, {Counter(rows).most_common(3)}"
+        step = int(held_rows.get(self.first_id, -1))
         assert step >= least, f"writer {self.number}: step {least} was acknowledged, the snapshot shows {step}"
         assert frozenset(rows) in self.allowed[step], f"writer {self.number}: at step {step}, {sorted(rows)}"
         return step
@@ -233,13 +233,13 @@ class Storm:
                 snapshots = catalog.load_table("db.t").metadata.snapshots
                 if not snapshots:
                     continue
-                chosen = rng.choice(snapshots).snapshot_id
+                chosen_snapshot_id = rng.choice(snapshots).snapshot_id
                 try:
-                    self.check(client, At(chosen), [-1] * len(self.writers))
+                    self.check(client, At(chosen_snapshot_id), [-1] * len(self.writers))
                 except (NotFound, BadRequest, Unreadable):
                     # It has expired, and its files are gone; a snapshot that is still listed must be readable.
                     listed_snapshots = catalog.load_table("db.t").metadata.snapshots
-                    assert chosen not in {snapshot.snapshot_id for snapshot in listed_snapshots}
+                    assert chosen_snapshot_id not in {snapshot.snapshot_id for snapshot in listed_snapshots}
                     self.gone += 1
 
     def check(self, client: IndexClient, at: At, least: Sequence[int]) -> None:

@@ -108,8 +108,8 @@ class Keeper:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any, error: Any) -> None:
-        given = getattr(node, "workeroutput", {}).get("durations", [])
-        self._found += [Duration(*duration) for duration in given]
+        durations = getattr(node, "workeroutput", {}).get("durations", [])
+        self._found += [Duration(*duration) for duration in durations]
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         results = {duration.place: duration for duration in [*self._found, *self._recorder.found.values()]}

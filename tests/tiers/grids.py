@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for (_, size), grid in grids.items():
         # The cases of a test share the objects that are its values. Some have no hash.
         values = [{name: id(value) for name, value in item.callspec.params.items()} for item in grid]
-        chosen = covering_cases(values, size)
+        chosen_cases = covering_cases(values, size)
         for place, item in enumerate(grid):
-            if place not in chosen:
+            if place not in chosen_cases:
                 item.add_marker(pytest.mark.slow)

@@ -21,8 +21,8 @@ from tests.waits import until
 
 @pytest.fixture
 async def server(tmp_path: Path) -> AsyncIterator[Running]:
-    async with running(tmp_path) as one:
-        yield one
+    async with running(tmp_path) as first_server:
+        yield first_server
 
 
 def ids(page: dict[str, Any]) -> list[str]:

@@ -19,13 +19,13 @@ R, I, C, B = InstantState.REQUESTED, InstantState.INFLIGHT, InstantState.COMPLET
 LEGAL = {(R, I), (R, B), (I, C), (I, B)}
 
 
-@pytest.mark.parametrize(("current", "wanted"), sorted(itertools.product(InstantState, repeat=2)))
-def test_only_the_four_transitions_exist(current: InstantState, wanted: InstantState) -> None:
-    if (current, wanted) in LEGAL:
-        check_move(current, wanted)
+@pytest.mark.parametrize(("current", "expected"), sorted(itertools.product(InstantState, repeat=2)))
+def test_only_the_four_transitions_exist(current: InstantState, expected: InstantState) -> None:
+    if (current, expected) in LEGAL:
+        check_move(current, expected)
     else:
-        with pytest.raises(BadRequest, match=f"in state {current.value} cannot become {wanted.value}"):
-            check_move(current, wanted)
+        with pytest.raises(BadRequest, match=f"in state {current.value} cannot become {expected.value}"):
+            check_move(current, expected)
 
 
 @given(st.lists(st.sampled_from(list(InstantState)), max_size=6))

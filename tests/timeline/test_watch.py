@@ -154,11 +154,11 @@ async def test_continuing_reader_misses_nothing_while_two_replicas_write(two: tu
         return seen
 
     async with asyncio.timeout(60):
-        written_a, written_b, *seen = await asyncio.gather(write(first), write(second), read(first), read(second))
-    assert seen[0] == seen[1]
-    assert len(set(seen[0])) == 2 * count
-    assert [item for item in seen[0] if item in set(written_a)] == written_a
-    assert [item for item in seen[0] if item in set(written_b)] == written_b
+        written_a, written_b, *results = await asyncio.gather(write(first), write(second), read(first), read(second))
+    assert results[0] == results[1]
+    assert len(set(results[0])) == 2 * count
+    assert [item for item in results[0] if item in set(written_a)] == written_a
+    assert [item for item in results[0] if item in set(written_b)] == written_b
 
 
 async def test_archived_instants_can_still_be_read(tmp_path: Path) -> None:

@@ -72,8 +72,8 @@ async def receiving() -> AsyncIterator[Receiver]:
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[Receiver]:
-    async with receiving() as one:
-        yield one
+    async with receiving() as server:
+        yield server
 
 
 @pytest.fixture(autouse=True)

@@ -243,7 +243,7 @@ class QueryBlock:
         if origin is None:
             return None
         table, (stored,) = origin
-        rows = self._joined_rows() if self.keys is None and self.having is None else None
+        rows = self._find_joined_rows() if self.keys is None and self.having is None else None
         if rows is not None and own.is_filtered:
             rows = rows._replace(exact=False)
         return StoredExtreme(table, stored, own.kind, rows)
@@ -251,11 +251,11 @@ class QueryBlock:
     def stored_rows(self) -> StoredRows | None:
         if self.keys is not None or self.having is not None or self.extremes:
             return None
-        rows = self._joined_rows()
+        rows = self._find_joined_rows()
         # A function in SELECT may return no row for a row of the source, as DuckDB's `unnest` does.
         return rows if rows is None or self.needs_rows else rows._replace(exact=False)
 
-    def _joined_rows(self) -> StoredRows | None:
+    def _find_joined_rows(self) -> StoredRows | None:
         """Return the rows of a table that are the joined rows; None if other rows may be among them."""
         if self.tree != 0:
             return None
@@ -282,7 +282,7 @@ class QueryBlock:
 
     def push_down(self, wanted: Condition | None) -> None:
         if self.tree is not None:
-            self._push_to(self.tree, self._condition_on_rows(wanted))
+            self._push_to(self.tree, self._move_to_rows(wanted))
         # The subqueries are last, because the conditions on the sources also hold for equal columns of correlated
         # subqueries.
         for query in self.inner:
@@ -292,15 +292,15 @@ class QueryBlock:
 
     # Conditions on the joined rows
 
-    def _condition_on_rows(self, wanted: Condition | None) -> Condition | None:
+    def _move_to_rows(self, wanted: Condition | None) -> Condition | None:
         """Return a condition that is true for each joined row that can change the result."""
-        above = self._condition_before_windows(self._condition_on_columns(wanted) if self.passes else None)
+        above = self._keep_before_windows(self._move_to_columns(wanted) if self.passes else None)
         above = all_of([above, self.having, self.counted, self.correlated])
         if self.where is None:
             return above
         return self._imply(all_of([self.where.condition, above]), self.where.equalities)
 
-    def _condition_on_columns(self, wanted: Condition | None) -> Condition | None:
+    def _move_to_columns(self, wanted: Condition | None) -> Condition | None:
         """Translate a condition on the outputs into a condition on the columns of the sources."""
         wanted = weaken(wanted, lambda atom: evaluate_literals(atom, self.outputs.literal))
         above = move(weaken(wanted, self._keep_certain), lambda reference: self.outputs.reference(reference[1]))
@@ -311,7 +311,7 @@ class QueryBlock:
             return atom
         return None
 
-    def _condition_before_windows(self, condition: Condition | None) -> Condition | None:
+    def _keep_before_windows(self, condition: Condition | None) -> Condition | None:
         """Return the part of a condition that removes only whole partitions of every window function."""
         for columns in self.partitions:
             condition = restrict_to_columns(condition, columns)

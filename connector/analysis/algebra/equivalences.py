@@ -281,13 +281,13 @@ def _push_branch(
         return own_part
     for partner, pairs in partners.items():
         wanted = restrict_to_sources(branch, frozenset({partner}))
-        semi_join = _semi_join_where(pairs, sources[partner], wanted)
+        semi_join = _make_semi_join(pairs, sources[partner], wanted)
         if semi_join is not None:
             return semi_join
     return None
 
 
-def _semi_join_where(pairs: Sequence[Pair], partner: Relation, wanted: Condition | None) -> SemiJoin | None:
+def _make_semi_join(pairs: Sequence[Pair], partner: Relation, wanted: Condition | None) -> SemiJoin | None:
     """Return a semi-join with a row of the partner's table that meets the condition `wanted`.
 
     Comparisons that are true for null are left out, because null may represent a missing value. Comparisons of

@@ -49,7 +49,7 @@ def condition_of(table: Table, *, utc: bool) -> Condition | None:
 
     Comparisons that the catalog would evaluate differently from the engine are left out.
     """
-    return _keep_evaluated_part(table, all_of([table.predicate, *_partner_conditions(table)]), utc=utc)
+    return _keep_evaluated_part(table, all_of([table.predicate, *_derive_partner_conditions(table)]), utc=utc)
 
 
 def _keep_evaluated_part(table: Table, condition: Condition | None, *, utc: bool) -> Condition | None:
@@ -77,7 +77,7 @@ def _is_zone_independent(comparison: ColumnComparison, columns: Columns) -> bool
     return comparison.zones == ({ZONED} if kind.startswith("timestamptz") else {LOCAL})
 
 
-def _partner_conditions(table: Table) -> Iterator[Condition | None]:
+def _derive_partner_conditions(table: Table) -> Iterator[Condition | None]:
     """Yield conditions on the columns of joins that follow from the conditions on the joined tables.
 
     A join partner meets the conditions of its table and has equal values, so its conditions hold for the columns too.
@@ -125,7 +125,7 @@ def joins_of(table: Table, scan_of: ScanOf, *, utc: bool) -> tuple[Join, ...]:
             join = _join_of(part, table, scan_of, utc=utc)
             joins |= {} if join is None else {join: None}
         elif isinstance(part, AnyOf):
-            joins |= dict.fromkeys(_alternatives(part, table, scan_of, number, utc=utc))
+            joins |= dict.fromkeys(_list_alternatives(part, table, scan_of, number, utc=utc))
     return tuple(joins)
 
 
@@ -143,7 +143,7 @@ def _join_of(semi_join: SemiJoin, table: Table, scan_of: ScanOf, *, utc: bool) -
     return join if join.exact or has_outer_limit(join.transform, join.ops[0]) else None
 
 
-def _alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int, *, utc: bool) -> list[Join]:
+def _list_alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int, *, utc: bool) -> list[Join]:
     """Return the joins of a disjunction as alternatives.
 
     Each alternative has the conditions of the branches that restrict the table's own columns. The list is empty if one

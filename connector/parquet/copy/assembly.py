@@ -177,7 +177,7 @@ class FileAssembler:
 
     def _copy(self, pick: Pick, group: RowGroup) -> _CopiedChunks:
         source, columns = pick.source, np.asarray(pick.columns, dtype=np.int64)
-        ciphers = [self._cipher(target) for target in pick.targets]
+        ciphers = [self._make_cipher(target) for target in pick.targets]
         changed = np.array(
             [
                 new is not None or source.cipher(group, column) is not None
@@ -234,7 +234,7 @@ class FileAssembler:
             offset_indexes,
         )
 
-    def _cipher(self, target: int) -> ChunkCipher | None:
+    def _make_cipher(self, target: int) -> ChunkCipher | None:
         """Return the cipher of a column in the row group that is being added."""
         cipher = None if self._encryption is None else self._encryption.ciphers[target]
         return None if cipher is None else cipher.chunk(len(self._groups), target)
@@ -271,7 +271,7 @@ class FileAssembler:
                         part.values[number, PATCH[f"{name}_length"]] = len(data)
                         self._sink.write(data)
         chunks = [self._assemble_chunks(group) for group in self._groups]
-        footer = self._footer(chunks, {})
+        footer = self._encode_footer(chunks, {})
         if self._encryption is None:
             self._sink.write(footer + len(footer).to_bytes(4, "little") + MAGIC)
         else:
@@ -283,12 +283,12 @@ class FileAssembler:
                 ]
                 for ordinal, group in enumerate(chunks)
             ]
-            whole = self._footer(encrypted, self._encryption.footer_fields())
+            whole = self._encode_footer(encrypted, self._encryption.footer_fields())
             self._sink.write(self._encryption.encode_footer(whole))
         self._sink.close()
         return footer
 
-    def _footer(self, chunks: Sequence[Sequence[bytes]], other_fields: Mapping[int, tuple[int, bytes]]) -> bytes:
+    def _encode_footer(self, chunks: Sequence[Sequence[bytes]], other_fields: Mapping[int, tuple[int, bytes]]) -> bytes:
         creators = self._creators
         return encode_footer(
             version=self._version,

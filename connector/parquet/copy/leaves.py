@@ -90,9 +90,9 @@ def _read_leaves(footer: ParquetFooter) -> list[Leaf]:
         if at >= len(elements):
             raise ValueError("its schema ends within a group")
         element = elements[at]
-        ids, names = (*ids, _value(element, _ID)), (*names, bytes(_value(element, _NAME) or b""))
+        ids, names = (*ids, _read_value(element, _ID)), (*names, bytes(_read_value(element, _NAME) or b""))
         shape = (*shape, _read_shape(element))
-        children = _value(element, _CHILDREN)
+        children = _read_value(element, _CHILDREN)
         at += 1
         if children is None:
             number = len(leaves)
@@ -104,7 +104,7 @@ def _read_leaves(footer: ParquetFooter) -> list[Leaf]:
         return at
 
     at = 1
-    for _ in range(_value(elements[0], _CHILDREN) or 0):
+    for _ in range(_read_value(elements[0], _CHILDREN) or 0):
         at = walk(at, (), (), ())
     if at != len(elements):
         raise ValueError("its schema has elements outside of the root")
@@ -120,33 +120,33 @@ def _read_orders(footer: ParquetFooter) -> list[bytes] | None:
     return [thrift.write(order) for order in structures(footer.orders)]
 
 
-def _value(element: Fields, number: int) -> Any:
+def _read_value(element: Fields, number: int) -> Any:
     return element.get(number, (0, None))[1]
 
 
 def _read_shape(element: Fields) -> tuple[Any, ...]:
     """Return the repetition, the physical type, the length and the logical type of a node."""
-    physical, repetition = _value(element, _TYPE), _value(element, _REPETITION)
+    physical, repetition = _read_value(element, _TYPE), _read_value(element, _REPETITION)
     logical = _read_logical_type(element)
-    if physical is None and (repetition == _REPEATED or _value(element, _ID) is None):
+    if physical is None and (repetition == _REPEATED or _read_value(element, _ID) is None):
         logical = ()  # Writers annotate the inner groups of lists and maps differently.
-    length = _value(element, _LENGTH) if physical == 7 else None
+    length = _read_value(element, _LENGTH) if physical == 7 else None
     return repetition, physical, length, logical
 
 
 def _read_logical_type(element: Fields) -> Logical:
-    union, converted = _value(element, _LOGICAL), _value(element, _CONVERTED)
+    union, converted = _read_value(element, _LOGICAL), _read_value(element, _CONVERTED)
     logical: Logical
     if union:
         number, (_, inner) = next(iter(union.items()))
         logical = number, *_read_parameters(number, inner)
     elif converted == 5:
-        logical = _DECIMAL, _value(element, _SCALE) or 0, _value(element, _PRECISION) or 0
+        logical = _DECIMAL, _read_value(element, _SCALE) or 0, _read_value(element, _PRECISION) or 0
     elif converted is not None:
         logical = _CONVERTED_TYPES.get(converted, (-1, converted))
     else:
         return ()
-    physical = _value(element, _TYPE)
+    physical = _read_value(element, _TYPE)
     if logical in ((_INTEGER, 32, True), (_INTEGER, 64, True)) and physical in (_INT32, _INT64):
         return ()  # The physical type implies this logical type.
     return logical
@@ -156,12 +156,12 @@ def _read_parameters(number: int, inner: Any) -> tuple[Any, ...]:
     if not isinstance(inner, dict):
         return ()
     if number == _DECIMAL:
-        return _value(inner, 1) or 0, _value(inner, 2) or 0
+        return _read_value(inner, 1) or 0, _read_value(inner, 2) or 0
     if number in (_TIME, _TIMESTAMP):
-        unit = _value(inner, 2) or {}
+        unit = _read_value(inner, 2) or {}
         return inner.get(1, (thrift.FALSE, None))[0] == thrift.TRUE, next(iter(unit), 0)
     if number == _INTEGER:
-        return _value(inner, 1) or 0, inner.get(2, (thrift.FALSE, None))[0] == thrift.TRUE
+        return _read_value(inner, 1) or 0, inner.get(2, (thrift.FALSE, None))[0] == thrift.TRUE
     return tuple((key, repr(value)) for key, value in inner.items())
 
 

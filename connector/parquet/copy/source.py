@@ -247,8 +247,8 @@ class SourceFile:
             return None
         at, cipher = int(group.values("bloom")[column]), self.cipher(group, column)
         if cipher is not None:
-            header, header_size = self._bloom_part(at, Module.BLOOM_HEADER, cipher)
-            return strip_padding(header), self._bloom_part(at + header_size, Module.BLOOM_BITSET, cipher)[0]
+            header, header_size = self._read_bloom_part(at, Module.BLOOM_HEADER, cipher)
+            return strip_padding(header), self._read_bloom_part(at + header_size, Module.BLOOM_BITSET, cipher)[0]
         head = self.read(at, min(_BLOOM_HEADER_BYTES_MAX, max(0, self.size_bytes - at)))
         header_size, size = _read_bloom_sizes(head)
         if group.has("bloom_length")[column]:
@@ -257,7 +257,7 @@ class SourceFile:
             raise ValueError(f"a Bloom filter has {size:,} bytes")
         return head[:header_size], self.read(at + header_size, size)
 
-    def _bloom_part(self, at: int, module: Module, cipher: ChunkCipher) -> tuple[bytes, int]:
+    def _read_bloom_part(self, at: int, module: Module, cipher: ChunkCipher) -> tuple[bytes, int]:
         """Return an encrypted part of a Bloom filter, and its size in the file."""
         size = LENGTH_BYTES + int.from_bytes(self.read(at, LENGTH_BYTES), "little")
         if size > BLOOM_BYTES_MAX:

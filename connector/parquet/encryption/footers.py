@@ -209,7 +209,7 @@ class _Opening:
         chunks = []
         ends = _footer.items(data, begin)
         for column, (chunk, end) in enumerate(pairwise(ends)):
-            plain, cipher = self._chunk(data, chunk, end, ordinal, column)
+            plain, cipher = self._decode_chunk(data, chunk, end, ordinal, column)
             chunks.append(plain)
             ciphers.append(cipher)
         if ordinal > ORDINAL_MAX and any(ciphers):
@@ -218,7 +218,9 @@ class _Opening:
         fields[COLUMNS] = LIST, encode_structures(chunks)
         return encode_fields(fields)
 
-    def _chunk(self, data: bytes, at: int, end: int, group: int, column: int) -> tuple[bytes, ModuleCipher | None]:
+    def _decode_chunk(
+        self, data: bytes, at: int, end: int, group: int, column: int
+    ) -> tuple[bytes, ModuleCipher | None]:
         spans, _ = _footer.spans(data, at)
         fields: Raw = {number: (kind, data[begin:to]) for number, kind, begin, to in spans}
         crypto = fields.pop(_CRYPTO, None)

@@ -50,17 +50,17 @@ class MasterKeyFile:
 
     def wrap_key(self, key_bytes: bytes, master_key_identifier: str) -> str:
         nonce, aad = os.urandom(NONCE_BYTES), master_key_identifier.encode()
-        return base64.b64encode(nonce + self._key(master_key_identifier).encrypt(nonce, key_bytes, aad)).decode()
+        return base64.b64encode(nonce + self._read_key(master_key_identifier).encrypt(nonce, key_bytes, aad)).decode()
 
     def unwrap_key(self, wrapped_key: str, master_key_identifier: str) -> bytes:
-        key = self._key(master_key_identifier)
+        key = self._read_key(master_key_identifier)
         try:
             wrapped = base64.b64decode(wrapped_key, validate=True)
             return key.decrypt(wrapped[:NONCE_BYTES], wrapped[NONCE_BYTES:], master_key_identifier.encode())
         except (InvalidTag, ValueError):
             raise KeyUnavailable(f"this key was not wrapped by the master key {master_key_identifier!r}") from None
 
-    def _key(self, name: str) -> AESGCM:
+    def _read_key(self, name: str) -> AESGCM:
         key = self._keys.get(name)
         if key is None:
             raise KeyUnavailable(f"there is no master key {name!r}")
@@ -79,7 +79,7 @@ class KeyWrapper:
         Raises:
             KeyUnavailable: The service does not wrap the key.
         """
-        wrapped = self._call("wrap", self._kms.wrap_key, key, master)
+        wrapped = self._call_kms("wrap", self._kms.wrap_key, key, master)
         return wrapped if isinstance(wrapped, str) else bytes(wrapped).decode()
 
     def unwrap(self, wrapped: str, master: str) -> bytes:
@@ -88,10 +88,10 @@ class KeyWrapper:
         Raises:
             KeyUnavailable: The service does not unwrap the key.
         """
-        key = self._call("unwrap", self._kms.unwrap_key, wrapped, master)
+        key = self._call_kms("unwrap", self._kms.unwrap_key, wrapped, master)
         return key.encode() if isinstance(key, str) else bytes(key)
 
-    def _call(self, name: str, call: Any, key: str | bytes, master: str) -> Any:
+    def _call_kms(self, name: str, call: Any, key: str | bytes, master: str) -> Any:
         try:
             return call(key, master)
         except KeyUnavailable:

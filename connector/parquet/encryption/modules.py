@@ -143,7 +143,7 @@ class ChunkCipher:
             nonce = os.urandom(NONCE_BYTES)
             length = struct.pack("<I", NONCE_BYTES + len(plain))
             return length + nonce + self._cipher._apply_ctr(plain, nonce)
-        return self._cipher._encrypt_gcm(plain, self._aad(module, page))
+        return self._cipher._encrypt_gcm(plain, self._make_aad(module, page))
 
     def decrypt(self, module: Module, data: memoryview, page: int | None = None) -> bytes:
         """Decrypt a module.
@@ -159,9 +159,9 @@ class ChunkCipher:
             if len(data) < body or struct.unpack_from("<I", data)[0] != len(data) - LENGTH_BYTES:
                 raise Undecryptable(f"{_describe(module)} of {len(data):,} bytes has another length")
             return self._cipher._apply_ctr(data[body:], bytes(data[LENGTH_BYTES:body]))
-        return self._cipher._decrypt_gcm(data, self._aad(module, page), module)
+        return self._cipher._decrypt_gcm(data, self._make_aad(module, page), module)
 
-    def _aad(self, module: Module, page: int | None) -> bytes:
+    def _make_aad(self, module: Module, page: int | None) -> bytes:
         if self._file_aad is None:
             return b""
         aad = self._file_aad + bytes([module]) + self._ordinals

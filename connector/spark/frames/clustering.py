@@ -12,9 +12,9 @@ computes ranks. The driver also reads the needed columns of the referenced table
 second job computes the key of each row on the curve, exchanges rows by ranges of keys, sorts them, and writes files
 with `TableWriter`.
 
-Invariant: the job adds, loses and changes no row. The commit has the operation `replace`, so concurrent appends are
-    preserved. A
-concurrent change of the files that were read is a Conflict, which leaves the table unchanged.
+Invariant: the job adds, loses and changes no row. The commit has the operation `replace`, so concurrent
+appends are preserved. A concurrent change of the files that were read is a Conflict, which leaves the table
+unchanged.
 """
 
 from __future__ import annotations
@@ -123,11 +123,11 @@ def cluster(
     task_frame = _make_task_frame(spark, tasks)
     size_bytes = sum(task.size_bytes for task in tasks)
     count = files or _count_files(target, size_bytes, target_file_bytes)
-    rows, sample = _sample(task_frame, read_plan, target, attributes, count, sum(task.records for task in tasks))
+    rows, sample = _take_sample(task_frame, read_plan, target, attributes, count, sum(task.records for task in tasks))
     target = replace(target, properties=derive_layer_properties(target.properties, sample, attributes.columns))
     suffix = ClusteringLayout(tuple(by), curve).suffix(generate_layer_name())
     work = ClusterTask.of(
-        Clustering.of(attributes, sample, curve), sample, read_plan, target, rows, count, _cores(spark), suffix
+        Clustering.of(attributes, sample, curve), sample, read_plan, target, rows, count, _count_cores(spark), suffix
     )
     written = _write_clustered(task_frame, work).check_rows(rows, target.storage).limit_indexes(target.storage)
     full_summary = {
@@ -150,14 +150,14 @@ def _count_files(target: WriteTarget, size_bytes: int, file_bytes: int | None) -
 # Tasks
 
 
-def _cores(spark: SparkSession) -> int:
+def _count_cores(spark: SparkSession) -> int:
     return int(spark.sparkContext.defaultParallelism)
 
 
 def _make_task_frame(spark: SparkSession, tasks: Sequence[ScanTask]) -> DataFrame:
     """Return a frame with one partition for each Spark task. Each partition has a row with the files of its task."""
     size_bytes = sum(task.size_bytes for task in tasks)
-    parts = min(len(tasks), max(_TASKS_PER_CORE * _cores(spark), -(-size_bytes // _READ_BYTES_PER_TASK)))
+    parts = min(len(tasks), max(_TASKS_PER_CORE * _count_cores(spark), -(-size_bytes // _READ_BYTES_PER_TASK)))
     pickled = [(bytearray(pickle.dumps(tasks[number::parts])),) for number in range(parts)]
     return spark.createDataFrame(spark.sparkContext.parallelize(pickled, parts), _TASK_SCHEMA)
 
@@ -168,7 +168,7 @@ def _read(read_plan: ReadPlan, storage: Storage, batches: Iterable[pa.RecordBatc
             yield from TaskReader(read_plan, storage, threads=False).read_all(pickle.loads(pickled.as_py()))  # noqa: S301
 
 
-def _sample(
+def _take_sample(
     task_frame: DataFrame,
     read_plan: ReadPlan,
     target: WriteTarget,
@@ -258,7 +258,7 @@ class ClusterTask:
 
 
 def _write_clustered(task_frame: DataFrame, work: ClusterTask) -> WrittenFiles:
-    fields = [spark_types.StructField(name, kind) for name, kind in _spark_types(work.read_plan).items()]
+    fields = [spark_types.StructField(name, kind) for name, kind in _list_spark_types(work.read_plan).items()]
     own = [spark_types.BinaryType(), spark_types.IntegerType()]
     fields += [spark_types.StructField(name, kind, False) for name, kind in zip(_OWN_COLUMNS, own, strict=True)]
     keyed = task_frame.mapInArrow(partial(_add_keys, work), spark_types.StructType(fields))
@@ -267,7 +267,7 @@ def _write_clustered(task_frame: DataFrame, work: ClusterTask) -> WrittenFiles:
     return WrittenFiles.join(decode_files(result) for result in results)
 
 
-def _spark_types(read_plan: ReadPlan) -> dict[str, spark_types.DataType]:
+def _list_spark_types(read_plan: ReadPlan) -> dict[str, spark_types.DataType]:
     """Return the Spark types of the columns that are read.
 
     Raises:

@@ -56,7 +56,7 @@ def iceberg_type(kind: spark.DataType, ids: Iterator[int]) -> Any:
         case spark.DecimalType():
             return f"decimal({kind.precision}, {kind.scale})"
         case spark.StructType():
-            return {"type": "struct", "fields": _number_fields(kind, ids)}
+            return {"type": "struct", "fields": _assign_field_ids(kind, ids)}
         case spark.ArrayType():
             element = next(ids)
             inner = iceberg_type(kind.elementType, ids)
@@ -78,7 +78,7 @@ def iceberg_type(kind: spark.DataType, ids: Iterator[int]) -> Any:
     return name
 
 
-def _number_fields(struct: spark.StructType, ids: Iterator[int]) -> list[dict[str, Any]]:
+def _assign_field_ids(struct: spark.StructType, ids: Iterator[int]) -> list[dict[str, Any]]:
     numbered = [(next(ids), field) for field in struct.fields]
     return [
         {"id": number, "name": field.name, "required": False, "type": iceberg_type(field.dataType, ids)}
@@ -103,7 +103,7 @@ def create_for_frame(
         Unwritable: Iceberg does not have a type or a transform.
         ClientError: The server refuses the table or cannot be reached.
     """
-    fields = _number_fields(columns, itertools.count(1))
+    fields = _assign_field_ids(columns, itertools.count(1))
     ids = {str(field["name"]): int(field["id"]) for field in fields}
     spec = {"fields": [_partition_field(text, ids, number) for number, text in enumerate(partitioning)]}
     create_table(client, table, {"type": "struct", "fields": fields}, partition_spec=spec, properties=properties)

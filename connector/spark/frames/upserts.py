@@ -16,9 +16,8 @@ without the deleted rows, is written once. If all keys of the file belong to one
 task writes it. Otherwise the driver writes it, or the tasks of a second job write it, each for some files. With the
 strategy `equality`, no task locates rows (`connector/write/equality_upserts.py`), and the tasks write the deletes.
 
-Invariant: the table receives exactly the files of the tasks whose results Spark has used. A failed attempt deletes its
-    files. The
-files of a killed task remain as orphan files.
+Invariant: the table receives exactly the files of the tasks whose results Spark has used. A failed attempt
+deletes its files. The files of a killed task remain as orphan files.
 """
 
 from __future__ import annotations
@@ -194,11 +193,11 @@ def commit_change(
         check_table(opened, target_of(opened.metadata, opened.storage, opened.name), request.resolved_keys)
     more: dict[str, Any] = {"branch": branch, "producer": producer, "summary": summary, "attempts": attempts}
     selected = df.select(*map(backquote, needed))
-    rows = None if _copies_much(opened, request, 1) else _collect(selected, driver_rows)
-    if rows is None or _copies_much(opened, request, rows.num_rows):
+    rows = None if _would_copy_much(opened, request, 1) else _collect(selected, driver_rows)
+    if rows is None or _would_copy_much(opened, request, rows.num_rows):
         with _persist(selected) as persisted:
             count = persisted.count()
-            if count > driver_rows or _copies_much(opened, request, count):
+            if count > driver_rows or _would_copy_much(opened, request, count):
                 reads = request.read_snapshot_id is not UNSET
                 prepared = partial(_prepare, client, persisted, count, request)
                 return commit_row_change(client, table, prepared, history=reads, **more)
@@ -229,9 +228,9 @@ def _collect(df: DataFrame, rows_max: int) -> pa.Table | None:
     return collected if collected.num_rows <= rows_max else None
 
 
-def _copies_much(opened: OpenTable, request: UpsertRequest, rows: int) -> bool:
+def _would_copy_much(opened: OpenTable, request: UpsertRequest, rows: int) -> bool:
     """Return whether the rows with these keys are probably in files of many bytes, which must be rewritten."""
-    if _mode(request, target_of(opened.metadata, opened.storage, opened.name)) != COPY_ON_WRITE:
+    if _choose_mode(request, target_of(opened.metadata, opened.storage, opened.name)) != COPY_ON_WRITE:
         return False
     head = next((snapshot for snapshot in opened.history if snapshot.snapshot_id == opened.snapshot_id), None)
     totals = {} if head is None else head.summary_map()
@@ -242,7 +241,7 @@ def _copies_much(opened: OpenTable, request: UpsertRequest, rows: int) -> bool:
     return size_bytes * min(rows, files) > DRIVER_COPY_BYTES_MAX * files
 
 
-def _mode(request: UpsertRequest, target: WriteTarget) -> str:
+def _choose_mode(request: UpsertRequest, target: WriteTarget) -> str:
     return MERGE_ON_READ if request.strategy == EQUALITY else mode_of(request.row_mode, target, deletes=request.deletes)
 
 
@@ -449,7 +448,7 @@ def _prepare(
     fields = find_key_fields(opened.schema, request.resolved_keys)
     cores = int(df.sparkSession.sparkContext.defaultParallelism)
     distribution = RowDistribution.of(opened, fields, rows, cores, request.strategy)
-    work = UpsertTask(client, opened, target, request, _mode(request, target), distribution)
+    work = UpsertTask(client, opened, target, request, _choose_mode(request, target), distribution)
     copies = work.mode == COPY_ON_WRITE
     results = [from_msgpack(packed, _Result) for packed in collect_results(run_tasks(df, work))]
     data = WrittenFiles.join(result.written for result in results)

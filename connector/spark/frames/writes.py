@@ -8,10 +8,10 @@
 
 `upserts.py` implements the last two modes, and this module implements the others.
 
-Invariant: the commit contains exactly the files of the task attempts whose results Spark has accepted. A repeated or
-    speculative
-attempt writes files with unique names. An attempt that fails deletes its files. The files of a killed attempt remain as
-orphan files. Nothing is visible before the commit, and a job that dies does not commit.
+Invariant: the commit contains exactly the files of the task attempts whose results Spark has accepted. A
+repeated or speculative attempt writes files with unique names. An attempt that fails deletes its files. The
+files of a killed attempt remain as orphan files. Nothing is visible before the commit, and a job that dies
+does not commit.
 
 `write.distribution-mode` of the table determines how rows are distributed (Iceberg's names and defaults). With `hash`,
 rows are distributed by partition. `hash` is the default of a partitioned table without a sort order. With `range`, rows

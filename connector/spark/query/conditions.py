@@ -466,7 +466,7 @@ def _convert_literals(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
         return atom
     moments = [one for one in literal_moments if one is not None]
     if kind != "date":
-        return replace(atom, literals=tuple(_time_literal(one, kind) for one in moments))
+        return replace(atom, literals=tuple(_make_time_literal(one, kind) for one in moments))
     days = tuple(Literal("date", one.date().isoformat(), LOCAL) for one in moments)
     if all(one.time() == time() for one in moments):
         return replace(atom, literals=days)
@@ -482,7 +482,7 @@ def _parse_moment(literal: Literal) -> datetime | None:
     return datetime.fromisoformat(literal.value)
 
 
-def _time_literal(moment: datetime, kind: str) -> Literal:
+def _make_time_literal(moment: datetime, kind: str) -> Literal:
     zoned = kind == "timestamp"
     text = moment.isoformat(sep=" ")
     return Literal("timestamp", f"{text} UTC" if zoned else text, ZONED if zoned else LOCAL)
@@ -519,4 +519,4 @@ def _convert_time(value: int, kind: str) -> Literal | None:
         at = (_EPOCH + timedelta(microseconds=value)).replace(tzinfo=None)
     except OverflowError:
         return None
-    return _time_literal(at, kind)
+    return _make_time_literal(at, kind)

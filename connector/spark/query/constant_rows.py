@@ -26,7 +26,7 @@ def constant_columns(catalyst: Catalyst, node: Node) -> list[tuple[int, SparkCol
                 return []
             rows = to_list(node.data())
             attribute_values = [
-                (attribute, [_value(row, number, attribute) for row in rows])
+                (attribute, [_read_value(row, number, attribute) for row in rows])
                 for number, attribute in enumerate(to_list(node.output()))
             ]
         case "Generate":
@@ -34,7 +34,7 @@ def constant_columns(catalyst: Catalyst, node: Node) -> list[tuple[int, SparkCol
             array = array.child() if catalyst.kind(array) == "Explode" and len(outputs) == 1 else None
             if array is None or not catalyst.type_of(array).startswith("array<"):
                 return []
-            attribute_values = [(outputs[0], list(_elements(catalyst, array, outputs[0])))]
+            attribute_values = [(outputs[0], list(_read_elements(catalyst, array, outputs[0])))]
         case _:
             return []
     columns = []
@@ -49,11 +49,11 @@ def constant_columns(catalyst: Catalyst, node: Node) -> list[tuple[int, SparkCol
     return columns
 
 
-def _value(row: Any, number: int, attribute: Node) -> Any:
+def _read_value(row: Any, number: int, attribute: Node) -> Any:
     return None if row.isNullAt(number) else row.get(number, attribute.dataType())
 
 
-def _elements(catalyst: Catalyst, array: Node, attribute: Node) -> Iterable[Any]:
+def _read_elements(catalyst: Catalyst, array: Node, attribute: Node) -> Iterable[Any]:
     if catalyst.kind(array) == "CreateArray":
         values = to_list(array.children())
         if len(values) <= CONSTANT_ROWS_MAX and all(catalyst.kind(one) == "Literal" for one in values):
@@ -63,4 +63,4 @@ def _elements(catalyst: Catalyst, array: Node, attribute: Node) -> Iterable[Any]
         and array.value() is not None
         and array.value().numElements() <= CONSTANT_ROWS_MAX
     ):
-        yield from (_value(array.value(), number, attribute) for number in range(array.value().numElements()))
+        yield from (_read_value(array.value(), number, attribute) for number in range(array.value().numElements()))

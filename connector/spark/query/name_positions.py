@@ -222,7 +222,9 @@ def insert_markers(text: str, references: Sequence[ReferencePosition]) -> str:
         new.append(Replacement(reference.start, reference.start, "("))
         new.append(
             Replacement(
-                reference.after, reference.after, f" AS {backquote(f'{_MARK}{number}')}){_alias_clause(reference)}"
+                reference.after,
+                reference.after,
+                f" AS {backquote(f'{_MARK}{number}')}){_write_alias_clause(reference)}",
             )
         )
     return splice(text, new)
@@ -239,9 +241,9 @@ def replace_names(text: str, names: Mapping[ReferencePosition, tuple[str, ...]])
     for reference, name in names.items():
         # A plan table has only the snapshot that the reference names with VERSION AS OF.
         new.append(Replacement(reference.start, reference.after, ".".join(map(backquote, name))))
-        new.append(Replacement(reference.after, reference.after, _alias_clause(reference)))
+        new.append(Replacement(reference.after, reference.after, _write_alias_clause(reference)))
     return splice(text, new)
 
 
-def _alias_clause(reference: ReferencePosition) -> str:
+def _write_alias_clause(reference: ReferencePosition) -> str:
     return "" if reference.alias is None else f" AS {backquote(reference.alias)}"

@@ -33,7 +33,7 @@ def period_of(catalyst: Catalyst, node: Node) -> TermPeriod | None:
     match kind:
         case "Year":
             inner = node.child()
-            column = inner if catalyst.kind(inner) == "AttributeReference" else _day(catalyst, inner)
+            column = inner if catalyst.kind(inner) == "AttributeReference" else _find_day_source(catalyst, inner)
             fits = column is not None and catalyst.type_of(column) in ("date", "timestamp", "timestamp_ntz")
             return TermPeriod(column, YEAR, _WHOLE) if fits else None
         case "TruncDate":
@@ -42,12 +42,12 @@ def period_of(catalyst: Catalyst, node: Node) -> TermPeriod | None:
             is_date = catalyst.kind(column) == "AttributeReference" and catalyst.type_of(column) == "date"
             return TermPeriod(column, _UNITS[text], ("date",)) if is_date and text in _UNITS else None
         case "Cast":
-            column = _day(catalyst, node)
+            column = _find_day_source(catalyst, node)
             return None if column is None else TermPeriod(column, DAY, ("date",))
     return None
 
 
-def _day(catalyst: Catalyst, node: Node) -> Node | None:
+def _find_day_source(catalyst: Catalyst, node: Node) -> Node | None:
     """Return the time attribute if the node is the day of such an attribute. Otherwise return None."""
     if catalyst.kind(node) != "Cast" or catalyst.type_of(node) != "date":
         return None

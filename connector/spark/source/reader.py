@@ -2,10 +2,10 @@
 
     spark.read.format("seamark").option("uri", "http://127.0.0.1:8181").option("table", "db.events").load()
 
-Invariant: the rows are the same as with Iceberg's reader. The driver plans a scan once. Tasks read the files of the
-    plan. They
-receive the credentials for these files, but no catalog token. Tables of format version 3 are supported. The offsets of
-a stream are snapshot ids. A repeated batch reads the same files, and Spark's checkpoint makes the stream exactly-once.
+Invariant: the rows are the same as with Iceberg's reader. The driver plans a scan once. Tasks read the files
+of the plan. They receive the credentials for these files, but no catalog token. Tables of format version 3
+are supported. The offsets of a stream are snapshot ids. A repeated batch reads the same files, and Spark's
+checkpoint makes the stream exactly-once.
 
 Options replace the information that PySpark 4.1 does not pass to a Python source. The source does not receive the
 columns of a query, so there is the option `columns` (or `.schema(…)`). It does not receive disjunctions, so there is
@@ -169,7 +169,7 @@ def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:
     """
     by_name = {field.name: field for field in table.schema.fields}
     names = options.columns or (*by_name, *((CHANGE_TYPE,) if options.changes else ()))
-    special = _special_types(options.changes)
+    special = _list_special_types(options.changes)
     fields = []
     for name in names:
         if name not in by_name and name not in special:
@@ -183,7 +183,7 @@ def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:
     return spark_types.StructType(fields)
 
 
-def _special_types(with_changes: bool) -> dict[str, spark_types.DataType]:
+def _list_special_types(with_changes: bool) -> dict[str, spark_types.DataType]:
     return {**_METADATA, **({CHANGE_TYPE: spark_types.StringType()} if with_changes else {})}
 
 
@@ -196,7 +196,9 @@ def check_schema(schema: spark_types.StructType, table: OpenTable) -> spark_type
     by_name = {column.name: column for column in table.schema.fields}
     for field in schema.fields:
         expected = (
-            _special_types(True).get(field.name) if field.name not in by_name else spark_type(by_name[field.name].type)
+            _list_special_types(True).get(field.name)
+            if field.name not in by_name
+            else spark_type(by_name[field.name].type)
         )
         if expected is None or expected.simpleString() != field.dataType.simpleString():
             problem = (
@@ -261,12 +263,12 @@ class BatchReader(DataSourceReader):
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        rows, snapshot_changes = RowReader(self._table, self._schema, self._where), self._changes()
+        rows, snapshot_changes = RowReader(self._table, self._schema, self._where), self._list_changes()
         if options.limit is not None:
             return [ReadTask(rows, _choose_enough(snapshot_changes, options.limit, self._where), options.limit)]
         return split_tasks(snapshot_changes, rows, options.split_bytes)
 
-    def _changes(self) -> Iterator[SnapshotChange]:
+    def _list_changes(self) -> Iterator[SnapshotChange]:
         options, table, client = self._options, self._table, self._options.client
         if options.incremental and table.snapshot_id is None:
             return iter(())
@@ -400,10 +402,10 @@ def split_tasks(snapshot_changes: Iterable[SnapshotChange], rows: RowReader, spl
     pieces = (
         change._replace(task=task) for change in all_changes for task in _divide_task(change.task, bytes_per_task)
     )
-    return [ReadTask(rows, group) for group in divide(pieces, _cost, (bytes_per_task + OPEN_BYTES,))]
+    return [ReadTask(rows, group) for group in divide(pieces, _estimate_cost, (bytes_per_task + OPEN_BYTES,))]
 
 
-def _cost(change: SnapshotChange) -> tuple[int]:
+def _estimate_cost(change: SnapshotChange) -> tuple[int]:
     start, end = change.task.span or (0, change.task.size_bytes)
     return (end - start + OPEN_BYTES,)
 

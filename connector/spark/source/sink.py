@@ -12,10 +12,9 @@ number of the batch. A batch with the same id and number is not committed again.
 the same rows. So an earlier batch comes from a checkpoint that is older than the table. It is refused, because its rows
 may not be in the table.
 
-Invariants: a batch is treated as a duplicate only if it is the same batch. A file to which a snapshot may refer is
-    never deleted.
-Spark aborts a write after a failed commit, even if the outcome is unknown. Therefore `abort` deletes nothing, and the
-files of other tasks of a failed job remain as orphan files.
+Invariants: a batch is treated as a duplicate only if it is the same batch. A file to which a snapshot may
+refer is never deleted. Spark aborts a write after a failed commit, even if the outcome is unknown. Therefore
+`abort` deletes nothing, and the files of other tasks of a failed job remain as orphan files.
 """
 
 from __future__ import annotations

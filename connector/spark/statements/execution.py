@@ -180,12 +180,12 @@ class _Overwrite:
 
     def plan(self) -> StatementExplanation:
         with _unprepared():
-            self._options()
+            self._read_options()
             return StatementExplanation(INDEXED, self.reason)
 
     def commit(self) -> WriteReport:
         with _unprepared():
-            options = self._options()
+            options = self._read_options()
         try:
             return self._statement.write(self._client, options)
         except Refused as error:
@@ -196,7 +196,7 @@ class _Overwrite:
             # Tasks raise this error, so it occurs before the commit.
             raise _Unprepared(_summarize(error)) from error
 
-    def _options(self) -> Mapping[str, Any]:
+    def _read_options(self) -> Mapping[str, Any]:
         opened = open_table(self._client, self._statement.target.levels, At())
         return self._statement.options(opened)
 
@@ -297,7 +297,7 @@ class _LocatedStatement:
             names = self._query.names(opened.schema)
             located = locate_by_filter(self._client, opened, keys_or_filter, names, self._limits)
         if changes is None:
-            changes = self._query.run(located, opened, self._replacements())
+            changes = self._query.run(located, opened, self._evaluate_replacements())
         return write_changes(self._spark, changes, located, scope, opened, target, mode)
 
     def _change_all(
@@ -316,7 +316,7 @@ class _LocatedStatement:
         ordinals = ordinals_of(keys, values, key_values.columns)
         return self._query.run_on_pairs(located, opened, self._source, ordinals, self._limits.rows)
 
-    def _replacements(self) -> list[tuple[Node, Node]]:
+    def _evaluate_replacements(self) -> list[tuple[Node, Node]]:
         """Return pairs of a node of the query and a node with its evaluated rows."""
         if self._source is not None:
             return [(self._statement.source, self._source.plan)]
@@ -334,11 +334,11 @@ class _LocatedStatement:
 
     def _find_keys_or_filter(self, opened: OpenTable) -> KeyValues | Expression:
         """Return the keys or the filter that select the stored rows that the statement can change."""
-        columns = self._columns(opened)
+        columns = self._match_columns(opened)
         condition = self._statement.condition
         if self._statement.kind == MERGE:
             key_values = keys_of_join(
-                self._catalyst, self._build, condition, columns, self._source_ids(), self._source_plan
+                self._catalyst, self._build, condition, columns, self._source_ids(), self._read_source_plan
             )
             if key_values is None:
                 raise NotLocated(
@@ -358,7 +358,7 @@ class _LocatedStatement:
             return self._explain_keys(opened, candidates[0])
         raise NotLocated("its condition does not restrict the rows that it can change")
 
-    def _columns(self, opened: OpenTable) -> dict[int, SparkColumn]:
+    def _match_columns(self, opened: OpenTable) -> dict[int, SparkColumn]:
         """Return the stored rows' columns that Spark compares as Iceberg does, by the ids of attributes."""
         kinds = {field.name: spark_kind(field.type) for field in opened.schema.fields if "." not in field.name}
         columns = {}
@@ -392,7 +392,7 @@ class _LocatedStatement:
         source = self._statement.source
         return [] if source is None else [number for number, _ in self._catalyst.attributes(source)]
 
-    def _source_plan(self) -> Node:
+    def _read_source_plan(self) -> Node:
         return self._statement.source if self._source is None else self._source.plan
 
     def _evaluate_keys(self, key_values: KeyValues, names: Sequence[str]) -> pa.Table:

@@ -71,9 +71,9 @@ class OverwriteStatement:
             if len(opened.metadata.partition_specs) > 1:
                 raise NotLocated("the table's files may have several partition specs")
             return {"mode": OVERWRITE_PARTITIONS}
-        return {"mode": OVERWRITE, "where": self._where(opened)}
+        return {"mode": OVERWRITE, "where": self._read_condition(opened)}
 
-    def _where(self, opened: OpenTable) -> str | bool:
+    def _read_condition(self, opened: OpenTable) -> str | bool:
         condition = self._command.deleteExpr()
         if self._catalyst.kind(condition) == "Literal" and bool(condition.value()):
             return True

@@ -34,7 +34,7 @@ class PlanBuilder:
 
     def with_one_time(self, plan: Node) -> Node:
         """Return the plan with literals in place of the current time, so that its parts can run one after the other."""
-        return self._object(OPTIMIZER, "ComputeCurrentTime").apply(plan)
+        return self._load_object(OPTIMIZER, "ComputeCurrentTime").apply(plan)
 
     def local(self, rows: pa.Table, schema: StructType) -> Node:
         """Return a plan whose rows are on the driver."""
@@ -53,18 +53,18 @@ class PlanBuilder:
         return self._construct(_LOGICAL, "Filter", condition, child)
 
     def limit(self, rows: int, child: Node) -> Node:
-        return self._object(_LOGICAL, "Limit").apply(self.literal(rows), child)
+        return self._load_object(_LOGICAL, "Limit").apply(self.literal(rows), child)
 
     def literal(self, value: object) -> Node:
-        return self._object(_EXPRESSIONS, "Literal").apply(value)
+        return self._load_object(_EXPRESSIONS, "Literal").apply(value)
 
     def default(self, kind: Node) -> Node:
         """Return a literal of a type. The literal is not null."""
-        return self._object(_EXPRESSIONS, "Literal").default(kind)
+        return self._load_object(_EXPRESSIONS, "Literal").default(kind)
 
     def no_rows(self) -> DataFrame:
         """Return a frame that has neither rows nor columns."""
-        return self.frame(self.limit(0, self._one_row()))
+        return self.frame(self.limit(0, self._make_one_row()))
 
     def as_attribute(self, expression: Node, attribute: Node, name: str | None = None) -> Node:
         """Return the expression as an output with the id of an attribute, so that references to the attribute find it.
@@ -74,11 +74,11 @@ class PlanBuilder:
             attribute: The attribute.
             name: The name of the attribute, or None to read it from the attribute.
         """
-        return self._alias(expression, str(attribute.name()) if name is None else name, attribute.exprId())
+        return self._make_alias(expression, str(attribute.name()) if name is None else name, attribute.exprId())
 
     def name_output(self, expression: Node, name: str) -> Node:
         """Return the expression as a new output."""
-        return self._alias(expression, name, self._object(_EXPRESSIONS, "NamedExpression").newExprId())
+        return self._make_alias(expression, name, self._load_object(_EXPRESSIONS, "NamedExpression").newExprId())
 
     def with_subquery(self, part: Node, plan: Node) -> Node:
         """Return the condition `… IN (SELECT …)` with another plan in its subquery.
@@ -102,28 +102,28 @@ class PlanBuilder:
 
     def are_constants(self, values: Node) -> bool:
         """Return whether all values in a Scala Seq are constants. One call checks thousands of values."""
-        array = self._array(values)
+        array = self._make_array(values)
         return bool(array.foldable()) and bool(array.deterministic())
 
     def explode_values(self, values: Node, name: str) -> Node:
         """Return a plan with a row for each of the constants."""
-        rows = self._construct(_EXPRESSIONS, "Explode", self._array(values))
-        return self.project([self.name_output(rows, name)], self._one_row())
+        rows = self._construct(_EXPRESSIONS, "Explode", self._make_array(values))
+        return self.project([self.name_output(rows, name)], self._make_one_row())
 
-    def _one_row(self) -> Node:
-        return self._object(_LOGICAL, "OneRowRelation").apply()
+    def _make_one_row(self) -> Node:
+        return self._load_object(_LOGICAL, "OneRowRelation").apply()
 
-    def _array(self, values: Node) -> Node:
-        return self._object(_EXPRESSIONS, "CreateArray").apply(values)
+    def _make_array(self, values: Node) -> Node:
+        return self._load_object(_EXPRESSIONS, "CreateArray").apply(values)
 
-    def _alias(self, expression: Node, name: str, number: Node) -> Node:
-        none, no_items = self._object("scala.", "None"), self._object("scala.collection.immutable.", "Nil")
+    def _make_alias(self, expression: Node, name: str, number: Node) -> Node:
+        none, no_items = self._load_object("scala.", "None"), self._load_object("scala.collection.immutable.", "Nil")
         return self._construct(_EXPRESSIONS, "Alias", expression, name, number, no_items, none, no_items)
 
     def _construct(self, package: str, kind: str, *arguments: Any) -> Node:
         return self._statics.class_of(f"{package}{kind}")(*arguments)
 
-    def _object(self, package: str, name: str) -> Any:
+    def _load_object(self, package: str, name: str) -> Any:
         return self._statics.object_of(f"{package}{name}")
 
     def class_of(self, name: str) -> Any:

@@ -89,7 +89,7 @@ class RowStatementReader:
             raise NotLocated("it may change the table's schema")
         if kind == MERGE and not parsed.notMatchedBySourceActions().isEmpty():
             raise NotLocated("WHEN NOT MATCHED BY SOURCE can change every stored row")
-        name = self._name_node(parsed.targetTable() if kind == MERGE else parsed.table())
+        name = self._make_name_node(parsed.targetTable() if kind == MERGE else parsed.table())
         table = self._catalyst.analyze(name)
         relation = target_relation(self._spark, table)
         target = target_of_relation(self._catalyst, relation)
@@ -108,7 +108,7 @@ class RowStatementReader:
 
     # The target
 
-    def _name_node(self, node: Node) -> Node:
+    def _make_name_node(self, node: Node) -> Node:
         while self._catalyst.kind(node) == "SubqueryAlias":
             node = node.child()
         if self._catalyst.kind(node) != "UnresolvedRelation":
@@ -126,10 +126,14 @@ class RowStatementReader:
         for mode in _MODES:
             properties.put(mode, MERGE_ON_READ)
         metadata = operations.current().replaceProperties(properties)
-        fixed = self._iceberg("StaticTableOperations")(metadata, operations.io(), operations.locationProvider())
-        return self._iceberg("spark.source.SparkTable")(self._iceberg("BaseTable")(fixed, iceberg.name()))
+        fixed = self._load_iceberg_class("StaticTableOperations")(
+            metadata, operations.io(), operations.locationProvider()
+        )
+        return self._load_iceberg_class("spark.source.SparkTable")(
+            self._load_iceberg_class("BaseTable")(fixed, iceberg.name())
+        )
 
-    def _iceberg(self, name: str) -> Any:
+    def _load_iceberg_class(self, name: str) -> Any:
         return self._build.class_of(f"org.apache.iceberg.{name}")
 
     # The query

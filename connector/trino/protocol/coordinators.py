@@ -43,14 +43,14 @@ class Coordinators:
     """
 
     def __init__(self, urls: Sequence[str]) -> None:
-        origins = [_origin(url) for url in urls]
+        origins = [_read_origin(url) for url in urls]
         if not origins or len(set(origins)) < len(origins):
             raise ValueError(
                 f"The coordinators are {', '.join(origins) or 'none'}; name at least one coordinator, and none twice"
             )
         several = len(origins) > 1
-        self.all = tuple(Coordinator(origin, _prefix(origin) if several else "") for origin in origins)
-        self._by_prefix = {_prefix(coordinator.url): coordinator for coordinator in self.all}
+        self.all = tuple(Coordinator(origin, _read_prefix(origin) if several else "") for origin in origins)
+        self._by_prefix = {_read_prefix(coordinator.url): coordinator for coordinator in self.all}
         self._turn = itertools.count()
 
     def round_robin(self) -> tuple[Coordinator, ...]:
@@ -89,11 +89,11 @@ class Coordinators:
             return None
 
 
-def _prefix(url: str) -> str:
+def _read_prefix(url: str) -> str:
     return _PREFIX + hashlib.sha256(url.encode()).hexdigest()[:8]
 
 
-def _origin(url: str) -> str:
+def _read_origin(url: str) -> str:
     parts = urlsplit(url)
     try:
         port = parts.port

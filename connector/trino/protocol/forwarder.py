@@ -191,7 +191,7 @@ class Forwarder:
         before = request.headers if self._trust else {}
         proto = before.get("X-Forwarded-Proto") or ("https" if request.secure else "http")
         host = before.get("X-Forwarded-Host") or request.headers.get("Host") or _own_address(request)
-        port = before.get("X-Forwarded-Port") or _port(host, proto)
+        port = before.get("X-Forwarded-Port") or _read_port(host, proto)
         chain = [*filter(None, [before.get("X-Forwarded-For")]), request.remote or "unknown"]
         headers["X-Forwarded-Proto"], headers["X-Forwarded-Host"], headers["X-Forwarded-Port"] = proto, host, port
         headers["X-Forwarded-For"] = ", ".join(chain)
@@ -333,6 +333,6 @@ def _own_address(request: web.BaseRequest) -> str:
     return f"{host}:{sock[1]}"
 
 
-def _port(host: str, proto: str) -> str:
+def _read_port(host: str, proto: str) -> str:
     port = host.rpartition(":")[2]
     return port if port.isdigit() and not host.endswith("]") else {"https": "443"}.get(proto, "80")

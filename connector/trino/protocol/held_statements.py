@@ -131,12 +131,14 @@ class FollowedStatement:
             aiohttp.ClientError: The connection breaks while `first` is read.
         """
         try:
-            return await self._past_planning(first, headers)
+            return await self._follow_past_planning(first, headers)
         finally:
             if self._judging is not None:
                 self._judging.cancel()
 
-    async def _past_planning(self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]) -> TrinoResponse | Failure:
+    async def _follow_past_planning(
+        self, first: aiohttp.ClientResponse, headers: CIMultiDict[str]
+    ) -> TrinoResponse | Failure:
         answer, results = await _read_first_answer(first, headers)
         if answer.status in _TOO_LARGE:
             return Failure(f"HTTP {answer.status}", answer.body[:200].decode("utf-8", "replace"))

@@ -203,13 +203,14 @@ class TableStatements:
         try:
             table_statement = self._find(body, headers, trust_time_zone=trust_time_zone)
         except BadRequest as error:
-            return to_failed_answer(_error("SYNTAX_ERROR", error.message), base)
+            return to_failed_answer(_make_error("SYNTAX_ERROR", error.message), base)
         if table_statement is None:
             return None
         wanted, session = table_statement
         if session.in_transaction:
             return to_failed_answer(
-                _error("NOT_SUPPORTED", f"{_name(wanted.statement)} is not supported in a transaction"), base
+                _make_error("NOT_SUPPORTED", f"{_name_statement(wanted.statement)} is not supported in a transaction"),
+                base,
             )
         self._forget_ended()
         try:
@@ -221,7 +222,7 @@ class TableStatements:
             return to_failed_answer(refusal.error, base)
         except (aiohttp.ClientError, TimeoutError) as error:
             message = f"Trino did not answer whether this is allowed: {error or type(error).__name__}"
-            return to_failed_answer(_error("GENERIC_INTERNAL_ERROR", message, "INTERNAL_ERROR"), base)
+            return to_failed_answer(_make_error("GENERIC_INTERNAL_ERROR", message, "INTERNAL_ERROR"), base)
         number = secrets.token_hex(16)
         job = StatementJob(self._url, self._token, wanted.statement, wanted.utc)
         self._statements[number] = _Statement(time.monotonic(), asyncio.create_task(self._in_turn(job)))
@@ -264,7 +265,7 @@ class TableStatements:
         _log.info(
             "table statement",
             table=".".join(job.statement.table),
-            what=_name(job.statement),
+            what=_name_statement(job.statement),
             seconds=round(time.monotonic() - began_s, 3),
             error=answer.error or None,
         )
@@ -274,27 +275,27 @@ class TableStatements:
         statement = self._statements[number]
         answer: Json = {"id": number, "infoUri": f"{base}{PATH}/{number}", "warnings": []}
         if not statement.task.done():
-            return {**answer, "nextUri": f"{base}{PATH}/{number}", "stats": _stats("RUNNING", statement.began_s)}
+            return {**answer, "nextUri": f"{base}{PATH}/{number}", "stats": _make_stats("RUNNING", statement.began_s)}
         statement.ended_s = statement.ended_s or time.monotonic()
         ended = statement.task.result()
         if ended.result is None:
             return {
                 **answer,
-                "error": _error("GENERIC_USER_ERROR", ended.error),
-                "stats": _stats("FAILED", statement.began_s),
+                "error": _make_error("GENERIC_USER_ERROR", ended.error),
+                "stats": _make_stats("FAILED", statement.began_s),
             }
         signature = {"rawType": "bigint", "arguments": []}
         columns = [
             {"name": name, "type": "bigint", "typeSignature": signature} for name in get_type_hints(StatementResult)
         ]
         rows = [list(msgspec.structs.astuple(ended.result))]
-        return {**answer, "columns": columns, "data": rows, "stats": _stats("FINISHED", statement.began_s)}
+        return {**answer, "columns": columns, "data": rows, "stats": _make_stats("FINISHED", statement.began_s)}
 
     def _check_room(self) -> None:
         unended = sum(not statement.task.done() for statement in self._statements.values())
         if unended >= self._jobs_max * (1 + WAITING_MAX):
             message = "Too many statements that maintain tables wait at this proxy; try later"
-            raise NotAllowed(_error("QUERY_QUEUE_FULL", message, "INSUFFICIENT_RESOURCES"))
+            raise NotAllowed(_make_error("QUERY_QUEUE_FULL", message, "INSUFFICIENT_RESOURCES"))
 
     def _forget_ended(self) -> None:
         now_s = time.monotonic()
@@ -359,7 +360,7 @@ async def _check_rights(wanted: Requested, send: Send, judge: Judge | None) -> N
         decision = await judge(used, query)
         if decision is not RuleDecision.NO_RULES:
             message = "The access rules of Trino could not be read" if decision is RuleDecision.UNKNOWN else _RULES
-            raise NotAllowed(_error("PERMISSION_DENIED", message))
+            raise NotAllowed(_make_error("PERMISSION_DENIED", message))
 
 
 async def _run_at_trino(statement: str, send: Send) -> str:
@@ -374,7 +375,7 @@ async def _run_at_trino(statement: str, send: Send) -> str:
             body, is_complete = await read_at_most(response.content, _ANSWER_BYTES)
         if response.status != 200 or not is_complete:
             text = " ".join(body[:200].decode("utf-8", "replace").split())
-            raise NotAllowed(_error("PERMISSION_DENIED", f"Trino answered HTTP {response.status}: {text}"))
+            raise NotAllowed(_make_error("PERMISSION_DENIED", f"Trino answered HTTP {response.status}: {text}"))
         try:
             answer = from_json(body, dict[str, Any])
         except msgspec.MsgspecError:
@@ -393,7 +394,7 @@ def to_failed_answer(error: Json, base: str) -> Json:
         "id": number,
         "infoUri": f"{base}{PATH}/{number}",
         "error": error,
-        "stats": _stats("FAILED", time.monotonic()),
+        "stats": _make_stats("FAILED", time.monotonic()),
         "warnings": [],
     }
 
@@ -412,7 +413,7 @@ def base_url(headers: CIMultiDict[str], coordinator: Coordinator) -> str:
     return f"{headers['X-Forwarded-Proto']}://{headers['X-Forwarded-Host']}{prefix}"
 
 
-def _name(statement: TableStatement) -> str:
+def _name_statement(statement: TableStatement) -> str:
     return "DROP COLUMNS" if isinstance(statement, DropColumns) else "MERGE FILES"
 
 
@@ -427,7 +428,7 @@ _CODES = {
 """The error codes of Trino's `StandardErrorCode`."""
 
 
-def _error(name: str, message: str, kind: str = "USER_ERROR") -> Json:
+def _make_error(name: str, message: str, kind: str = "USER_ERROR") -> Json:
     failure = {"type": "io.trino.spi.TrinoException", "message": message, "suppressed": [], "stack": []}
     return {
         "message": message,
@@ -438,7 +439,7 @@ def _error(name: str, message: str, kind: str = "USER_ERROR") -> Json:
     }
 
 
-def _stats(state: str, began_s: float) -> Json:
+def _make_stats(state: str, began_s: float) -> Json:
     """Return the statistics of a response, with all fields, because some clients require all of them."""
     elapsed_ms = int(1000 * (time.monotonic() - began_s))
     zero = dict.fromkeys((*_COUNTS, *_TIMES, *_SIZES), 0)

@@ -164,15 +164,15 @@ def _parse_integer(kind: str, json: object) -> Literal | None:
     limits = (INT_MIN, INT_MAX) if kind == "int" else (LONG_MIN, LONG_MAX)
     match json:
         case int():
-            return _place_literal(json, True, *limits)
+            return _position_literal(json, True, *limits)
         case float():
             return (
                 _to_infinite_literal(json)
                 if math.isinf(json)
-                else _place_literal(math.floor(json), json.is_integer(), *limits)
+                else _position_literal(math.floor(json), json.is_integer(), *limits)
             )
         case str():
-            return _place_literal(*floor_unscaled(parse_decimal(json), 0), *limits)
+            return _position_literal(*floor_unscaled(parse_decimal(json), 0), *limits)
     return None
 
 
@@ -212,37 +212,37 @@ def _parse_decimal(kind: str, json: object) -> Literal | None:
     scale, limit = decimal_scale(kind), 10 ** decimal_precision(kind) - 1
     match json:
         case int():
-            return _place_literal(json * 10**scale, True, -limit, limit)
+            return _position_literal(json * 10**scale, True, -limit, limit)
         case float() if math.isinf(json):
             return _to_infinite_literal(json)
         case float():
             # Both clients round half up: the first digit beyond the scale decides.
             magnitude = (floor_unscaled(Decimal(repr(abs(json))), scale + 1)[0] + 5) // 10
-            return _place_literal(-magnitude if json < 0 else magnitude, True, -limit, limit)
+            return _position_literal(-magnitude if json < 0 else magnitude, True, -limit, limit)
         case str():
-            return _place_literal(*floor_unscaled(parse_decimal(json), scale), -limit, limit)
+            return _position_literal(*floor_unscaled(parse_decimal(json), scale), -limit, limit)
     return None
 
 
 def _parse_date(_: str, json: object) -> Literal | None:
     match json:
         case int():
-            return _place_literal(json, True, INT_MIN, INT_MAX)
+            return _position_literal(json, True, INT_MIN, INT_MAX)
         case str() if "T" in json.upper():
             days, remainder = divmod(parse_iso_timestamp(json)[0], NANOS_PER_DAY)
-            return _place_literal(days, remainder == 0, INT_MIN, INT_MAX)
+            return _position_literal(days, remainder == 0, INT_MIN, INT_MAX)
         case str():
-            return _place_literal(parse_iso_date(json), True, INT_MIN, INT_MAX)
+            return _position_literal(parse_iso_date(json), True, INT_MIN, INT_MAX)
     return None
 
 
 def _time(_: str, json: object) -> Literal | None:
     match json:
         case int():
-            return _place_literal(json, True, LONG_MIN, LONG_MAX)
+            return _position_literal(json, True, LONG_MIN, LONG_MAX)
         case str():
             micros, remainder = divmod(parse_iso_time(json), NANOS_PER_MICRO)
-            return _place_literal(micros, remainder == 0, LONG_MIN, LONG_MAX)
+            return _position_literal(micros, remainder == 0, LONG_MIN, LONG_MAX)
     return None
 
 
@@ -260,7 +260,7 @@ def _parse_timestamp(kind: str, json: object) -> Literal | None:
             return None
     unit = 1 if kind.endswith("_ns") else NANOS_PER_MICRO
     count, remainder = divmod(nanos, unit)
-    return _place_literal(count, remainder == 0, LONG_MIN, LONG_MAX)
+    return _position_literal(count, remainder == 0, LONG_MIN, LONG_MAX)
 
 
 def _parse_string(_: str, json: object) -> Literal | None:
@@ -285,7 +285,7 @@ def _parse_bytes(kind: str, json: object) -> Literal | None:
     return data
 
 
-def _place_literal(floor: int, exact: bool, low: int, high: int) -> Literal:
+def _position_literal(floor: int, exact: bool, low: int, high: int) -> Literal:
     """Return the literal with this floor, or its position relative to the integers from `low` to `high`."""
     if floor > high or (floor == high and not exact):
         return Above()
@@ -386,7 +386,7 @@ class _Binder:
         match expression:
             case Unbound(op, name, transform, literals):
                 term = self._term(name, transform)
-                return _predicate(OPPOSITE[op] if negated else op, term, literals)
+                return _make_predicate(OPPOSITE[op] if negated else op, term, literals)
             case And(children) | Or(children):
                 bound = [self.bind(child, negated=negated) for child in children]
                 return all_of(*bound) if isinstance(expression, And) != negated else any_of(*bound)
@@ -443,7 +443,7 @@ def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _
     if transform != IDENTITY and not is_known(transform) and not is_function(transform):
         raise BadRequest(f"Cannot bind {column.name}: unknown transform {transform}")
     if isinstance(column.type, str):
-        kind, result, accepted = _types(column.type, transform)
+        kind, result, accepted = _resolve_types(column.type, transform)
     else:
         kind = result = type_name(column.type)
         accepted = False
@@ -462,7 +462,7 @@ def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _
 
 
 @memoize(1024)
-def _types(name: str, transform: str) -> tuple[str, str, bool]:
+def _resolve_types(name: str, transform: str) -> tuple[str, str, bool]:
     """Return (canonical type, result type of the transform, whether the transform accepts the type).
 
     The type `name` is primitive.
@@ -479,7 +479,7 @@ def _types(name: str, transform: str) -> tuple[str, str, bool]:
     return kind, result_type(transform, kind), accepts(transform, kind)
 
 
-def _predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
+def _make_predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
     if op in _NULLITY:
         if term.never_null or term.kind == "unknown":
             return Always((op == Op.NOT_NULL) == term.never_null)
@@ -492,12 +492,12 @@ def _predicate(op: Op, term: _Term, literals: tuple[object, ...]) -> Expression:
         raise BadRequest(f"Cannot bind {op} of {term.name}: the type must be string, not {term.result}")
     if None in literals:
         return _bind_null_literal(op, term)
-    domain = _domain(term)
+    domain = _find_domain(term)
     try:
         parsed = [parse_literal(domain, literal) for literal in literals]
     except BadRequest as error:
         raise BadRequest(f"Cannot bind {op} of {term.name}: {error.message}") from None
-    return _set(op, term, parsed) if op in _SETS else _comparison(op, term, parsed[0])
+    return _set(op, term, parsed) if op in _SETS else _make_comparison(op, term, parsed[0])
 
 
 def _bind_null_literal(op: Op, term: _Term) -> Expression:
@@ -506,7 +506,7 @@ def _bind_null_literal(op: Op, term: _Term) -> Expression:
     return Or((term.predicate(Op.IS_NULL), term.predicate(Op.NOT_NULL)))
 
 
-def _domain(term: _Term) -> str:
+def _find_domain(term: _Term) -> str:
     """Return a type that contains all values of a term.
 
     Truncating a decimal may exceed its precision: -95 becomes -100.
@@ -522,7 +522,7 @@ def _set(op: Op, term: _Term, literals: list[Literal]) -> Expression:
     single = Op.EQ if op == Op.IN else Op.NOT_EQ
     for literal in literals:
         if isinstance(literal, _PLACES):
-            predicates.append(_comparison(single, term, literal))
+            predicates.append(_make_comparison(single, term, literal))
         else:
             # Both zeros are kept: -0.0 equals 0.0 in Python but not for every reader.
             values[_order(literal)] = literal
@@ -538,22 +538,22 @@ def _order(value: Value) -> tuple[Value, float]:
     return value, copysign(1.0, value) if isinstance(value, float) else 0.0
 
 
-def _comparison(op: Op, term: _Term, literal: Literal) -> Expression:
+def _make_comparison(op: Op, term: _Term, literal: Literal) -> Expression:
     if not isinstance(literal, _PLACES):
         return term.predicate(op, literal)
     match literal:
         case Above() | Below() if term.result in FLOATS:
-            return _beyond_finite(op, term, literal)
+            return _compare_beyond_finite(op, term, literal)
         case Above() | Below() | Between() if op in (Op.EQ, Op.NOT_EQ):
             return Always(op == Op.NOT_EQ)
         case Between(lower, upper):
             return term.predicate(Op.LT_EQ, lower) if op in (Op.LT, Op.LT_EQ) else term.predicate(Op.GT_EQ, upper)
         case Above() | Below():
             towards = (Op.LT, Op.LT_EQ) if isinstance(literal, Above) else (Op.GT, Op.GT_EQ)
-            return _predicate(Op.NOT_NULL, term, ()) if op in towards else FALSE
+            return _make_predicate(Op.NOT_NULL, term, ()) if op in towards else FALSE
 
 
-def _beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expression:
+def _compare_beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expression:
     """Return a comparison with an infinity, or with a value between an infinity and the largest finite value."""
     upwards = isinstance(literal, Above)
     limit = FINITE_MAX[term.result] if upwards else -FINITE_MAX[term.result]
@@ -564,11 +564,15 @@ def _beyond_finite(op: Op, term: _Term, literal: Above | Below) -> Expression:
     if op == before or (op == within and not literal.infinite):
         return finite
     if op == within:
-        return all_of(_predicate(Op.NOT_NULL, term, ()), not_nan) if upwards else _predicate(Op.NOT_NULL, term, ())
+        return (
+            all_of(_make_predicate(Op.NOT_NULL, term, ()), not_nan)
+            if upwards
+            else _make_predicate(Op.NOT_NULL, term, ())
+        )
     if op == Op.EQ:
         return all_of(infinite, not_nan) if literal.infinite else FALSE
     if op == Op.NOT_EQ:
-        null_or_nan = any_of(finite, _predicate(Op.IS_NULL, term, ()), term.predicate(Op.IS_NAN))
+        null_or_nan = any_of(finite, _make_predicate(Op.IS_NULL, term, ()), term.predicate(Op.IS_NAN))
         return null_or_nan if literal.infinite else TRUE
     # Only NaN is greater than infinity, and nothing is less than negative infinity.
     past_infinity = literal.infinite and op in (Op.GT, Op.LT)

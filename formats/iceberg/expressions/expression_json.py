@@ -96,30 +96,30 @@ class _Parser:
         if not isinstance(json, dict):
             if isinstance(json, bool):
                 return Always(json)
-            raise _error(path, f"expected an object or a boolean, not {_show_json(json)}")
-        kind = _kind(json, path)
+            raise _make_error(path, f"expected an object or a boolean, not {_show_json(json)}")
+        kind = _read_kind(json, path)
         op = _OPS.get(kind)
         if op is not None:
             return self._predicate(op, json, path)
         match kind:
             case "and" | "or":
-                return self._junction(json, kind, path, depth)
+                return self._parse_junction(json, kind, path, depth)
             case "not":
                 return Not(self.expression(_require_field(json, "child", path), (path, ".child"), depth + 1))
             case "true" | "false":
                 return TRUE if kind == "true" else FALSE
             case "literal" if isinstance(json.get("value"), bool):
                 return Always(json["value"])
-        raise _error(path, f"unknown type of expression {kind!r}")
+        raise _make_error(path, f"unknown type of expression {kind!r}")
 
-    def _junction(self, json: dict[str, object], kind: str, path: _Path, depth: int) -> Expression:
+    def _parse_junction(self, json: dict[str, object], kind: str, path: _Path, depth: int) -> Expression:
         children: list[Expression] = []
         # Nodes are parsed from left to right. The stack contains the nodes that are still to parse, the next node on
         # top.
         todo: list[tuple[object, _Path]] = [(json, path)]
         while todo:
             node, at = todo.pop()
-            if isinstance(node, dict) and "type" in node and _kind(node, at) == kind:
+            if isinstance(node, dict) and "type" in node and _read_kind(node, at) == kind:
                 self._count(1)
                 todo.append((_require_field(node, "right", at), (at, _RIGHT)))
                 todo.append((_require_field(node, "left", at), (at, _LEFT)))
@@ -133,34 +133,34 @@ class _Parser:
         if "term" not in json:
             operand = "child" if unary or has_values else "left"
             if operand not in json and (unary or has_values or "right" not in json):
-                raise _error(path, f"{op} needs a term")
+                raise _make_error(path, f"{op} needs a term")
         term = _require_field(json, operand, path)
-        name, transform = (term, IDENTITY) if isinstance(term, str) else _term(term, (path, f".{operand}"))
+        name, transform = (term, IDENTITY) if isinstance(term, str) else _read_term(term, (path, f".{operand}"))
         if is_function(transform) and not self._functions:
             raise BadRequest(f"Cannot bind {name}: unknown transform {transform}")
         operand_field = None if unary else "values" if has_values else "value" if operand == "term" else "right"
         for field in _LITERAL_FIELDS:
             if field in json and field != operand_field:
-                raise _error(path, f"{op} has no field {field!r}")
+                raise _make_error(path, f"{op} has no field {field!r}")
         if operand_field is None:
             return Unbound(op, name, transform, ())
         value = _require_field(json, operand_field, path)
         if has_values:
-            return Unbound(op, name, transform, self._values(value, (path, ".values")))
+            return Unbound(op, name, transform, self._parse_values(value, (path, ".values")))
         self._count(1)
-        return Unbound(op, name, transform, (self._literal(value, (path, f".{operand_field}")),))
+        return Unbound(op, name, transform, (self._parse_literal(value, (path, f".{operand_field}")),))
 
-    def _values(self, json: object, path: _Path) -> tuple[object, ...]:
+    def _parse_values(self, json: object, path: _Path) -> tuple[object, ...]:
         data_type = None
         if isinstance(json, dict) and json.get("type") == "literals":
             data_type = json.get("data-type")
             json, path = json.get("values"), (path, ".values")
         if not isinstance(json, list | tuple):
-            raise _error(path, f"expected an array, not {_show_json(json)}")
+            raise _make_error(path, f"expected an array, not {_show_json(json)}")
         self._count(len(json))
-        return tuple([self._literal(value, (path, f"[{index}]"), data_type) for index, value in enumerate(json)])
+        return tuple([self._parse_literal(value, (path, f"[{index}]"), data_type) for index, value in enumerate(json)])
 
-    def _literal(self, json: object, path: _Path, data_type: object = None) -> object:
+    def _parse_literal(self, json: object, path: _Path, data_type: object = None) -> object:
         if data_type is None and isinstance(json, (str, int, float)):  # A bool is also an int.
             return json
         if isinstance(json, dict) and json.get("type") == "literal":
@@ -169,17 +169,17 @@ class _Parser:
         if json is None:
             if self._unknown and data_type is None:
                 return None
-            raise _error(path, NO_NULL)
+            raise _make_error(path, NO_NULL)
         if not isinstance(json, (str, int, float)):
-            raise _error(path, f"expected a literal, not {_show_json(json)}")
+            raise _make_error(path, f"expected a literal, not {_show_json(json)}")
         if data_type is None or not self._typed:
             return json
         if not isinstance(data_type, str):
-            raise _error(path, f"expected the name of a type, not {_show_json(data_type)}")
+            raise _make_error(path, f"expected the name of a type, not {_show_json(data_type)}")
         try:
             return parse_typed_literal(data_type, json if isinstance(json, str) else str(json).lower())
         except ValueError as error:
-            raise _error(path, str(error)) from None
+            raise _make_error(path, str(error)) from None
 
     def _count(self, nodes: int) -> None:
         self._nodes += nodes
@@ -204,45 +204,45 @@ def _render_path(path: _Path) -> str:
     return text
 
 
-def _kind(json: dict[str, object], path: _Path) -> str:
+def _read_kind(json: dict[str, object], path: _Path) -> str:
     kind = json.get("type")
     if isinstance(kind, str):
         return kind if kind in _OPS else kind.lower().replace("_", "-")
-    return _text(json, "type", path)
+    return _read_text(json, "type", path)
 
 
-def _term(json: object, path: _Path) -> tuple[str, str]:
+def _read_term(json: object, path: _Path) -> tuple[str, str]:
     """Return (name of the column, transform)."""
     if isinstance(json, str):
         return json, IDENTITY
     if not isinstance(json, dict):
-        raise _error(path, f"expected a column's name or an object, not {_show_json(json)}")
-    kind = _kind(json, path)
+        raise _make_error(path, f"expected a column's name or an object, not {_show_json(json)}")
+    kind = _read_kind(json, path)
     if kind == "reference":
         field = "name" if "name" in json else "term"
-        return _text(json, field, path), IDENTITY
+        return _read_text(json, field, path), IDENTITY
     if kind != "transform":
-        raise _error(path, f"expected a reference or a transform, not {kind!r}")
+        raise _make_error(path, f"expected a reference or a transform, not {kind!r}")
     inner = _require_field(json, "term", path)
-    if isinstance(inner, dict) and _kind(inner, (path, ".term")) != "reference":
-        raise _error((path, ".term"), "expected a column; a transform of anything else is not supported")
-    return _term(inner, (path, ".term"))[0], canonical(_text(json, "transform", path))
+    if isinstance(inner, dict) and _read_kind(inner, (path, ".term")) != "reference":
+        raise _make_error((path, ".term"), "expected a column; a transform of anything else is not supported")
+    return _read_term(inner, (path, ".term"))[0], canonical(_read_text(json, "transform", path))
 
 
-def _text(json: dict[str, object], field: str, path: _Path) -> str:
+def _read_text(json: dict[str, object], field: str, path: _Path) -> str:
     value = _require_field(json, field, path)
     if not isinstance(value, str):
-        raise _error((path, f".{field}"), f"expected a name, not {_show_json(value)}")
+        raise _make_error((path, f".{field}"), f"expected a name, not {_show_json(value)}")
     return value
 
 
 def _require_field(json: dict[str, object], field: str, path: _Path) -> object:
     if field not in json:
-        raise _error(path, f"missing field {field!r}")
+        raise _make_error(path, f"missing field {field!r}")
     return json[field]
 
 
-def _error(path: _Path, why: str) -> BadRequest:
+def _make_error(path: _Path, why: str) -> BadRequest:
     return BadRequest(f"Invalid expression at {_render_path(path)}: {why}")
 
 
@@ -258,7 +258,7 @@ def expression_json(expression: Expression) -> Any:
     """
     match expression:
         case Bound(op, _, name, _, transform, result, values):
-            return _predicate_json(op, name, transform, [encode_json(result, value) for value in values])
+            return _encode_predicate(op, name, transform, [encode_json(result, value) for value in values])
         case And(children):
             return _nest_in_pairs("and", children)
         case Or(children):
@@ -268,7 +268,7 @@ def expression_json(expression: Expression) -> Any:
         case Not(child):
             return {"type": "not", "child": expression_json(child)}
         case Unbound(op, name, transform, literals):
-            return _predicate_json(op, name, transform, list(literals))
+            return _encode_predicate(op, name, transform, list(literals))
 
 
 def to_transform_json(expression: Expression) -> Any:
@@ -299,27 +299,27 @@ def _nest_in_pairs(
     return {"type": kind, "left": left, "right": right}
 
 
-def _predicate_json(op: Op, name: str, transform: str, values: list[object]) -> Any:
+def _encode_predicate(op: Op, name: str, transform: str, values: list[object]) -> Any:
     term: object = name if transform == IDENTITY else {"type": "transform", "transform": transform, "term": name}
     encoded: dict[str, object] = {"type": op.value, "term": term}
     if op in SETS:
-        encoded["values"] = _values_json(values)
+        encoded["values"] = _encode_values(values)
     elif op not in UNARY:
-        encoded["value"] = _literal_json(values[0])
+        encoded["value"] = _encode_literal(values[0])
     return encoded
 
 
-def _values_json(values: list[object]) -> object:
+def _encode_values(values: list[object]) -> object:
     types = {value.data_type if isinstance(value, TypedLiteral) else None for value in values}
     if types == {None}:
         return values
     if len(types) > 1:
-        return [_literal_json(value) for value in values]
+        return [_encode_literal(value) for value in values]
     texts = [value.text for value in values if isinstance(value, TypedLiteral)]
     return {"type": "literals", "data-type": types.pop(), "values": texts}
 
 
-def _literal_json(value: object) -> object:
+def _encode_literal(value: object) -> object:
     if isinstance(value, TypedLiteral):
         return {"type": "literal", "data-type": value.data_type, "value": value.text}
     return value

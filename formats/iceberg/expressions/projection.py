@@ -174,13 +174,13 @@ def source_ranges(predicate: Bound) -> Expression:
         )
         if len(outside) > RANGES_MAX or Range(None, None) in outside:
             return TRUE
-        return any_of(_move_to_source(predicate, Op.IS_NULL), _match_ranges(_source(predicate), outside))
+        return any_of(_move_to_source(predicate, Op.IS_NULL), _match_ranges(_make_source_predicate(predicate), outside))
     if not is_ordered(transform, kind):
         return _move_to_source(predicate, Op.NOT_NULL)
     ranges = invert_ranges(transform, kind, _list_matching_ranges(predicate))
     if len(ranges) > RANGES_MAX:
         ranges = [Range(ranges[0].low, ranges[-1].high)]
-    return _match_ranges(_source(predicate), ranges)
+    return _match_ranges(_make_source_predicate(predicate), ranges)
 
 
 class _Mapping(NamedTuple):
@@ -200,7 +200,7 @@ class _Mapping(NamedTuple):
 
 
 @memoize(1024)
-def _mapping(transform: str, kind: str) -> _Mapping | None:
+def _find_mapping(transform: str, kind: str) -> _Mapping | None:
     """Return the properties of a transform.
 
     Return None if its results are unknown, as for a transform of several columns (spec, version 3).
@@ -227,7 +227,7 @@ def _project_strict(predicate: Bound, field: PartitionField) -> Expression:
     # Negation would turn "no value" into "all values and null", but the predicate does not match null.
     if isinstance(projected, Bound) and projected.op == Op.IS_NULL:
         return FALSE
-    return all_of(_predicate_on_field(predicate, field, Op.NOT_NULL), projected)
+    return all_of(_make_field_predicate(predicate, field, Op.NOT_NULL), projected)
 
 
 def _negate(expression: Expression) -> Expression:
@@ -246,7 +246,7 @@ def _negate(expression: Expression) -> Expression:
 def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
     """Return the inclusive projection of one predicate onto one field of its column."""
     kind, op = predicate.kind, predicate.op
-    mapping = _mapping(field.transform, kind)
+    mapping = _find_mapping(field.transform, kind)
     if mapping is None:
         return TRUE
     transform = mapping.transform
@@ -255,19 +255,19 @@ def _project_predicate(predicate: Bound, field: PartitionField) -> Expression:
             return _project_same_transform(predicate, field, mapping)
         return replace_predicates(source_ranges(predicate), lambda source: _project_predicate(source, field))
     if op in _NULLITY or mapping.is_same:
-        return _predicate_on_field(predicate, field, op, *predicate.values)
+        return _make_field_predicate(predicate, field, op, *predicate.values)
     if op in _EQUALITIES and (mapping.is_ordered or mapping.is_bucket):
         return _match_results(predicate, field, mapping, map(function(transform, kind), predicate.values))
     if not mapping.is_ordered:
-        return TRUE if op in NULL_MATCHES else _predicate_on_field(predicate, field, Op.NOT_NULL)
+        return TRUE if op in NULL_MATCHES else _make_field_predicate(predicate, field, Op.NOT_NULL)
     if op in _COMPARISONS:
         ranges = [
             result for source in _list_matching_ranges(predicate) for result in transform_range(transform, kind, source)
         ]
         if mapping.is_rounded:
             ranges = list(map(_widen, ranges))
-        return _match_ranges(_predicate_on_field(predicate, field, op), ranges)
-    return _prefix(predicate, field, width_of(transform)) if op in _PREFIXES else TRUE
+        return _match_ranges(_make_field_predicate(predicate, field, op), ranges)
+    return _project_prefix(predicate, field, width_of(transform)) if op in _PREFIXES else TRUE
 
 
 def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _Mapping) -> Expression:
@@ -279,18 +279,18 @@ def _project_same_transform(predicate: Bound, field: PartitionField, mapping: _M
     if mapping.stored_as_int is not None and op not in _NULLITY:
         return _project_stored_as_int(predicate, field, mapping, mapping.stored_as_int)
     if op in _NULLITY or not mapping.is_rounded:
-        return _predicate_on_field(predicate, field, op, *values)
+        return _make_field_predicate(predicate, field, op, *values)
     if op in _EQUALITIES:
         return _match_results(predicate, field, mapping, values)
     if op in _COMPARISONS:
         return _match_ranges(
-            _predicate_on_field(predicate, field, op), [_widen(span) for span in _list_matching_ranges(predicate)]
+            _make_field_predicate(predicate, field, op), [_widen(span) for span in _list_matching_ranges(predicate)]
         )
     # A stored result up to 0 may represent the next lower result.
     positive = [value for value in values if isinstance(value, int) and value > 0]
     if not positive:
         return TRUE
-    return _predicate_on_field(predicate, field, Op.NOT_EQ if len(positive) == 1 else Op.NOT_IN, *positive)
+    return _make_field_predicate(predicate, field, Op.NOT_EQ if len(positive) == 1 else Op.NOT_IN, *positive)
 
 
 def _project_stored_as_int(
@@ -301,24 +301,24 @@ def _project_stored_as_int(
     In files from that time, one result may be stored as another value.
     """
     if not mapping.is_ordered:  # The truncation is so wide that many ints have other results.
-        return TRUE if predicate.op in NULL_MATCHES else _predicate_on_field(predicate, field, Op.NOT_NULL)
+        return TRUE if predicate.op in NULL_MATCHES else _make_field_predicate(predicate, field, Op.NOT_NULL)
     if predicate.op in _EQUALITIES:
         return _match_results(predicate, field, mapping, predicate.values)
-    projected = _predicate_on_field(predicate, field, predicate.op, *predicate.values)
+    projected = _make_field_predicate(predicate, field, predicate.op, *predicate.values)
     if predicate.op in _COMPARISONS:
         is_sought = contains(_list_matching_ranges(predicate), stored.exact)
         return any_of(projected, replace(projected, op=Op.EQ, values=(stored.wrapped,))) if is_sought else projected
     left = [value for value in predicate.values if value != stored.wrapped]
-    return _predicate_on_field(predicate, field, Op.NOT_EQ if len(left) == 1 else Op.NOT_IN, *left) if left else TRUE
+    return _make_field_predicate(predicate, field, Op.NOT_EQ if len(left) == 1 else Op.NOT_IN, *left) if left else TRUE
 
 
-def _prefix(predicate: Bound, field: PartitionField, width: int) -> Expression:
+def _project_prefix(predicate: Bound, field: PartitionField, width: int) -> Expression:
     prefix = str(predicate.values[0])
     if len(prefix) < width:
-        return _predicate_on_field(predicate, field, predicate.op, prefix)
+        return _make_field_predicate(predicate, field, predicate.op, prefix)
     if predicate.op == Op.STARTS_WITH:
-        return _predicate_on_field(predicate, field, Op.EQ, prefix[:width])
-    return _predicate_on_field(predicate, field, Op.NOT_EQ, prefix) if len(prefix) == width else TRUE
+        return _make_field_predicate(predicate, field, Op.EQ, prefix[:width])
+    return _make_field_predicate(predicate, field, Op.NOT_EQ, prefix) if len(prefix) == width else TRUE
 
 
 def _match_results(
@@ -331,25 +331,25 @@ def _match_results(
     if mapping.stored_as_int is not None and mapping.stored_as_int.exact in distinct:
         distinct.add(mapping.stored_as_int.wrapped)
     values: list[Any] = sorted(distinct)
-    return _predicate_on_field(predicate, field, Op.EQ if len(values) == 1 else Op.IN, *values)
+    return _make_field_predicate(predicate, field, Op.EQ if len(values) == 1 else Op.IN, *values)
 
 
 def _widen(results: Range) -> Range:
     return results if results.high is None or results.high > 0 else Range(results.low, results.high + 1)
 
 
-def _predicate_on_field(predicate: Bound, field: PartitionField, op: Op, *values: Value) -> Bound:
+def _make_field_predicate(predicate: Bound, field: PartitionField, op: Op, *values: Value) -> Bound:
     """Return the predicate on the field that replaces a predicate on its source."""
     result = values_type(field.transform, predicate.kind)
     return Bound(op, field.field_id or 0, field.name, result, IDENTITY, result, values)
 
 
-def _source(predicate: Bound) -> Bound:
+def _make_source_predicate(predicate: Bound) -> Bound:
     return replace(predicate, transform=IDENTITY, result=predicate.kind)
 
 
 def _move_to_source(predicate: Bound, op: Op, *values: Value) -> Bound:
-    return replace(_source(predicate), op=op, values=values)
+    return replace(_make_source_predicate(predicate), op=op, values=values)
 
 
 def _list_matching_ranges(predicate: Bound) -> list[Range]:
@@ -377,13 +377,13 @@ def _match_ranges(template: Bound, ranges: Iterable[Range]) -> Expression:
         if low is not None and high == successor_of(low):
             points.append(low)
         else:
-            conditions.append(all_of(*_bounds(template, low, high)))
+            conditions.append(all_of(*_make_bounds(template, low, high)))
     if points:
         conditions.append(replace(template, op=Op.EQ if len(points) == 1 else Op.IN, values=tuple(points)))
     return any_of(*conditions) if conditions else FALSE
 
 
-def _bounds(template: Bound, low: Value | None, high: Value | None) -> Iterable[Bound]:
+def _make_bounds(template: Bound, low: Value | None, high: Value | None) -> Iterable[Bound]:
     if low is not None:
         before = _find_previous_value(low)
         op, value = (Op.GT_EQ, low) if before is None else (Op.GT, before)

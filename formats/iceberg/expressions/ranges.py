@@ -78,15 +78,15 @@ def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
             # A value just below `high` may have the same prefix.
             high = successor_of(exact(high))
         return [Range(low if low is None else exact(low), high)]
-    first, end = _limits(kind)
+    first, end = _find_limits(kind)
     low, high = _clip(source, first, end)
     if low >= high:
         return []
     least, beyond = exact(low), exact(high - 1) + 1
     result = result_type(transform, kind)
-    start, stop = _limits(result)
+    start, stop = _find_limits(result)
     results = []
-    for shift in _shifts(result):
+    for shift in _find_shifts(result):
         piece = _clip(Range(least + shift, beyond + shift), start, stop)
         if piece.low >= piece.high:
             continue
@@ -95,7 +95,7 @@ def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
         no_high = piece.high == stop or (high == end and shift == 0)
         results.append(Range(None if no_low else piece.low, None if no_high else piece.high))
     stored = find_stored_as_int(transform, kind)
-    if stored is None or low >= stored.end or high <= _limits("int").low:
+    if stored is None or low >= stored.end or high <= _find_limits("int").low:
         return results
     return results if contains(results, stored.wrapped) else [*results, Range(stored.wrapped, stored.wrapped + 1)]
 
@@ -119,10 +119,10 @@ def find_stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
     """
     if kind != "long" or name_of(transform) != "truncate":
         return None
-    least = _limits("int").low
+    least = _find_limits("int").low
     width = width_of(transform)
     exact = least - least % width
-    end = exact + width if is_ordered(transform, kind) else _limits("int").high
+    end = exact + width if is_ordered(transform, kind) else _find_limits("int").high
     return StoredAsInt(exact, wrap_to_bits(exact, INTEGER_BITS["int"]), end) if exact < least else None
 
 
@@ -135,14 +135,16 @@ def invert_ranges(transform: str, kind: str, results: Iterable[Range]) -> list[R
     if base_name(kind) in ("string", "binary"):
         return _merge_ranges(list(_strings_backwards(width_of(transform), results)))
     begin = _inverse_of(transform, kind)
-    first, end = _limits(kind)
+    first, end = _find_limits(kind)
     result = result_type(transform, kind)
-    start, stop = _limits(result)
+    start, stop = _find_limits(result)
     spans = []
     for span in results:
         low, high = _clip(span, start, stop)
         if low < high:
-            spans += [_clip(Range(begin(low + shift), begin(high + shift)), first, end) for shift in _shifts(result)]
+            spans += [
+                _clip(Range(begin(low + shift), begin(high + shift)), first, end) for shift in _find_shifts(result)
+            ]
     return [
         Range(None if low == first else low, None if high == end else high)
         for low, high in _merge_ranges([span for span in spans if span.low < span.high])
@@ -170,7 +172,7 @@ def complement_ranges(ranges: list[Range]) -> list[Range]:
     return gaps
 
 
-def _limits(kind: str) -> Range:
+def _find_limits(kind: str) -> Range:
     """Return the range of all values of an integer type.
 
     For a decimal, the range has room for the widest truncation of the minimum.
@@ -186,7 +188,7 @@ def _clip(span: Range, first: int, end: int) -> Range:
     return Range(low, end if span.high is None else min(span.high, end))
 
 
-def _shifts(result: str) -> tuple[int, ...]:
+def _find_shifts(result: str) -> tuple[int, ...]:
     """Return the possible differences between a stored result and the exact result.
 
     Integer results may wrap around. Results of other types do not, so their only difference is 0.

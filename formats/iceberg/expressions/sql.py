@@ -200,7 +200,7 @@ class _Reader(Comparisons):
             case exp.Select() | exp.Subquery():
                 raise BadRequest(_ALONE)
         try:
-            leaf = self._leaf(node, negated)
+            leaf = self._parse_leaf(node, negated)
         except Inconvertible as error:
             leaf, reason = None, str(error)
         else:
@@ -232,7 +232,7 @@ class _Reader(Comparisons):
             self._lower_names = {known.lower() for schema in self._schemas for known in schema.index.by_name}
         return name.lower() in self._lower_names
 
-    def _leaf(self, node: exp.Expr, negated: bool) -> Expression | None:
+    def _parse_leaf(self, node: exp.Expr, negated: bool) -> Expression | None:
         """Return the predicate of a node, or None if an expression cannot represent the node.
 
         Raises:
@@ -260,15 +260,15 @@ class _Reader(Comparisons):
             case exp.Is():
                 return self._is(node, negated)
             case exp.Like() | exp.Escape() | exp.StartsWith():
-                return self._like(node, negated)
+                return self._parse_like(node, negated)
             case exp.IsNan():
-                term = self._term(node.this)
+                term = self._parse_term(node.this)
                 if term is None or term.kind not in FLOATS:
                     return None
                 return term.predicate(Op.NOT_NAN if negated else Op.IS_NAN)
         if type(node) in _COMPARED:
             return self._compare_sides(_COMPARED[type(node)], node.this, node.expression, negated)
-        term = self._term(node)
+        term = self._parse_term(node)
         if term is not None and term.kind == "boolean":
             return term.predicate(Op.EQ, not negated)
         return None
@@ -292,7 +292,7 @@ class _Reader(Comparisons):
         other = literal_of(left)
         if other is not None:
             return _compare_literals(op, other, literal)
-        term = self._term(left)
+        term = self._parse_term(left)
         return None if term is None else self.comparison(op, term, literal, negated)
 
     def _unify_number_types(self, operands: Sequence[exp.Expr]) -> Sequence[exp.Expr]:
@@ -315,7 +315,7 @@ class _Reader(Comparisons):
         ]
 
     def _is_double(self, node: exp.Expr) -> bool:
-        term = self._term(node)
+        term = self._parse_term(node)
         return term is not None and term.kind == "double"
 
     def _compare_null_safe(self, node: exp.Expr, unlike: bool) -> Expression | None:
@@ -323,7 +323,7 @@ class _Reader(Comparisons):
         sides = [node.this, node.expression]
         literals = [literal_of(side) for side in sides]
         for literal, side in zip(literals, reversed(sides), strict=True):
-            term = self._term(side) if literal is not None else None
+            term = self._parse_term(side) if literal is not None else None
             if literal is None or term is None:
                 continue
             if literal.kind == "null":
@@ -335,7 +335,7 @@ class _Reader(Comparisons):
         return None
 
     def _in(self, node: exp.In, negated: bool) -> Expression | None:
-        term = self._term(node.this)
+        term = self._parse_term(node.this)
         if term is None or not node.expressions or node.args.get("query") is not None:
             return None
         literals = [literal_of(item) for item in self._unify_number_types([node.this, *node.expressions])[1:]]
@@ -351,7 +351,7 @@ class _Reader(Comparisons):
 
     def _is(self, node: exp.Is, negated: bool) -> Expression | None:
         if isinstance(node.expression, exp.Null):
-            term = self._term(node.this, any_type=True)
+            term = self._parse_term(node.this, any_type=True)
             if term is None:
                 return None
             return Unbound(Op.NOT_NULL if negated else Op.IS_NULL, term.name, IDENTITY, ())
@@ -360,12 +360,12 @@ class _Reader(Comparisons):
         expected = bool(node.expression.this)
         if not negated:
             return self.read(node.this, negated=not expected)
-        term = self._term(node.this)
+        term = self._parse_term(node.this)
         if term is None or term.kind != "boolean":
             return None
         return term.predicate(Op.NOT_EQ, expected)  # Null also matches: IS NOT TRUE and IS NOT FALSE are true for null.
 
-    def _like(self, node: exp.Expr, negated: bool) -> Expression | None:
+    def _parse_like(self, node: exp.Expr, negated: bool) -> Expression | None:
         escape = None
         if isinstance(node, exp.Escape):
             escape, node = literal_of(node.expression), node.this
@@ -374,7 +374,7 @@ class _Reader(Comparisons):
             if not _is_plain(node):
                 return None
             negated ^= bool(node.args.get("negate"))
-        term, pattern = self._term(node.this), literal_of(node.expression)
+        term, pattern = self._parse_term(node.this), literal_of(node.expression)
         if term is None or term.kind != "string" or pattern is None:
             return None
         if pattern.kind == "null":
@@ -402,7 +402,7 @@ class _Reader(Comparisons):
         self._leave_out(node, explain_unused(node, self._is_column))
         return term.predicate(Op.STARTS_WITH, prefix)
 
-    def _term(self, node: exp.Expr, *, any_type: bool = False) -> ComparedTerm | None:
+    def _parse_term(self, node: exp.Expr, *, any_type: bool = False) -> ComparedTerm | None:
         """Return a column or a transform of a column, or None if the node is something else.
 
         Args:
@@ -412,7 +412,7 @@ class _Reader(Comparisons):
             node = node.this
         if not _is_plain(node) and not isinstance(node, exp.Column):
             return None
-        name = _name(node)
+        name = _read_name(node)
         if name is not None:
             column, kind = self._column(name)
             return ComparedTerm(column, kind) if any_type or kind not in NESTED else None
@@ -434,7 +434,7 @@ class _Reader(Comparisons):
         if isinstance(node, exp.Lower | exp.Upper):
             if qualified:  # The call is a function of a schema, not the built-in function.
                 return None
-            return self._function(LOWER if isinstance(node, exp.Lower) else UPPER, node.this)
+            return self._parse_function(LOWER if isinstance(node, exp.Lower) else UPPER, node.this)
         if isinstance(node, exp.Trunc):
             return self._parse_sized_transform("truncate", [node.this, node.args.get("decimals")], qualified)
         if isinstance(node, exp.Year | exp.Month | exp.Day | exp.Hour):
@@ -451,7 +451,7 @@ class _Reader(Comparisons):
         unit = _PLURALS.get(called) or (called if qualified and called in UNITS else "")
         return self._apply_transform(unit, node.expressions[0]) if unit and len(node.expressions) == 1 else None
 
-    def _function(self, called: str, node: exp.Expr) -> ComparedTerm | None:
+    def _parse_function(self, called: str, node: exp.Expr) -> ComparedTerm | None:
         term = self._apply_transform(called, node) if self._functions else None
         self.exact &= term is None
         return term
@@ -478,7 +478,7 @@ class _Reader(Comparisons):
         return None
 
     def _apply_transform(self, transform: str, node: exp.Expr) -> ComparedTerm | None:
-        name = _name(node)
+        name = _read_name(node)
         return None if name is None else self.term(name, transform)
 
 
@@ -512,10 +512,10 @@ def _is_plain(node: exp.Expr) -> bool:
     return all(name in _ARGUMENTS for name, value in node.args.items() if value)
 
 
-def _name(node: exp.Expr) -> str | None:
+def _read_name(node: exp.Expr) -> str | None:
     """Return a column's full name: `a.b.c` is a field inside structs."""
     if isinstance(node, exp.Dot):
-        inner = _name(node.this)
+        inner = _read_name(node.this)
         field_name = node.expression.name if isinstance(node.expression, exp.Identifier) else None
         return None if inner is None or field_name is None else f"{inner}.{field_name}"
     if isinstance(node, exp.Column) and isinstance(node.this, exp.Identifier):

@@ -177,11 +177,13 @@ def _fit_float(literal: TypedLiteral, kind: str) -> tuple[object, bool]:
         # Trino divides the digits by a power of ten in the column's type. For longer numbers, this rounds twice.
         digits, scale = _EXACT_DIVISION_DIGITS_MAX[base_name(kind)]
         if len(literal.text.lstrip("+-").replace(".", "").lstrip("0")) > digits or _scale(literal.text) > scale:
-            raise AmbiguousRounding(nearest, tuple(repr(near) for near in _values_around(base_name(kind), rounded)))
+            raise AmbiguousRounding(
+                nearest, tuple(repr(near) for near in _find_values_around(base_name(kind), rounded))
+            )
     return nearest
 
 
-def _values_around(kind: str, value: float) -> list[float]:
+def _find_values_around(kind: str, value: float) -> list[float]:
     """Return the finite values of the type that are at most `_ROUNDING_STEPS_MAX` steps from `value`, ascending.
 
     `value` is a value of the type.

@@ -159,7 +159,7 @@ def read_footer(data: bytes) -> ParquetFooter:
         raise ValueError("a field is repeated")
     raw = {number: (kind, data[begin:end]) for number, kind, begin, end in spans if number != _GROUPS}
     try:
-        version, rows = _number(raw[_VERSION]), _number(raw[_ROWS])
+        version, rows = _read_number(raw[_VERSION]), _read_number(raw[_ROWS])
         schema = _of_kind(raw[_SCHEMA], LIST)
         at = next(begin for number, kind, begin, _ in spans if number == _GROUPS and kind == LIST)
     except (KeyError, StopIteration):
@@ -226,7 +226,7 @@ def _of_kind(value: tuple[int, bytes], kind: int) -> bytes:
     return value[1]
 
 
-def _number(value: tuple[int, bytes]) -> int:
+def _read_number(value: tuple[int, bytes]) -> int:
     if value[0] not in (I16, I32, I64):
         raise ValueError("a number has another type")
     # The reader only reads structures, so the number becomes the only field of a structure.

@@ -57,10 +57,10 @@ def id_of(field: pa.Field) -> int | None:
 
 def has_ids(fields: Iterable[pa.Field]) -> bool:
     """Return whether any column has a field id, at any level of nesting."""
-    return any(id_of(field) is not None or has_ids(_children(field.type)) for field in fields)
+    return any(id_of(field) is not None or has_ids(_list_children(field.type)) for field in fields)
 
 
-def _children(kind: pa.DataType) -> list[pa.Field]:
+def _list_children(kind: pa.DataType) -> list[pa.Field]:
     if pa.types.is_struct(kind):
         return list(kind)
     if pa.types.is_map(kind):

@@ -108,7 +108,7 @@ class BoundedParquet:
         footer = _footer_of(source, path)
         if not footer:
             raise Unreadable(path, "it cannot be read: it has no Parquet footer at its end")
-        budget.take(_footer_weight(footer, path, budget.left_bytes), path)
+        budget.take(_estimate_footer_weight(footer, path, budget.left_bytes), path)
         try:
             self._footer = read_footer(footer)
         except ValueError as error:
@@ -127,7 +127,7 @@ class BoundedParquet:
         The memory of the columns stays charged to the budget.
         """
         chunks: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
-        for _, table, _ in self._tables(column_paths, None):
+        for _, table, _ in self._read_tables(column_paths, None):
             for column_id, column_path in column_paths.items():
                 chunks[column_id] += [_validate_dictionary(chunk) for chunk in column_of(table, column_path).chunks]
         return {
@@ -156,7 +156,7 @@ class BoundedParquet:
             rows: The positions of the rows in the file, int64[n], ascending.
         """
         chunks_of: dict[int, list[pa.Array]] = {column_id: [] for column_id in column_paths}
-        for start, table, cost in self._tables(column_paths, rows):
+        for start, table, cost in self._read_tables(column_paths, rows):
             first, end = np.searchsorted(rows, (start, start + table.num_rows)).tolist()
             positions = pa.array(rows[first:end] - start)
             for column_id, column_path in column_paths.items():
@@ -188,14 +188,14 @@ class BoundedParquet:
             kind = kind.field(name).type
         return pa.chunked_array([], type=kind)
 
-    def _tables(
+    def _read_tables(
         self, column_paths: Mapping[int, ColumnPath], rows: Longs | None
     ) -> Iterator[tuple[int, pa.Table, int]]:
         """Yield (first row, columns, charged bytes) of each row group, or only of row groups that contain one of the
         rows.
         """
         names = to_dotted_names(column_paths.values())
-        leaves = self._leaves(names)
+        leaves = self._list_leaves(names)
         repeated = [leaf.path for leaf in leaves if leaf.by_dictionary]
         file = self._file
         if repeated:
@@ -209,16 +209,16 @@ class BoundedParquet:
         for number in range(file.metadata.num_row_groups):
             end = start + file.metadata.row_group(number).num_rows
             if rows is None or np.searchsorted(rows, start) < np.searchsorted(rows, end):
-                table, cost = self._table(file, number, names, leaves)
+                table, cost = self._read_table(file, number, names, leaves)
                 yield start, table, cost
             start = end
 
-    def _table(
+    def _read_table(
         self, file: pq.ParquetFile, number: int, names: list[str], leaves: Sequence[_Leaf]
     ) -> tuple[pa.Table, int]:
         """Return (a row group, the bytes charged for it)."""
         group = self._footer.groups[number]
-        pages = [self._pages(group, leaf.number) for leaf in leaves]
+        pages = [self._read_pages(group, leaf.number) for leaf in leaves]
         cost = sum(column_pages.plain_bytes for column_pages in pages) + group.rows * sum(leaf.width for leaf in leaves)
         self._budget.take(cost, self._path)
         if not any(leaf.expands for leaf in leaves):
@@ -236,7 +236,7 @@ class BoundedParquet:
             batches.append(batch)
         return pa.Table.from_batches(batches, schema=batches[0].schema if batches else None), cost
 
-    def _leaves(self, names: Sequence[str]) -> list[_Leaf]:
+    def _list_leaves(self, names: Sequence[str]) -> list[_Leaf]:
         """Return the leaf columns that pyarrow reads for these names, including everything inside a column."""
         schema, leaves = self._file.metadata.schema, []
         if any(len(group.chunks) != len(schema) for group in self._footer.groups):
@@ -264,7 +264,7 @@ class BoundedParquet:
         except ValueError as error:
             raise Unreadable(self._path, f"its footer is broken: {error}") from None
 
-    def _pages(self, group: RowGroup, number: int) -> _Pages:
+    def _read_pages(self, group: RowGroup, number: int) -> _Pages:
         if group.has("encrypted")[number]:
             raise EncryptedFile(self._path, "it has encrypted columns, and no keys were given")
         begin, size = int(group.begins[number]), int(group.values("packed_bytes")[number])
@@ -393,7 +393,7 @@ def _footer_of(source: pa.NativeFile, path: str, limit_bytes: int = FOOTER_LIMIT
     return bytes(source.read_at(length, size - _FOOTER_END - length))
 
 
-def _footer_weight(footer: bytes, path: str, limit_bytes: int) -> int:
+def _estimate_footer_weight(footer: bytes, path: str, limit_bytes: int) -> int:
     """Return the approximate memory that pyarrow needs to decode the footer; 0 for a small footer.
 
     Raises:

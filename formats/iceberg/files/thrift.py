@@ -164,10 +164,10 @@ class _Weighing:
                 number, at = _read_integer(data, at, depth)
             self._add(self._field)
             if (kind := head & 15) not in (TRUE, FALSE):
-                at = self._value(kind, at, depth, number)
+                at = self._read_value(kind, at, depth, number)
         return at + 1
 
-    def _value(self, kind: int, at: int, depth: int, number: int) -> int:
+    def _read_value(self, kind: int, at: int, depth: int, number: int) -> int:
         data = self._data
         if kind in (I16, I32, I64):
             while data[at] & 0x80:
@@ -192,7 +192,7 @@ class _Weighing:
         if kind in (TRUE, FALSE):
             return at + size
         for _ in range(size):
-            at = self._value(kind, at, depth + (kind != STRUCT), number)
+            at = self._read_value(kind, at, depth + (kind != STRUCT), number)
         return at
 
     def _add(self, size_bytes: int) -> None:

@@ -297,7 +297,7 @@ class _Compiler:
         size = self.size(kind, schema, position)
         if kind == "fixed" and size == 0:
             raise self.corrupt(position, "a fixed type has size 0")
-        column = self.column(requested.name, _column_kind(requested), position)
+        column = self.column(requested.name, _find_column_kind(requested), position)
         return self.add(kind, position, size if kind in _FIXED_WIDTH else 1, slot=column, size=size)
 
     def union(self, branches: list[Any], requested: Wanted | None, position: _SchemaPosition) -> int:
@@ -403,7 +403,7 @@ class _Compiler:
             fields = requested.fields
         first = len(self.column_kinds)
         for _, _, leaf in fields:
-            self.column(leaf.name, _column_kind(leaf), position)
+            self.column(leaf.name, _find_column_kind(leaf), position)
         counts = -1 if by_column else self.column(requested.name, "count", position)
         slot = self.groups[requested.name] = len(self.group_rows)
         self.group_rows.append((by_column, first, len(fields), counts))
@@ -443,6 +443,6 @@ _FITTING: dict[type[Leaf], tuple[str, ...]] = {
 }
 
 
-def _column_kind(leaf: Leaf) -> str:
+def _find_column_kind(leaf: Leaf) -> str:
     kind = "long" if isinstance(leaf, Long) else "text"
     return f"scratch {kind}" if leaf.scratch else kind

@@ -247,7 +247,7 @@ def _make_unscaled_writer(size: int) -> Write:
     return write
 
 
-def _partition_type(kind: str, field_id: int) -> tuple[object, Write]:
+def _make_partition_type(kind: str, field_id: int) -> tuple[object, Write]:
     """Return the Avro type of a partition value, and its encoder.
 
     The name of a fixed type contains the field's id: Avro requires unique names, and PyIceberg rejects
@@ -273,13 +273,13 @@ def _partition_type(kind: str, field_id: int) -> tuple[object, Write]:
             return _SIMPLE[name]
 
 
-def _partition(fields: Sequence[PartitionField], types: Sequence[str]) -> tuple[Json, Write]:
+def _make_partition_record(fields: Sequence[PartitionField], types: Sequence[str]) -> tuple[Json, Write]:
     """Return Avro's record of the partition values, with unique names, and its encoder."""
     schemas: dict[str, Json] = {}
     writers: list[Write | None] = []
     for field, kind in zip(fields, types, strict=True):
         field_id = field.field_id or 0
-        avro, write = _partition_type(kind, field_id)
+        avro, write = _make_partition_type(kind, field_id)
         name = avro_name(field.name)
         avro_field = AvroField(f"{name}_{field_id}" if name in schemas else name, field_id, avro, write)
         schema = avro_field.schema
@@ -322,7 +322,7 @@ def _record(name: str, fields: Iterable[AvroField], format_version: int) -> tupl
 
 def entry_record(format_version: int, fields: Sequence[PartitionField], types: Sequence[str]) -> tuple[Json, Write]:
     """Return the schema and the encoder of `ManifestEntry`, for a partition spec with these fields and types."""
-    partition, write_partition = _partition(fields, types)
+    partition, write_partition = _make_partition_record(fields, types)
     file, write_file = _record(
         "r2",
         [

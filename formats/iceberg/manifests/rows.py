@@ -29,7 +29,7 @@ def rows_of(decoded: DecodedManifest, rows: Longs) -> DecodedManifest:
         rows=len(rows),
         metadata=decoded.metadata,
         longs={name: values[rows] for name, values in decoded.longs.items()},
-        texts={name: _spans(spans, rows) for name, spans in decoded.texts.items()},
+        texts={name: _select_spans(spans, rows) for name, spans in decoded.texts.items()},
         lists={name: _list(*given, rows) for name, given in decoded.lists.items()},
         partition=tuple(_partition(values, rows) for values in decoded.partition),
         counts={name: _read_by_column(columns, rows, decoded.rows) for name, columns in decoded.counts.items()},
@@ -39,20 +39,20 @@ def rows_of(decoded: DecodedManifest, rows: Longs) -> DecodedManifest:
     return _compact(subset)
 
 
-def _spans(spans: Spans, rows: Longs) -> Spans:
+def _select_spans(spans: Spans, rows: Longs) -> Spans:
     return Spans(spans.starts[rows], spans.lengths[rows])
 
 
 def _list(counts: Any, values: Any, rows: Longs) -> tuple[Any, Any]:
     sizes = np.maximum(counts, 0).astype(np.int64)
-    return counts[rows], values[_span_positions(np.cumsum(sizes)[rows] - sizes[rows], sizes[rows])]
+    return counts[rows], values[_list_span_positions(np.cumsum(sizes)[rows] - sizes[rows], sizes[rows])]
 
 
 def _partition(values: PartitionFieldValues, rows: Longs) -> PartitionFieldValues:
     def some(array: Any) -> Any:
         return None if array is None else array[rows]
 
-    spans = None if values.spans is None else _spans(values.spans, rows)
+    spans = None if values.spans is None else _select_spans(values.spans, rows)
     return replace(
         values, longs=some(values.longs), doubles=some(values.doubles), valid=some(values.valid), spans=spans
     )
@@ -71,7 +71,7 @@ def _read_by_column(columns: dict[int, Any], rows: Longs, of: int) -> dict[int, 
     return by_column
 
 
-def _all_spans(decoded: DecodedManifest) -> Iterator[tuple[Longs, NDArray[np.int32]]]:
+def _list_spans(decoded: DecodedManifest) -> Iterator[tuple[Longs, NDArray[np.int32]]]:
     for spans in (*decoded.texts.values(), *(field.spans for field in decoded.partition if field.spans is not None)):
         yield spans.starts, spans.lengths
     for columns in decoded.bounds.values():
@@ -81,16 +81,16 @@ def _all_spans(decoded: DecodedManifest) -> Iterator[tuple[Longs, NDArray[np.int
 
 def _compact(decoded: DecodedManifest) -> DecodedManifest:
     """Return the manifest with a heap that has only the bytes to which its spans refer."""
-    spans = list(_all_spans(decoded))
+    spans = list(_list_spans(decoded))
     lengths = [np.maximum(sizes_of_spans, 0).astype(np.int64) for _, sizes_of_spans in spans]
     sizes = np.concatenate(lengths) if lengths else np.zeros(0, np.int64)
-    heap = decoded.heap[_span_positions(np.concatenate([starts for starts, _ in spans]), sizes)]
+    heap = decoded.heap[_list_span_positions(np.concatenate([starts for starts, _ in spans]), sizes)]
     moved = iter(np.split(np.cumsum(sizes) - sizes, np.cumsum([len(counts) for counts in lengths])[:-1]))
 
     def again(spans: Spans) -> Spans:
         return Spans(next(moved), spans.lengths)
 
-    # The order must be that of `_all_spans`.
+    # The order must be that of `_list_spans`.
     texts = {name: again(each) for name, each in decoded.texts.items()}
     partition = tuple(
         each if each.spans is None else replace(each, spans=again(each.spans)) for each in decoded.partition
@@ -102,7 +102,7 @@ def _compact(decoded: DecodedManifest) -> DecodedManifest:
     return replace(decoded, texts=texts, partition=partition, bounds=bounds, heap=heap)
 
 
-def _span_positions(starts: Longs, sizes: Longs) -> Longs:
+def _list_span_positions(starts: Longs, sizes: Longs) -> Longs:
     """Return the positions of all bytes of the spans, int64[sum of sizes].
 
     A span has `sizes` consecutive positions from its start.

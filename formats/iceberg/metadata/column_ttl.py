@@ -83,7 +83,7 @@ class TtlPolicy:
             BadRequest: The table is not partitioned by a time column; or it is partitioned by several, and the
                 policy names none of them.
         """
-        time = self._time(metadata)
+        time = self._find_time_column(metadata)
         ttls = []
         for age_h in sorted(set(self.ages_h.values()), reverse=True):
             columns = tuple(column for column, age in self.ages_h.items() if age <= age_h)
@@ -93,7 +93,7 @@ class TtlPolicy:
             )
         return ttls
 
-    def _time(self, metadata: TableMetadata) -> TimeColumn:
+    def _find_time_column(self, metadata: TableMetadata) -> TimeColumn:
         """Return the time column of the table's partitions."""
         times = time_columns(metadata, metadata.default_spec)
         if self.time_column is not None:
@@ -121,7 +121,7 @@ def why_kept(metadata: TableMetadata, field: Field) -> str:
         return "is required"
     if field.initial_default is not None:
         return "has a default, which readers would see instead of null"
-    inside = {field.id, *_ids_within(field.type)}
+    inside = {field.id, *_list_ids_within(field.type)}
     if inside & set(metadata.current_schema.identifier_field_ids):
         return "is in the table's identifier fields"
     if any(inside & set(term.sources) for spec in metadata.partition_specs for term in spec.fields):
@@ -133,11 +133,11 @@ def why_kept(metadata: TableMetadata, field: Field) -> str:
     return ""
 
 
-def _ids_within(kind: Type) -> Iterator[int]:
+def _list_ids_within(kind: Type) -> Iterator[int]:
     if isinstance(kind, StructType):
         for field in kind.fields:
             yield field.id
-            yield from _ids_within(field.type)
+            yield from _list_ids_within(field.type)
 
 
 class TimeColumn(NamedTuple):

@@ -148,7 +148,7 @@ def as_int(properties: Mapping[str, str], name: str, default: int) -> int:
     Raises:
         BadRequest: The value is not a 32-bit integer.
     """
-    return _integer(properties, name, default, 32)
+    return _read_integer(properties, name, default, 32)
 
 
 def as_long(properties: Mapping[str, str], name: str, default: int) -> int:
@@ -157,10 +157,10 @@ def as_long(properties: Mapping[str, str], name: str, default: int) -> int:
     Raises:
         BadRequest: The value is not a 64-bit integer.
     """
-    return _integer(properties, name, default, 64)
+    return _read_integer(properties, name, default, 64)
 
 
-def _integer(properties: Mapping[str, str], name: str, default: int, bits: int) -> int:
+def _read_integer(properties: Mapping[str, str], name: str, default: int, bits: int) -> int:
     value = properties.get(name)
     if value is None:
         return default

@@ -97,7 +97,7 @@ class _Tagged(msgspec.Struct, frozen=True):
     type: str
 
 
-def _name(raw: object) -> str:
+def _read_type(raw: object) -> str:
     return read(raw, _Tagged, "update requirement").type.lower()
 
 
@@ -110,7 +110,7 @@ def read_requirements(raw_requirements: Iterable[object]) -> tuple[Requirement, 
     """
     requirements: list[Requirement] = []
     for raw in raw_requirements:
-        name = _name(raw)
+        name = _read_type(raw)
         kind = TABLE_REQUIREMENTS.get(name)
         if kind is None:
             if name in VIEW_REQUIREMENTS:
@@ -148,7 +148,7 @@ def check_view_requirements(view_uuid: str, requirements: Iterable[object]) -> N
         BadRequest: A requirement is unknown, malformed, or for tables.
     """
     for raw in requirements:
-        name = _name(raw)
+        name = _read_type(raw)
         if name not in VIEW_REQUIREMENTS:
             if name in TABLE_REQUIREMENTS:
                 raise BadRequest(f"Cannot validate {name} against a view")

@@ -151,10 +151,10 @@ def _from_json(table: _Table) -> TableMetadata:
     if last_partition_id is None:
         last_partition_id = max(spec.last_field_id for spec in specs)
     orders = _require(table.sort_orders, "sort-orders", version, ()) or (UNSORTED,)
-    current_id = _optional(table.current_snapshot_id, None)
+    current_id = _replace_unset(table.current_snapshot_id, None)
     if current_id == _NO_SNAPSHOT:
         current_id = None
-    refs = _optional(table.refs, {})
+    refs = _replace_unset(table.refs, {})
     if current_id is not None and MAIN not in refs:
         # Main always refers to the current snapshot, even if the map of references is missing (spec).
         refs = {**refs, MAIN: SnapshotRef(current_id, "branch")}
@@ -162,7 +162,7 @@ def _from_json(table: _Table) -> TableMetadata:
         raise BadRequest("next-row-id must exist in format v3")
     m = TableMetadata(
         format_version=version,
-        table_uuid=_optional(table.table_uuid, None),
+        table_uuid=_replace_unset(table.table_uuid, None),
         location=table.location,
         last_sequence_number=0 if version == 1 else _require(table.last_sequence_number, "last-sequence-number", 2, 0),
         last_updated_ms=table.last_updated_ms,
@@ -174,16 +174,16 @@ def _from_json(table: _Table) -> TableMetadata:
         last_partition_id=last_partition_id,
         sort_orders=orders,
         default_sort_order_id=_require(table.default_sort_order_id, "default-sort-order-id", version, 0),
-        properties=_optional(table.properties, {}),
+        properties=_replace_unset(table.properties, {}),
         current_snapshot_id=current_id,
-        snapshots=_optional(table.snapshots, ()),
-        snapshot_log=_optional(table.snapshot_log, ()),
-        metadata_log=_optional(table.metadata_log, ()),
+        snapshots=_replace_unset(table.snapshots, ()),
+        snapshot_log=_replace_unset(table.snapshot_log, ()),
+        metadata_log=_replace_unset(table.metadata_log, ()),
         refs=refs,
-        statistics=_optional(table.statistics, ()),
-        partition_statistics=_optional(table.partition_statistics, ()),
-        next_row_id=_optional(table.next_row_id, 0) if version >= 3 else 0,
-        encryption_keys=_optional(table.encryption_keys, ()),
+        statistics=_replace_unset(table.statistics, ()),
+        partition_statistics=_replace_unset(table.partition_statistics, ()),
+        next_row_id=_replace_unset(table.next_row_id, 0) if version >= 3 else 0,
+        encryption_keys=_replace_unset(table.encryption_keys, ()),
     )
     check_invariants(m)
     return m
@@ -223,7 +223,7 @@ def _require(value: T | UnsetType, name: str, format_version: int, default: T) -
     return default
 
 
-def _optional(value: T | UnsetType | None, default: T) -> T:
+def _replace_unset(value: T | UnsetType | None, default: T) -> T:
     return default if value is UNSET or value is None else value
 
 

@@ -125,7 +125,7 @@ class Schema(
         Raises:
             BadRequest: A type is unknown.
         """
-        return _canonical_fields(self.fields, 0), frozenset(self.identifier_field_ids)
+        return _canonicalize_fields(self.fields, 0), frozenset(self.identifier_field_ids)
 
     def is_same_as(self, other: Schema) -> bool:
         try:
@@ -229,7 +229,7 @@ def _index(schema: Schema) -> SchemaIndex:
     def walk(kind: Type, path: tuple[str, ...], short_path: tuple[str, ...], parent: int | None) -> None:
         if len(path) > DEPTH_MAX:
             raise BadRequest(f"Invalid schema: nested deeper than {DEPTH_MAX} levels")
-        for field, skipped in _children(kind):
+        for field, skipped in _list_children(kind):
             add(field, path, short_path, parent)
             inner = short_path if skipped and isinstance(field.type, StructType) else (*short_path, field.name)
             walk(field.type, (*path, field.name), inner, field.id)
@@ -238,7 +238,7 @@ def _index(schema: Schema) -> SchemaIndex:
     return SchemaIndex(by_id, {**short, **full})
 
 
-def _children(kind: Type) -> list[tuple[Field, bool]]:
+def _list_children(kind: Type) -> list[tuple[Field, bool]]:
     """Return (field, whether short names may omit its name) of each direct child of a type."""
     if isinstance(kind, StructType):
         return [(field, False) for field in kind.fields]
@@ -252,21 +252,21 @@ def _children(kind: Type) -> list[tuple[Field, bool]]:
     return []
 
 
-def _canonical_type(kind: Type, depth: int) -> Type:
+def _canonicalize_type(kind: Type, depth: int) -> Type:
     if depth > DEPTH_MAX:
         raise BadRequest(f"Invalid schema: nested deeper than {DEPTH_MAX} levels")
     if isinstance(kind, str):
         return canonical_primitive(kind)
     if isinstance(kind, StructType):
-        return StructType(_canonical_fields(kind.fields, depth))
+        return StructType(_canonicalize_fields(kind.fields, depth))
     if isinstance(kind, ListType):
-        return ListType(kind.element_id, _canonical_type(kind.element, depth + 1), kind.element_required)
-    key, value = _canonical_type(kind.key, depth + 1), _canonical_type(kind.value, depth + 1)
+        return ListType(kind.element_id, _canonicalize_type(kind.element, depth + 1), kind.element_required)
+    key, value = _canonicalize_type(kind.key, depth + 1), _canonicalize_type(kind.value, depth + 1)
     return MapType(kind.key_id, key, kind.value_id, value, kind.value_required)
 
 
-def _canonical_fields(fields: tuple[Field, ...], depth: int) -> tuple[Field, ...]:
-    return tuple(msgspec.structs.replace(field, type=_canonical_type(field.type, depth + 1)) for field in fields)
+def _canonicalize_fields(fields: tuple[Field, ...], depth: int) -> tuple[Field, ...]:
+    return tuple(msgspec.structs.replace(field, type=_canonicalize_type(field.type, depth + 1)) for field in fields)
 
 
 def _renumber_fields(fields: tuple[Field, ...], assign_id: Callable[[int], int]) -> tuple[Field, ...]:

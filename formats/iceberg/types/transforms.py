@@ -154,8 +154,8 @@ def monotone(transform: str, kind: str) -> Callable[..., Any]:
     if name == "day":
         return lambda value: value // day
     if name == "month":
-        return lambda value: _month(value // day)
-    return lambda value: _month(value // day) // 12
+        return lambda value: _count_months(value // day)
+    return lambda value: _count_months(value // day) // 12
 
 
 UNITS_PER_DAY = {
@@ -179,7 +179,7 @@ _DAYS_BEFORE_EPOCH = date(1970, 1, 1).toordinal() - 1
 _DAYS_PER_400_YEARS = 146_097
 
 
-def _month(days: int) -> int:
+def _count_months(days: int) -> int:
     """Return the month, counted from 1970-01, of a day since 1970-01-01."""
     # The calendar repeats every 400 years, and the dates of the standard library end with the year 9999.
     cycles, day = divmod(days + _DAYS_BEFORE_EPOCH, _DAYS_PER_400_YEARS)

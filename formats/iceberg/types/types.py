@@ -93,11 +93,11 @@ def canonical_primitive(name: str) -> str:
         crs = match[1].strip()
         return "geometry" if crs in ("", _DEFAULT_CRS) else f"geometry({crs})"
     if match := _GEOGRAPHY.fullmatch(name):
-        return _geography(match[1].strip(), None if match[2] is None else match[2].strip())
+        return _canonicalize_geography(match[1].strip(), None if match[2] is None else match[2].strip())
     raise BadRequest(f"Cannot parse type string to primitive: {name}")
 
 
-def _geography(crs: str, algorithm: str | None) -> str:
+def _canonicalize_geography(crs: str, algorithm: str | None) -> str:
     if algorithm is None:
         return "geography" if crs in ("", _DEFAULT_CRS) else f"geography({crs})"
     if algorithm.lower() not in _EDGE_ALGORITHMS:

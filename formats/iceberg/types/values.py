@@ -262,13 +262,13 @@ def decode_json(kind: str, json: object) -> Value | None:
             if (INT_MIN if name == "int" else LONG_MIN) <= json <= (INT_MAX if name == "int" else LONG_MAX):
                 return json
         case int() | float() if name in FLOATS:
-            return round_to(kind, _double(json, kind))
+            return round_to(kind, _parse_double(json, kind))
         case str():
             return _decode_text(name, kind, json)
     raise ValueError(f"{json!r} is not a value of type {kind}")
 
 
-def _double(number: float, kind: str) -> float:
+def _parse_double(number: float, kind: str) -> float:
     try:
         return float(number)
     except OverflowError:
@@ -282,7 +282,7 @@ def _decode_text(name: str, kind: str, text: str) -> Value:
         case "float" | "double" if text in _NOT_FINITE:
             return _NOT_FINITE[text]
         case "decimal":
-            return _exact_unscaled(text, decimal_scale(kind))
+            return _unscale_exactly(text, decimal_scale(kind))
         case "date":
             return parse_iso_date(text)
         case "time":
@@ -300,7 +300,7 @@ def _decode_text(name: str, kind: str, text: str) -> Value:
     raise ValueError(f"{text!r} is not a value of type {kind}")
 
 
-def _exact_unscaled(text: str, scale: int) -> int:
+def _unscale_exactly(text: str, scale: int) -> int:
     unscaled, exact = floor_unscaled(parse_decimal(text), scale)
     if not exact:
         raise ValueError(f"{text!r} is not a decimal of scale {scale}")
@@ -406,7 +406,7 @@ def parse_iso_date(text: str) -> int:
     match = _ISO_DATE.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a date such as 2024-01-31")
-    return _days(*match.groups())
+    return _count_days(*match.groups())
 
 
 def parse_iso_time(text: str) -> int:
@@ -418,7 +418,7 @@ def parse_iso_time(text: str) -> int:
     match = _ISO_TIME.fullmatch(text)
     if match is None:
         raise ValueError(f"{text!r} is not a time such as 23:59:59.123456")
-    return _nanos(*match.groups())
+    return _count_nanos(*match.groups())
 
 
 def parse_iso_timestamp(text: str) -> tuple[int, int | None]:
@@ -431,7 +431,7 @@ def parse_iso_timestamp(text: str) -> tuple[int, int | None]:
     if match is None:
         raise ValueError(f"{text!r} is not a timestamp such as 2024-01-31T23:59:59.123456 or …+00:00")
     year, month, day, hour, minute, second, fraction, offset = match.groups()
-    nanos = _days(year, month, day) * NANOS_PER_DAY + _nanos(hour, minute, second, fraction)
+    nanos = _count_days(year, month, day) * NANOS_PER_DAY + _count_nanos(hour, minute, second, fraction)
     if offset is None:
         return nanos, None
     if offset in _UTC:
@@ -443,12 +443,12 @@ def parse_iso_timestamp(text: str) -> tuple[int, int | None]:
     return nanos - seconds * 1_000_000_000, seconds
 
 
-def _days(year: str, month: str, day: str) -> int:
+def _count_days(year: str, month: str, day: str) -> int:
     cycles, within = divmod(int(year) - 1, 400)
     return date(within + 1, int(month), int(day)).toordinal() + cycles * _DAYS_PER_400_YEARS - _EPOCH
 
 
-def _nanos(hour: str, minute: str, second: str | None, fraction: str | None) -> int:
+def _count_nanos(hour: str, minute: str, second: str | None, fraction: str | None) -> int:
     hours, minutes, seconds = int(hour), int(minute), int(second or 0)
     if hours > 23 or minutes > 59 or seconds > 59:
         raise ValueError("the hour, minute or second of the time is too large")

@@ -62,7 +62,7 @@ def keys_of(array: pa.Array | pa.ChunkedArray, kind: str) -> Keys:
         ValueError: An array does not have values of the Iceberg type.
     """
     chunks = array.chunks if isinstance(array, pa.ChunkedArray) else [array]
-    convert = _encode_piece if has_codes(kind) else _byte_keys
+    convert = _encode_piece if has_codes(kind) else _make_byte_keys
     pieces = [convert(_to_plain_array(chunk), kind) for chunk in chunks]
     pieces = pieces or [convert(pa.nulls(0), kind)]
     rows = sum(piece.rows for piece in pieces)
@@ -132,18 +132,18 @@ def _clear_views_of_nulls(array: pa.Array) -> pa.Array:
     return pa.Array.from_buffers(array.type, len(array), [validity, pa.py_buffer(views), *array.buffers()[2:]])
 
 
-def _valid(array: pa.Array) -> Mask | None:
+def _read_validity(array: pa.Array) -> Mask | None:
     if array.null_count == 0:
         return None
     valid: Mask = array.is_valid().to_numpy(zero_copy_only=False)
     return valid
 
 
-def _none_valid(rows: int) -> Mask | None:
+def _make_empty_mask(rows: int) -> Mask | None:
     return np.zeros(rows, dtype=np.bool_) if rows else None
 
 
-def _numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[Any]:
+def _view_numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[Any]:
     """Return a view of the fixed-width values of an array, `width` items per row; undefined for nulls."""
     values = np.dtype(dtype)
     data = array.buffers()[1]
@@ -155,21 +155,21 @@ def _numbers(array: pa.Array, dtype: str, width: int = 1) -> npt.NDArray[Any]:
 def _encode_piece(array: pa.Array, kind: str) -> _Piece:
     rows, name = len(array), base_name(kind)
     if pa.types.is_null(array.type):
-        return _Piece(rows, np.zeros(rows, dtype=np.uint64), None, None, _none_valid(rows), None)
-    valid, nan = _valid(array), None
+        return _Piece(rows, np.zeros(rows, dtype=np.uint64), None, None, _make_empty_mask(rows), None)
+    valid, nan = _read_validity(array), None
     if name in FLOATS and pa.types.is_floating(array.type):
-        codes, nan = _float_codes(array, name, valid)
+        codes, nan = _encode_floats(array, name, valid)
     elif name == "boolean" and pa.types.is_boolean(array.type):
         codes = array.fill_null(False).to_numpy(zero_copy_only=False).astype(np.uint64)
     else:
-        codes = _integers(array, kind, name, valid).view(np.uint64) ^ np.uint64(SIGN)
+        codes = _read_integers(array, kind, name, valid).view(np.uint64) ^ np.uint64(SIGN)
     if valid is not None:
         codes[~valid] = 0
     return _Piece(rows, codes, None, None, valid, nan)
 
 
-def _float_codes(array: pa.Array, name: str, valid: Mask | None) -> tuple[Codes, Mask | None]:
-    numbers = _numbers(array, {2: "f2", 4: "f4", 8: "f8"}[array.type.bit_width // 8])
+def _encode_floats(array: pa.Array, name: str, valid: Mask | None) -> tuple[Codes, Mask | None]:
+    numbers = _view_numbers(array, {2: "f2", 4: "f4", 8: "f8"}[array.type.bit_width // 8])
     with np.errstate(
         invalid="ignore", over="ignore"
     ):  # The warning is about a signalling NaN, or a double outside the range of floats.
@@ -188,19 +188,19 @@ def _float_codes(array: pa.Array, name: str, valid: Mask | None) -> tuple[Codes,
     return codes, nan
 
 
-def _integers(array: pa.Array, kind: str, name: str, valid: Mask | None) -> Longs:
+def _read_integers(array: pa.Array, kind: str, name: str, valid: Mask | None) -> Longs:
     """Return the values of a type with integer values, int64[rows]; undefined for nulls.
 
     Callers must not write to the array.
     """
     arrow = array.type
     if name == "decimal" and pa.types.is_decimal(arrow):
-        high, low = _halves(array, kind, valid)
+        high, low = _split_halves(array, kind, valid)
         numbers = low.view(np.int64)
         _refuse(high != numbers >> 63, valid, arrow, kind)
         return numbers
     if name in ("int", "long") and pa.types.is_integer(arrow):
-        numbers = _numbers(array, f"{'i' if pa.types.is_signed_integer(arrow) else 'u'}{arrow.bit_width // 8}")
+        numbers = _view_numbers(array, f"{'i' if pa.types.is_signed_integer(arrow) else 'u'}{arrow.bit_width // 8}")
         if (
             numbers.dtype.kind == "u" and numbers.itemsize >= 4
         ):  # Java reads unsigned integers as signed, or not at all.
@@ -209,18 +209,18 @@ def _integers(array: pa.Array, kind: str, name: str, valid: Mask | None) -> Long
     if (name == "date" or name in TIMESTAMPS) and pa.types.is_date(arrow):
         # The file was written before a date was promoted to a timestamp (spec: "Schema Evolution").
         have = 1 if pa.types.is_date32(arrow) else _SECONDS_A_DAY * 1000
-        numbers = _numbers(array, "i4" if pa.types.is_date32(arrow) else "i8").astype(np.int64, copy=False)
-        want = 1 if name == "date" else _SECONDS_A_DAY * _UNITS_A_SECOND[_unit(name)]
+        numbers = _view_numbers(array, "i4" if pa.types.is_date32(arrow) else "i8").astype(np.int64, copy=False)
+        want = 1 if name == "date" else _SECONDS_A_DAY * _UNITS_A_SECOND[_read_unit(name)]
         return _rescale(numbers, have, want, valid, arrow, kind)
     if (name == "time" and pa.types.is_time(arrow)) or (name in TIMESTAMPS and pa.types.is_timestamp(arrow)):
-        if name in TIMESTAMPS and _unit(name) == "ns" and arrow.unit != "ns":
+        if name in TIMESTAMPS and _read_unit(name) == "ns" and arrow.unit != "ns":
             raise _no_values(arrow, kind)  # Files with INT96 timestamps are read in microseconds.
-        numbers = _numbers(array, f"i{arrow.bit_width // 8}").astype(np.int64, copy=False)
-        return _rescale(numbers, _UNITS_A_SECOND[arrow.unit], _UNITS_A_SECOND[_unit(name)], valid, arrow, kind)
+        numbers = _view_numbers(array, f"i{arrow.bit_width // 8}").astype(np.int64, copy=False)
+        return _rescale(numbers, _UNITS_A_SECOND[arrow.unit], _UNITS_A_SECOND[_read_unit(name)], valid, arrow, kind)
     raise _no_values(arrow, kind)
 
 
-def _unit(name: str) -> str:
+def _read_unit(name: str) -> str:
     return "ns" if name.endswith("_ns") else "us"
 
 
@@ -238,15 +238,15 @@ def _rescale(numbers: Longs, have: int, want: int, valid: Mask | None, arrow: pa
     return numbers
 
 
-def _halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs, Codes]:
+def _split_halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs, Codes]:
     """Return the high and low 64 bits of the unscaled values of a decimal array of any width."""
     if array.type.scale != decimal_scale(kind):
         raise _no_values(array.type, kind)
     width = array.type.bit_width // 8
     if width <= 8:
-        narrow = _numbers(array, f"i{width}").astype(np.int64, copy=False)
+        narrow = _view_numbers(array, f"i{width}").astype(np.int64, copy=False)
         return narrow >> 63, narrow.view(np.uint64)
-    words = _numbers(array, "u8", width // 8).reshape(-1, width // 8)
+    words = _view_numbers(array, "u8", width // 8).reshape(-1, width // 8)
     high = words[:, 1].view(np.int64)
     for extra in range(2, width // 8):
         _refuse(words[:, extra].view(np.int64) != high >> 63, valid, array.type, kind)
@@ -267,21 +267,21 @@ def _no_values(arrow: pa.DataType, kind: str) -> ValueError:
     return ValueError(f"a column of Arrow type {arrow} does not have values of type {kind}")
 
 
-def _byte_keys(array: pa.Array, kind: str) -> _Piece:
+def _make_byte_keys(array: pa.Array, kind: str) -> _Piece:
     rows, arrow = len(array), array.type
     if pa.types.is_null(arrow):
         nothing = np.zeros(0, dtype=np.uint8)
-        return _Piece(rows, None, np.zeros(rows + 1, dtype=np.int64), nothing, _none_valid(rows), None)
-    valid = _valid(array)
+        return _Piece(rows, None, np.zeros(rows + 1, dtype=np.int64), nothing, _make_empty_mask(rows), None)
+    valid = _read_validity(array)
     if base_name(kind) == "decimal" and pa.types.is_decimal(arrow):
-        high, low = _halves(array, kind, valid)
+        high, low = _split_halves(array, kind, valid)
         big = np.empty((rows, 2), dtype=">u8")
         big[:, 0], big[:, 1] = high.view(np.uint64) ^ np.uint64(SIGN), low
-        starts, heap = _even_starts(rows, WIDE_DECIMAL), big.view(np.uint8).reshape(-1)
+        starts, heap = _make_even_starts(rows, WIDE_DECIMAL), big.view(np.uint8).reshape(-1)
     elif base_name(kind) != "decimal" and pa.types.is_fixed_size_binary(arrow):
-        starts, heap = _even_starts(rows, arrow.byte_width), _numbers(array, "u1", arrow.byte_width)
+        starts, heap = _make_even_starts(rows, arrow.byte_width), _view_numbers(array, "u1", arrow.byte_width)
     elif base_name(kind) != "decimal" and (reader := _OFFSETS.get(arrow)) is not None:
-        starts, heap = _variable(array, reader)
+        starts, heap = _make_variable_keys(array, reader)
     else:
         raise _no_values(arrow, kind)
     if valid is not None:
@@ -292,11 +292,11 @@ def _byte_keys(array: pa.Array, kind: str) -> _Piece:
 _OFFSETS = {pa.string(): "i4", pa.binary(): "i4", pa.large_string(): "i8", pa.large_binary(): "i8"}
 
 
-def _even_starts(rows: int, width: int) -> Longs:
+def _make_even_starts(rows: int, width: int) -> Longs:
     return np.arange(rows + 1, dtype=np.int64) * width
 
 
-def _variable(array: pa.Array, dtype: str) -> tuple[Longs, Bytes]:
+def _make_variable_keys(array: pa.Array, dtype: str) -> tuple[Longs, Bytes]:
     _, offsets, data = array.buffers()
     if len(array) == 0 or offsets is None:
         return np.zeros(len(array) + 1, dtype=np.int64), np.zeros(0, dtype=np.uint8)

@@ -54,7 +54,7 @@ def fold(text: str) -> str:
 
 def has_known_case(text: str) -> bool:
     """Return whether this version of Unicode assigns all characters of the text."""
-    if text.isascii() or _maybe_unknown().search(text) is None:
+    if text.isascii() or _make_unassigned_pattern().search(text) is None:
         return True
     return _compile_unknown_pattern().search(text) is None
 
@@ -119,7 +119,7 @@ def _load_folds() -> dict[int, str]:
 
 
 @cache
-def _maybe_unknown() -> re.Pattern[str]:
+def _make_unassigned_pattern() -> re.Pattern[str]:
     """Return a pattern for unassigned characters that also matches all characters beyond the first 65,536.
 
     Beyond them, the time of a match does not depend on the number of ranges.

@@ -120,7 +120,7 @@ class KeyRanges:
 
     def __post_init__(self) -> None:
         for before, after in pairwise(self.ranges):
-            if _overlap(before, after):
+            if _may_overlap(before, after):
                 raise ValueError(f"ranges of keys overlap or are out of order: {before}, {after}")
 
     def contains(self, key: Key) -> bool:
@@ -161,7 +161,7 @@ class KeyRanges:
         return tuple(points)
 
 
-def _overlap(before: KeyRange, after: KeyRange) -> bool:
+def _may_overlap(before: KeyRange, after: KeyRange) -> bool:
     """Return whether a key may be in both ranges, or the ranges are not in order."""
     high: Any = before.high
     low: Any = after.low

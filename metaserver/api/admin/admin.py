@@ -112,8 +112,8 @@ async def list_tokens(call: Call) -> TokenPage:
     now_ms = call.components.clock.now_ms()
     # A name contains no space, so the pairs have the same order as the texts.
     tokens = {f"{token.name} {token.id}": token for token in await call.components.store.tokens()}
-    page, next_page_token = _page(call, tokens)
-    return TokenPage([_token(token, now_ms) for token in page], next_page_token)
+    page, next_page_token = _select_page(call, tokens)
+    return TokenPage([_describe_token(token, now_ms) for token in page], next_page_token)
 
 
 @Route(
@@ -175,7 +175,7 @@ async def list_grants(call: Call) -> GrantPage:
         for grant in await call.components.store.grants(principal)
         if grant.principal == me.name or authorizer.holds(me, Role.ADMIN, grant.namespace)
     }
-    page, next_page_token = _page(call, grants)
+    page, next_page_token = _select_page(call, grants)
     return GrantPage([from_attributes(grant, GrantAnswer) for grant in page], next_page_token)
 
 
@@ -230,27 +230,27 @@ async def remove_grant(call: Call) -> None:
     answers=(ResponseSpec(200, "One page", AuditPage), _FORBIDDEN),
 )
 async def list_audit(call: Call) -> AuditPage:
-    after, size = _paging(call)
+    after, size = _read_paging(call)
     records = await call.components.store.audit(after, size + 1)
     return AuditPage(
         records[:size], call.components.catalog.pages.encode(records[size - 1].id) if len(records) > size else None
     )
 
 
-def _paging(call: Call) -> tuple[str | None, int]:
+def _read_paging(call: Call) -> tuple[str | None, int]:
     """Return the position before the page, and the size of the page."""
     token, size = call.paging()
     return call.components.catalog.pages.decode(token or ""), size
 
 
-def _page(call: Call, by_key: Mapping[str, T]) -> tuple[list[T], str | None]:
+def _select_page(call: Call, by_key: Mapping[str, T]) -> tuple[list[T], str | None]:
     """Return one page of the values, in order of their keys, and the token of the next page."""
-    after, size = _paging(call)
+    after, size = _read_paging(call)
     keys = sorted(key for key in by_key if after is None or key > after)
     page = keys[:size]
     return [by_key[key] for key in page], call.components.catalog.pages.encode(page[-1]) if len(keys) > size else None
 
 
-def _token(token: AccessToken, now_ms: int) -> TokenAnswer:
+def _describe_token(token: AccessToken, now_ms: int) -> TokenAnswer:
     is_valid = is_live(token, now_ms)
     return TokenAnswer(token.id, token.name, is_valid, token.created_ms, token.expires_ms, token.revoked_ms)

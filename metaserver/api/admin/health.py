@@ -47,7 +47,7 @@ _READY = {
     public=True,
 ).takes_request
 async def healthz(request: web.Request) -> web.Response:
-    return _json(200, {"status": "alive"})
+    return _make_json_response(200, {"status": "alive"})
 
 
 @Route(
@@ -69,7 +69,7 @@ async def readyz(request: web.Request) -> web.Response:
     drain = "draining" if components.drain.is_set() else "ok"
     checks = {"store": store, "objects": objects, **writing, "drain": drain}
     ready = all(state == "ok" for state in checks.values())
-    return _json(200 if ready else 503, {"status": "ready" if ready else "not ready", "checks": checks})
+    return _make_json_response(200 if ready else 503, {"status": "ready" if ready else "not ready", "checks": checks})
 
 
 async def _check(part: str, ping: Callable[[], Awaitable[None]]) -> str:
@@ -84,7 +84,7 @@ async def _check(part: str, ping: Callable[[], Awaitable[None]]) -> str:
     return "ok"
 
 
-def _json(status: int, value: object) -> web.Response:
+def _make_json_response(status: int, value: object) -> web.Response:
     response = json_answer(value, status)
     response.headers["Cache-Control"] = "no-store"
     return response

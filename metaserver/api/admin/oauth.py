@@ -87,7 +87,7 @@ async def get_token(request: web.Request) -> web.Response:
         token, ttl_s = await _answer(request)
     except _Refusal as refusal:
         return _refuse(refusal)
-    return _json(
+    return _make_json_response(
         200,
         {"access_token": token, "token_type": "bearer", "expires_in": ttl_s, "issued_token_type": _ACCESS_TOKEN},
     )
@@ -110,7 +110,7 @@ async def _answer(request: web.Request) -> tuple[str, int]:
         return await _exchange(request, form["subject_token"], client)
     if client is None:
         raise _Refusal("invalid_client", "client_secret is missing; set it to a token from seamark token create")
-    login = await _login(authenticator, *client)
+    login = await _issue_login(authenticator, *client)
     request[PRINCIPAL] = login.principal
     return authenticator.issuer.issue(login.token)
 
@@ -163,7 +163,7 @@ def _read_credentials(request: web.Request, form: dict[str, str]) -> tuple[str |
     return basic
 
 
-async def _login(authenticator: Authenticator, name: str | None, secret: str) -> Login:
+async def _issue_login(authenticator: Authenticator, name: str | None, secret: str) -> Login:
     try:
         login = await authenticator.login_secret(secret)
     except Unauthenticated as error:
@@ -186,8 +186,8 @@ def _check_exchange(form: dict[str, str]) -> None:
 async def _exchange(request: web.Request, subject: str, client: tuple[str | None, str] | None) -> tuple[str, int]:
     """Return the token and its lifetime in seconds."""
     authenticator = request.app[COMPONENTS].authenticator
-    holder = await _login(authenticator, *client) if client is not None else None
-    login = await _login_subject(authenticator, subject, holder)
+    holder = await _issue_login(authenticator, *client) if client is not None else None
+    login = await _log_in_subject(authenticator, subject, holder)
     request[PRINCIPAL] = login.principal
     if login.token is not None and not subject.startswith(PREFIX):
         return authenticator.issuer.issue(login.token, None if holder is not None else login.expires_ms)
@@ -198,7 +198,7 @@ async def _exchange(request: web.Request, subject: str, client: tuple[str | None
     return subject, max(1, ttl_s)
 
 
-async def _login_subject(authenticator: Authenticator, subject: str, holder: Login | None) -> Login:
+async def _log_in_subject(authenticator: Authenticator, subject: str, holder: Login | None) -> Login:
     try:
         if holder is None:
             return await authenticator.login(subject)
@@ -214,7 +214,7 @@ async def _login_subject(authenticator: Authenticator, subject: str, holder: Log
 
 
 def _refuse(refusal: _Refusal) -> web.Response:
-    response = _json(
+    response = _make_json_response(
         401 if refusal.error == "invalid_client" else 400,
         {"error": refusal.error, "error_description": refusal.description},
     )
@@ -223,6 +223,6 @@ def _refuse(refusal: _Refusal) -> web.Response:
     return response
 
 
-def _json(status: int, value: object) -> web.Response:
+def _make_json_response(status: int, value: object) -> web.Response:
     headers = {"Cache-Control": "no-store", "Pragma": "no-cache"}
     return web.Response(status=status, body=encode_json(value), content_type="application/json", headers=headers)

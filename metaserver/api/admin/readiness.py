@@ -56,7 +56,7 @@ class Readiness:
         least = self._settings.free_space_min_bytes
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                lacking = await asyncio.to_thread(_lacking_bytes, _folders(self._settings), least)
+                lacking = await asyncio.to_thread(_measure_lacking_bytes, _list_folders(self._settings), least)
         except TimeoutError:
             return f"no answer within {TIMEOUT_S:g} s"
         except OSError as error:
@@ -83,7 +83,7 @@ class Readiness:
         return "ok"
 
 
-def _folders(settings: Settings) -> list[Path]:
+def _list_folders(settings: Settings) -> list[Path]:
     """Return the folders on local disks that the server writes to."""
     folders = [settings.home]
     for url in (settings.warehouse_uri(), settings.database_url()):
@@ -94,7 +94,7 @@ def _folders(settings: Settings) -> list[Path]:
     return folders
 
 
-def _lacking_bytes(folders: Iterable[Path], least: int) -> int:
+def _measure_lacking_bytes(folders: Iterable[Path], least: int) -> int:
     """Return the bytes that the fullest disk lacks.
 
     A disk needs `least` bytes of free space, or a twentieth of its size if it is small. If a folder does not exist

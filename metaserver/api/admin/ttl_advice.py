@@ -84,7 +84,7 @@ class TtlAdvice(msgspec.Struct, frozen=True, rename="kebab"):
 )
 async def advise_ttl(call: Call) -> TtlAdvice:
     catalog = call.components.catalog
-    unread_days = _unread_days(call.query.get("unread-days", str(UNREAD_DAYS)))
+    unread_days = _parse_unread_days(call.query.get("unread-days", str(UNREAD_DAYS)))
     loaded = await catalog.tables.load(call.namespace, call.name)
     assert loaded.entry is not None
     reads = await catalog.column_usage.of_table(loaded.entry.uuid) if catalog.column_usage.is_on else []
@@ -93,7 +93,7 @@ async def advise_ttl(call: Call) -> TtlAdvice:
     return await asyncio.to_thread(reader.advise, unread_days, is_on=catalog.column_usage.is_on)
 
 
-def _unread_days(text: str) -> int:
+def _parse_unread_days(text: str) -> int:
     if not text.isdecimal() or len(text) > 5 or not 1 <= int(text) <= UNREAD_DAYS_MAX:
         raise BadRequest(f"unread-days is {text[:40]!r}; it must be 1 to {UNREAD_DAYS_MAX}")
     return int(text)
@@ -122,7 +122,7 @@ class _Advisor:
             reason = f"reads are counted for {counted}, which is less than unread-days, {unread_days}"
         elif len(times) != 1:
             reason = "the table is not partitioned by one time column, so its partitions have no age"
-        advice = () if reason else tuple(self._advice(times[0], unread_days, first_day))
+        advice = () if reason else tuple(self._advise(times[0], unread_days, first_day))
         confidence = column_reads / (column_reads + unknown) if column_reads + unknown else 0.0
         ordered = tuple(sorted(advice, key=lambda one: -one.size_in_bytes))
         return TtlAdvice(column_reads + unknown, column_reads, round(confidence, 3), days, ordered, reason)
@@ -134,7 +134,7 @@ class _Advisor:
     def _count_reads(self, column_id: int) -> int:
         return sum(one.reads for one in self.reads if one.column_id == column_id)
 
-    def _advice(self, time: TimeColumn, unread_days: int, first_day: int) -> Iterator[ColumnAdvice]:
+    def _advise(self, time: TimeColumn, unread_days: int, first_day: int) -> Iterator[ColumnAdvice]:
         files, schema = lookup(self.view), self.metadata.current_schema
         ends = self._ends(files.entry_ids())
         for field in schema.fields:
@@ -143,7 +143,7 @@ class _Advisor:
             sizes = _measure_column(files, schema, field.id)
             related = {field.id, EVERY_COLUMN, *_find_columns_inside(schema, field.id)}
             for age_d in AGES_D:
-                before_ms = self._boundary_ms(time, age_d)
+                before_ms = self._find_boundary_ms(time, age_d)
                 old = (ends != MISSING) & (ends <= before_ms) & (sizes > 0)
                 last = max(
                     (one.last_day for one in self.reads if one.column_id in related and one.oldest_age_d >= age_d),
@@ -152,7 +152,7 @@ class _Advisor:
                 if not old.any():
                     break
                 if self.today - last >= unread_days:
-                    condition = f"{_quote(time.name)} < {_literal(time, before_ms)}"
+                    condition = f"{_quote(time.name)} < {_write_literal(time, before_ms)}"
                     name = ".".join(map(_quote, self.table))
                     yield ColumnAdvice(
                         field.name,
@@ -162,7 +162,7 @@ class _Advisor:
                         len(np.unique(ends[old])),
                         int(sizes[old].sum()),
                         f"ALTER TABLE {name} PARTITION ({condition}) DROP COLUMNS ({_quote(field.name)})",
-                        f"{_policy_name(field.name)}: {age_d} days",
+                        f"{_choose_policy_name(field.name)}: {age_d} days",
                     )
                     break
 
@@ -174,7 +174,7 @@ class _Advisor:
             parts.append(np.full(len(local), MISSING, dtype=np.int64) if ends is None else ends)
         return np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
 
-    def _boundary_ms(self, time: TimeColumn, age_d: int) -> int:
+    def _find_boundary_ms(self, time: TimeColumn, age_d: int) -> int:
         """Return the time that is the upper limit of partitions that have this age.
 
         The time is a boundary of a partition in each spec that partitions by the column.
@@ -214,11 +214,11 @@ def _quote(name: str) -> str:
     return name if plain else '"' + name.replace('"', '""') + '"'
 
 
-def _policy_name(name: str) -> str:
+def _choose_policy_name(name: str) -> str:
     return name if not set(name) & set(':=," \t') else '"' + name.replace('"', '""') + '"'
 
 
-def _literal(time: TimeColumn, at_ms: int) -> str:
+def _write_literal(time: TimeColumn, at_ms: int) -> str:
     at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms)
     if time.kind == "date":
         return f"DATE '{at.date().isoformat()}'"

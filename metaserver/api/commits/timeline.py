@@ -184,7 +184,7 @@ def _read_query(call: Call, where: InstantFilter) -> tuple[InstantFilter, int, f
     order = query.get("order", "asc")
     if order not in ("asc", "desc"):
         raise BadRequest(f"order is {order[:40]!r}; it must be asc or desc")
-    wait_s = _number(query.get("wait", "0"), "wait")
+    wait_s = _parse_number(query.get("wait", "0"), "wait")
     if order == "desc" and (wait_s > 0 or stream):
         raise BadRequest("order=desc cannot wait for new instants; omit it")
     limit = page_size(query.get("limit", str(DEFAULT_LIMIT)), "limit", settings.page_limit)
@@ -198,7 +198,7 @@ def _read_query(call: Call, where: InstantFilter) -> tuple[InstantFilter, int, f
     return where, limit, min(wait_s, settings.watch_timeout_s)
 
 
-def _number(text: str, name: str) -> float:
+def _parse_number(text: str, name: str) -> float:
     try:
         number = float(text)
     except ValueError:

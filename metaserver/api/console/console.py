@@ -89,11 +89,11 @@ def load_assets() -> Assets:
     # for the level before it.
     links = "\n".join(f'    <link rel="modulepreload" href="{_ROOT}{name}">' for name in modules)
     page = page.replace(f"    {_MODULES}", links).replace(_ROOT, f"console/{digest}/")
-    files = {name: _asset(name, content) for name, content in contents.items()}
-    return Assets(digest, files, _asset(_PAGE, page.encode()))
+    files = {name: _make_asset(name, content) for name, content in contents.items()}
+    return Assets(digest, files, _make_asset(_PAGE, page.encode()))
 
 
-def _asset(name: str, content: bytes) -> Asset:
+def _make_asset(name: str, content: bytes) -> Asset:
     return Asset(content, gzip.compress(content, mtime=0), _TYPES[Path(name).suffix])
 
 

@@ -33,7 +33,7 @@ def wants_arrow(headers: Mapping[str, str]) -> bool:
     best, arrow = 0.0, False
     for part in accepted.split(","):
         name, *parameters = [piece.strip().lower() for piece in part.split(";")]
-        weight = _weight(parameters)
+        weight = _parse_weight(parameters)
         is_arrow = name == ARROW_STREAM
         if (is_arrow or name in _JSON_RANGES) and weight > best:
             best, arrow = weight, is_arrow
@@ -42,7 +42,7 @@ def wants_arrow(headers: Mapping[str, str]) -> bool:
     return arrow
 
 
-def _weight(parameters: Sequence[str]) -> float:
+def _parse_weight(parameters: Sequence[str]) -> float:
     for parameter in parameters:
         if parameter.startswith("q="):
             try:
@@ -77,7 +77,7 @@ def integers(values: Longs, kind: pa.DataType | None = None) -> pa.Array:
     if pa.types.is_boolean(arrow):
         return pa.array(values == 1, mask=~present)
     narrow = np.where(present, values, 0).astype(np.int32) if arrow.bit_width == 32 else np.ascontiguousarray(values)
-    return pa.Array.from_buffers(arrow, len(values), [_validity(present), pa.py_buffer(narrow)])
+    return pa.Array.from_buffers(arrow, len(values), [_pack_validity(present), pa.py_buffer(narrow)])
 
 
 def texts(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
@@ -89,7 +89,7 @@ def texts(strings: Strings, kind: pa.DataType | None = None) -> pa.Array:
     if strings.ends[-1] > _OFFSET_MAX:
         raise TooLarge("The strings of the page are larger than 2 GiB; use a smaller limit")
     buffers = [
-        _validity(strings.present != 0),
+        _pack_validity(strings.present != 0),
         pa.py_buffer(strings.ends.astype(np.int32)),
         pa.py_buffer(strings.data),
     ]
@@ -128,26 +128,26 @@ def bounds(values: Longs | npt.NDArray[np.float64] | Strings, kind: str) -> pa.A
     if pa.types.is_null(arrow):
         return pa.nulls(len(values.present if isinstance(values, Strings) else values))
     if isinstance(values, Strings):
-        return _long_decimals(values, arrow) if pa.types.is_decimal(arrow) else texts(values, arrow)
+        return _convert_long_decimals(values, arrow) if pa.types.is_decimal(arrow) else texts(values, arrow)
     if values.dtype == np.float64:
         narrow = np.ascontiguousarray(values, dtype=np.float32 if arrow.bit_width == 32 else np.float64)
-        return pa.Array.from_buffers(arrow, len(values), [_validity(~np.isnan(values)), pa.py_buffer(narrow)])
+        return pa.Array.from_buffers(arrow, len(values), [_pack_validity(~np.isnan(values)), pa.py_buffer(narrow)])
     longs = values.astype(np.int64, copy=False)
     if pa.types.is_decimal(arrow):
         wide = np.stack([longs, longs >> np.int64(63)], axis=1)
-        return pa.Array.from_buffers(arrow, len(longs), [_validity(longs != MISSING), pa.py_buffer(wide)])
+        return pa.Array.from_buffers(arrow, len(longs), [_pack_validity(longs != MISSING), pa.py_buffer(wide)])
     return integers(longs, arrow)
 
 
-def _long_decimals(values: Strings, arrow: pa.DataType) -> pa.Array:
+def _convert_long_decimals(values: Strings, arrow: pa.DataType) -> pa.Array:
     """Convert decimals from big-endian, with 2**127 added, to little-endian."""
     present = values.present != 0
     matrix = np.zeros((len(present), 2), dtype=np.uint64)
     matrix[present] = values.data.view(">u8").reshape(-1, 2)[:, ::-1]
     matrix[present, 1] ^= np.uint64(1 << 63)
-    return pa.Array.from_buffers(arrow, len(present), [_validity(present), pa.py_buffer(matrix)])
+    return pa.Array.from_buffers(arrow, len(present), [_pack_validity(present), pa.py_buffer(matrix)])
 
 
-def _validity(present: npt.NDArray[np.bool_]) -> pa.Buffer | None:
+def _pack_validity(present: npt.NDArray[np.bool_]) -> pa.Buffer | None:
     """Return the validity bitmap, or None if no value is null."""
     return None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))

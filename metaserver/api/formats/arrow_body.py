@@ -48,28 +48,28 @@ def read_stream(body: bytes, subject: str, *, rows_max: int) -> pa.Table:
 def _read_row_count(message: memoryview, subject: str) -> int:
     """Return the number of rows in the header of a record batch message; 0 for other messages."""
     root = _U32.unpack_from(message)[0]
-    at = _field(message, root, _HEADER_TYPE)
+    at = _find_field(message, root, _HEADER_TYPE)
     kind = message[at] if at else 0
     if kind not in (_DICTIONARY_BATCH, _RECORD_BATCH):
         return 0
-    batch = _table(message, root, _HEADER)
+    batch = _find_table(message, root, _HEADER)
     if kind == _DICTIONARY_BATCH:
-        batch = _table(message, batch, _BATCH_OF_DICTIONARY)
-    if _field(message, batch, _COMPRESSION):
+        batch = _find_table(message, batch, _BATCH_OF_DICTIONARY)
+    if _find_field(message, batch, _COMPRESSION):
         raise BadRequest(f"{subject} has compressed buffers; write it uncompressed and compress the body with gzip")
-    at = _field(message, batch, _LENGTH)
+    at = _find_field(message, batch, _LENGTH)
     length: int = _I64.unpack_from(message, at)[0] if at else 0
     return length
 
 
-def _table(message: memoryview, table: int, number: int) -> int:
-    at = _field(message, table, number)
+def _find_table(message: memoryview, table: int, number: int) -> int:
+    at = _find_field(message, table, number)
     if not at:
         raise ValueError("a message has no batch")
     return int(at + _U32.unpack_from(message, at)[0])
 
 
-def _field(message: memoryview, table: int, number: int) -> int:
+def _find_field(message: memoryview, table: int, number: int) -> int:
     """Return the position of a field in a flatbuffer's table; 0 if the field is absent."""
     vtable = table - _I32.unpack_from(message, table)[0]
     if vtable < 0:

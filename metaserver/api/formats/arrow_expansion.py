@@ -17,7 +17,7 @@ from seamark.formats.runtime.errors import BadRequest
 _NESTED_VALUE_BYTES = 8
 
 
-def expanded_bytes(array: pa.Array, path: str) -> int:
+def estimate_expanded_bytes(array: pa.Array, path: str) -> int:
     """Return the approximate number of bytes that the array has without dictionaries, runs and views.
 
     Raises:
@@ -25,32 +25,36 @@ def expanded_bytes(array: pa.Array, path: str) -> int:
     """
     kind: Any = array.type
     if isinstance(array, pa.ExtensionArray):
-        return expanded_bytes(array.storage, path)
+        return estimate_expanded_bytes(array.storage, path)
     if pa.types.is_dictionary(kind):
-        sizes = _value_bytes(array.dictionary, path)
-        return _total(pc.take(sizes, array.indices))
+        sizes = _measure_values(array.dictionary, path)
+        return _sum_sizes(pc.take(sizes, array.indices))
     if pa.types.is_run_end_encoded(kind):
-        sizes = _value_bytes(array.values, path)
-        return _total(pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(array.run_ends, sizes)))
+        sizes = _measure_values(array.values, path)
+        return _sum_sizes(pc.run_end_decode(pa.RunEndEncodedArray.from_arrays(array.run_ends, sizes)))
     if pa.types.is_struct(kind):
-        children = (expanded_bytes(array.field(n), path) for n in range(kind.num_fields))
+        children = (estimate_expanded_bytes(array.field(n), path) for n in range(kind.num_fields))
         return len(array) + sum(children)
     if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        if _total(pc.list_value_length(array)) > len(array.values):
+        if _sum_sizes(pc.list_value_length(array)) > len(array.values):
             raise BadRequest(f"Column {path}: the list views name an element twice; send lists")
-        return _NESTED_VALUE_BYTES * len(array) + expanded_bytes(array.values, path)
+        return _NESTED_VALUE_BYTES * len(array) + estimate_expanded_bytes(array.values, path)
     if pa.types.is_map(kind):
-        return _NESTED_VALUE_BYTES * len(array) + expanded_bytes(array.keys, path) + expanded_bytes(array.items, path)
+        return (
+            _NESTED_VALUE_BYTES * len(array)
+            + estimate_expanded_bytes(array.keys, path)
+            + estimate_expanded_bytes(array.items, path)
+        )
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return _NESTED_VALUE_BYTES * len(array) + expanded_bytes(array.values, path)
-    return _total(_value_bytes(array, path))
+        return _NESTED_VALUE_BYTES * len(array) + estimate_expanded_bytes(array.values, path)
+    return _sum_sizes(_measure_values(array, path))
 
 
-def _total(sizes: pa.Array) -> int:
+def _sum_sizes(sizes: pa.Array) -> int:
     return int(pc.sum(pc.cast(sizes, pa.int64())).as_py() or 0)
 
 
-def _value_bytes(array: pa.Array, path: str) -> pa.Array:
+def _measure_values(array: pa.Array, path: str) -> pa.Array:
     """Return the bytes of each value of an array without nested values.
 
     Raises:
@@ -58,7 +62,7 @@ def _value_bytes(array: pa.Array, path: str) -> pa.Array:
     """
     kind: Any = array.type
     if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        return pa.array(_view_lengths(array))
+        return pa.array(_read_view_lengths(array))
     if any(is_kind(kind) for is_kind in _VARIABLE):
         return pc.cast(pc.binary_length(array), pa.int64())
     if (
@@ -79,7 +83,7 @@ def _is_decimal(kind: pa.DataType) -> bool:
 _VARIABLE = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
 
 
-def _view_lengths(array: pa.Array) -> Any:
+def _read_view_lengths(array: pa.Array) -> Any:
     views = np.frombuffer(array.buffers()[1], np.int32).reshape(-1, 4)
     lengths = views[array.offset : array.offset + len(array), 0].astype(np.int64)
     valid = array.is_valid().to_numpy(zero_copy_only=False)

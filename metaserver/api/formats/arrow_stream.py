@@ -51,8 +51,8 @@ class RecordBatchWriter:
         self._parts.append(values)
 
     def stream(self, schema_metadata: Mapping[str, str]) -> bytearray:
-        schema = _schema(tuple(self._fields), tuple(schema_metadata.items()))
-        sizes = [self._sizes(kind, part) for (_, kind), part in zip(self._fields, self._parts, strict=True)]
+        schema = _make_schema(tuple(self._fields), tuple(schema_metadata.items()))
+        sizes = [self._measure_buffers(kind, part) for (_, kind), part in zip(self._fields, self._parts, strict=True)]
         offsets: list[tuple[int, int]] = []
         at = 0
         for size in (size for column in sizes for size in column):
@@ -64,17 +64,17 @@ class RecordBatchWriter:
         with memoryview(buffer) as view:
             body = view[body_at : body_at + at]
             nulls = self._write(body, offsets)
-            view[len(schema) : body_at] = _head(self._rows, nulls, offsets, at)
+            view[len(schema) : body_at] = _encode_head(self._rows, nulls, offsets, at)
             view[: len(schema)] = schema
             view[body_at + at :] = _END
             body.release()
         return buffer
 
-    def _sizes(self, kind: pa.DataType, part: IntegerColumn | pa.Array) -> list[int]:
+    def _measure_buffers(self, kind: pa.DataType, part: IntegerColumn | pa.Array) -> list[int]:
         """Return the sizes of the column's buffers. The size is 0 for a validity bitmap that is not needed."""
         if isinstance(part, IntegerColumn):
             return [(self._rows + 7) // 8 if part.nullable else 0, self._rows * (kind.bit_width // 8)]
-        return [0 if buffer is None else buffer.size for buffer in _buffers(part)]
+        return [0 if buffer is None else buffer.size for buffer in _list_buffers(part)]
 
     def _write(self, body: memoryview, offsets: Sequence[tuple[int, int]]) -> list[int]:
         """Write the columns, and return the number of nulls of each column."""
@@ -83,13 +83,13 @@ class RecordBatchWriter:
         for (_, kind), part in zip(self._fields, self._parts, strict=True):
             if isinstance(part, IntegerColumn):
                 bits, values = next(spans), next(spans)
-                nulls.append(part.write(_slice(body, values), kind.bit_width // 8, _slice(body, bits)))
+                nulls.append(part.write(_cut_slice(body, values), kind.bit_width // 8, _cut_slice(body, bits)))
             else:
                 nulls.append(part.null_count)
-                for buffer in _buffers(part):
+                for buffer in _list_buffers(part):
                     span = next(spans)
                     if buffer is not None:
-                        _slice(body, span)[:] = memoryview(buffer).cast("B")
+                        _cut_slice(body, span)[:] = memoryview(buffer).cast("B")
         for at, size in offsets:
             padding = -size % _ALIGNMENT
             if padding:
@@ -97,23 +97,23 @@ class RecordBatchWriter:
         return nulls
 
 
-def _buffers(array: pa.Array) -> list[pa.Buffer | None]:
+def _list_buffers(array: pa.Array) -> list[pa.Buffer | None]:
     """Return the buffers of an array in a stream. An array of type null has no buffers."""
     return [] if pa.types.is_null(array.type) else array.buffers()
 
 
-def _slice(body: memoryview, span: tuple[int, int]) -> memoryview:
+def _cut_slice(body: memoryview, span: tuple[int, int]) -> memoryview:
     return body[span[0] : span[0] + span[1]]
 
 
 @lru_cache(maxsize=256)
-def _schema(fields: tuple[tuple[str, Any], ...], metadata: tuple[tuple[str, str], ...]) -> bytes:
+def _make_schema(fields: tuple[tuple[str, Any], ...], metadata: tuple[tuple[str, str], ...]) -> bytes:
     schema = pa.schema([pa.field(name, kind) for name, kind in fields], metadata=dict(metadata))
     message: bytes = schema.serialize().to_pybytes()
     return message
 
 
-def _head(rows: int, nulls: Sequence[int], offsets: Sequence[tuple[int, int]], body_size: int) -> bytes:
+def _encode_head(rows: int, nulls: Sequence[int], offsets: Sequence[tuple[int, int]], body_size: int) -> bytes:
     """Return the encapsulated message of a record batch, without its body."""
     nodes_end = _NODES + 4 + 16 * len(nulls)
     tables = _TABLES.pack(

@@ -107,14 +107,14 @@ class FileListing:
         self.total = data.files + deletes.files
 
     def stream(self, names: Sequence[str], start: int, end: int, about: Mapping[str, str]) -> bytes:
-        pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._page(start, end)]
+        pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._write_page(start, end)]
         return arrow.stream({name: pa.concat_arrays([page.array(name) for page in pages]) for name in names}, about)
 
     def lists(self, names: Sequence[str], start: int, end: int) -> list[list[Any]]:
-        pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._page(start, end)]
+        pages = [_FilesPage(self._metadata, files, scan) for files, scan in self._write_page(start, end)]
         return [[value for page in pages for value in page.values(name)] for name in names]
 
-    def _page(self, start: int, end: int) -> list[tuple[FoundFiles, ScanPlan | None]]:
+    def _write_page(self, start: int, end: int) -> list[tuple[FoundFiles, ScanPlan | None]]:
         data, deletes = self._parts
         delete_range = (max(0, start - data.files), max(0, end - data.files))
         return [(data.part(start, end), self._scan), (deletes.part(*delete_range), None)]
@@ -132,25 +132,25 @@ class _FilesPage:
             case "file-path":
                 return arrow.texts(self._files.texts("file_path"))
             case "content":
-                return _encode_dictionary(self._contents(), CONTENTS)
+                return _encode_dictionary(self._read_contents(), CONTENTS)
             case "file-format" | "partition":
-                numbers, values = self._formats() if name == "file-format" else self._partitions()
+                numbers, values = self._read_formats() if name == "file-format" else self._read_partitions()
                 texts = [value if isinstance(value, str) else to_json(value).decode() for value in values]
                 return _encode_dictionary(numbers, texts)
-        return arrow.integers(self._longs(name))
+        return arrow.integers(self._read_longs(name))
 
     def values(self, name: str) -> list[Any]:
         match name:
             case "file-path":
                 return _decode_strings(self._files.texts("file_path"))
             case "content":
-                return [CONTENTS[number] for number in self._contents().tolist()]
+                return [CONTENTS[number] for number in self._read_contents().tolist()]
             case "file-format" | "partition":
-                numbers, values = self._formats() if name == "file-format" else self._partitions()
+                numbers, values = self._read_formats() if name == "file-format" else self._read_partitions()
                 return [values[number] for number in numbers.tolist()]
-        return _nullable(self._longs(name))
+        return _make_nullable(self._read_longs(name))
 
-    def _longs(self, name: str) -> Longs:
+    def _read_longs(self, name: str) -> Longs:
         files = self._files
         match name:
             case "spec-id":
@@ -163,16 +163,16 @@ class _FilesPage:
                 return self._delete_files()
         return files.longs(name.replace("-", "_"))
 
-    def _contents(self) -> Longs:
+    def _read_contents(self) -> Longs:
         """Return the content type of each file. Manifests of format version 1 do not have it."""
         return np.clip(self._files.longs("content"), 0, len(CONTENTS) - 1)
 
-    def _formats(self) -> tuple[Longs, list[str]]:
+    def _read_formats(self) -> tuple[Longs, list[str]]:
         number_of: dict[str, int] = {}
         names = [(text or b"").decode("utf-8", "replace").lower() for text in self._files.texts("file_format").values()]
         return np.array([number_of.setdefault(name, len(number_of)) for name in names], dtype=np.int64), list(number_of)
 
-    def _partitions(self) -> tuple[Longs, list[dict[str, object]]]:
+    def _read_partitions(self) -> tuple[Longs, list[dict[str, object]]]:
         if self._grouped is None:
             self._grouped = group_by_partition(self._files)
         values = [encode_partition(self._metadata, partition) for partition in self._grouped.partitions]
@@ -232,7 +232,7 @@ class ColumnStats:
             elif side := _SIDES.get(name):
                 columns.append(_decode_values(stats.bounds(side), self._column.kind))
             else:
-                columns.append(_nullable(files.entry_ids() if name == "file" else stats.counts(_COUNTS[name])))
+                columns.append(_make_nullable(files.entry_ids() if name == "file" else stats.counts(_COUNTS[name])))
         return columns
 
 
@@ -286,7 +286,7 @@ class PartitionListing:
             if only is None
             else (within_files.longs("content") == only).astype(int)
         )
-        items = [self._item(partition) for partition in within.partitions]
+        items = [self._make_item(partition) for partition in within.partitions]
         records, files = within.sums(within_files.longs("record_count") * counted), within.sums(counted)
         sizes = within.sums(within_files.longs("file_size_in_bytes")) if only is None else [0] * len(items)
         for item, *more in zip(items, records, files, sizes, strict=True):
@@ -294,7 +294,7 @@ class PartitionListing:
                 item[name] += value
         self._update(within_files, within, items)
 
-    def _item(self, partition: PartitionTuple) -> dict[str, Any]:
+    def _make_item(self, partition: PartitionTuple) -> dict[str, Any]:
         """Return the item of a partition.
 
         The items are keyed by JSON, because two manifests may store equal values with different types.
@@ -369,7 +369,7 @@ def _decode_values(values: Longs | npt.NDArray[np.float64] | Strings, kind: str)
     ]
 
 
-def _nullable(values: Longs) -> list[int | None]:
+def _make_nullable(values: Longs) -> list[int | None]:
     return [None if value == MISSING else value for value in values.tolist()]
 
 

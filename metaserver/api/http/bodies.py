@@ -94,13 +94,13 @@ async def read(request: web.Request, size: BodySize | None = None) -> bytes:
         if not coding and content.is_eof() and content.exception() is None:
             # Like most bodies, this body arrived with the headers.
             if content.total_bytes > limit:
-                raise _too_large(limit)
+                raise _make_too_large_error(limit)
             body = bytes(content.read_nowait())
             if slot is not None:
                 slot.keep(len(body))
         else:
             if (request.content_length or 0) > limit:
-                raise _too_large(limit)
+                raise _make_too_large_error(limit)
             timeout_s = settings.body_timeout_s if PRINCIPAL in request else settings.header_timeout_s
             body = await _receive(request, limit, timeout_s, slot, coding)
     except web.RequestPayloadError:
@@ -135,7 +135,7 @@ async def _receive(request: web.Request, limit: int, timeout_s: float, slot: Req
     def take(chunk: bytes) -> None:
         nonlocal received, size
         if size + len(chunk) > limit:
-            raise _too_large(limit)
+            raise _make_too_large_error(limit)
         if slot is not None:
             slot.keep(len(chunk))
         received += chunk
@@ -177,13 +177,13 @@ async def _inflate(request: web.Request, inflater: Inflater) -> bytes:
     Only one compressed body is inflated at a time, so all of them together use no more of the event loop than one
     body.
     """
-    async with request.app[COMPONENTS].worker_limits.inflating.of(_holder(request)):
+    async with request.app[COMPONENTS].worker_limits.inflating.of(_find_holder(request)):
         chunk = inflater.inflate(_INFLATED_BYTES)
         await asyncio.sleep(0)
     return chunk
 
 
-def _holder(request: web.Request) -> str:
+def _find_holder(request: web.Request) -> str:
     """Return the client in whose queue a body waits: the principal, or the address of an unauthenticated client."""
     principal = request.get(PRINCIPAL)
     return f"address {request.remote}" if principal is None else principal.name
@@ -232,5 +232,5 @@ def _check_containers(body: bytes, most: int) -> None:
         raise TooLarge(f"The request body has more than {most:,} objects and arrays")
 
 
-def _too_large(limit: int) -> TooLarge:
+def _make_too_large_error(limit: int) -> TooLarge:
     return TooLarge(f"The request body is too large: this operation takes at most {limit:,} bytes")

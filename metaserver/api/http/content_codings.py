@@ -107,7 +107,7 @@ class Inflater:
             packed = self._input[self._at : self._at + _PIECE_BYTES]
             self._at += len(packed)
             self._sent += len(packed)
-        stream = self._member(packed)
+        stream = self._open_member(packed)
         try:
             out = stream.decompress(packed, size)
         except zlib.error:
@@ -119,7 +119,7 @@ class Inflater:
             self._sent -= unused
         return out
 
-    def _member(self, packed: bytes) -> zlib._Decompress:
+    def _open_member(self, packed: bytes) -> zlib._Decompress:
         """Return the decompressor of the member that `packed` continues or begins."""
         if self._stream is None:
             # Some clients leave out zlib's header, which RFC 9110, 8.4.1.2, requires.

@@ -306,7 +306,7 @@ class Route(Description, frozen=True):
     """Whether the handler sends its answer itself and therefore receives the request."""
 
     def __call__(self, work: Callable[[Call], Awaitable[Answer]]) -> Endpoint:
-        open_call, encode, is_change = self._opener(), self._encoder(), changes(self.operation)
+        open_call, encode, is_change = self._make_opener(), self._make_encoder(), changes(self.operation)
 
         async def handle(request: web.Request) -> web.StreamResponse:
             call = open_call(request)
@@ -318,7 +318,7 @@ class Route(Description, frozen=True):
                 answer = await work(call)
             return encode(call, answer)
 
-        return self._endpoint(handle)
+        return self._make_endpoint(handle)
 
     def takes(self, body: type[B]) -> Callable[[Callable[[Call, B], Awaitable[Answer]]], Endpoint]:
         """Make an endpoint of a handler with a JSON body.
@@ -326,7 +326,7 @@ class Route(Description, frozen=True):
         `body` is the type of the JSON body, from which the OpenAPI schema is derived.
         """
         self._check_body()
-        open_call, encode, is_change = self._opener(), self._encoder(), changes(self.operation)
+        open_call, encode, is_change = self._make_opener(), self._make_encoder(), changes(self.operation)
         is_optional, body_size = self.is_body_optional, self.body_size
 
         def make(work: Callable[[Call, B], Awaitable[Answer]]) -> Endpoint:
@@ -350,7 +350,7 @@ class Route(Description, frozen=True):
                     if len(data) > bodies.QUICK_BYTES:
                         free_later(*_find_lists(parsed))
 
-            return msgspec.structs.replace(self, body=self.body or body)._endpoint(handle)
+            return msgspec.structs.replace(self, body=self.body or body)._make_endpoint(handle)
 
         return make
 
@@ -361,7 +361,7 @@ class Route(Description, frozen=True):
             body: The type from which the OpenAPI schema is derived.
         """
         self._check_body()
-        open_call, encode, is_change = self._opener(), self._encoder(), changes(self.operation)
+        open_call, encode, is_change = self._make_opener(), self._make_encoder(), changes(self.operation)
         body_size = self.body_size
 
         def make(work: Callable[[Call, bytes], Awaitable[Answer]]) -> Endpoint:
@@ -377,7 +377,7 @@ class Route(Description, frozen=True):
                     answer = await work(call, data)
                 return encode(call, answer)
 
-            return msgspec.structs.replace(self, body=body)._endpoint(handle)
+            return msgspec.structs.replace(self, body=body)._make_endpoint(handle)
 
         return make
 
@@ -389,13 +389,13 @@ class Route(Description, frozen=True):
         async def answer(request: web.Request) -> web.StreamResponse:
             return await handle(request)
 
-        return self._endpoint(answer)
+        return self._make_endpoint(answer)
 
     def _check_body(self) -> None:
         if self.check in (Check.HANDLER, Check.LOGIN):
             raise TypeError(f"{self.operation} has a body, so its right has to be checked before the handler")
 
-    def _opener(self) -> Callable[[web.Request], Call]:
+    def _make_opener(self) -> Callable[[web.Request], Call]:
         """Return the function that runs before the body is read: it checks namespace, right and names."""
         check, operation, variables = self.check, self.operation, self.variables
         names = tuple(variable for variable in variables if variable not in _NOT_NAMES)
@@ -432,7 +432,7 @@ class Route(Description, frozen=True):
 
         return open_call
 
-    def _encoder(self) -> Callable[[Call, Answer], web.StreamResponse]:
+    def _make_encoder(self) -> Callable[[Call, Answer], web.StreamResponse]:
         status = self.answers[0].status if self.answers else None
         with_body, without, operation, is_secret = status or 200, status or 204, self.operation, self.is_secret
 
@@ -450,7 +450,7 @@ class Route(Description, frozen=True):
 
         return encode
 
-    def _endpoint(self, handle: Handler) -> Endpoint:
+    def _make_endpoint(self, handle: Handler) -> Endpoint:
         attach(handle, self)
         return Endpoint(self, handle)
 

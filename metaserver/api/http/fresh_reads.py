@@ -14,7 +14,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.runtime.errors import BadRequest, RetryLater
 from seamark.metaserver.api.http.dispatch import Call
-from seamark.metaserver.api.http.parameters.fresh import reads_fresh, required_offsets
+from seamark.metaserver.api.http.parameters.fresh import read_required_offsets, reads_fresh
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.store.model import Entry, NamespacePath
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
@@ -94,7 +94,7 @@ def check_required_rows(headers: Mapping[str, str], entry: Entry, offsets: Mappi
     Raises:
         RetryLater: Rows are missing.
     """
-    for shard, end in required_offsets(headers, entry.uuid).items():
+    for shard, end in read_required_offsets(headers, entry.uuid).items():
         if offsets.get(shard, 0) < end:
             raise RetryLater(
                 f"This server has the rows of shard {shard} of the table up to offset {offsets.get(shard, 0)}, and the "

@@ -63,12 +63,12 @@ class _RequestPipeline:
     async def handle(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         clock = self._clock
         started = clock.monotonic()
-        template, described = self._route(request)
+        template, described = self._find_route(request)
         headers = request.headers
         sent_id = headers.get("X-Request-Id")
         request_id = sent_id if sent_id is not None and _SANE_ID.match(sent_id) else self._ids.generate()
         request[REQUEST_ID] = request_id
-        staleness = self._staleness(request, described) if self._stale_limit_s else None
+        staleness = self._read_staleness(request, described) if self._stale_limit_s else None
         if self._tracer is None:
             answer = self._answer(request, handler, described, request_id)
         else:
@@ -92,7 +92,7 @@ class _RequestPipeline:
             is_audited = self._is_audited(described, response.status)
         if is_audited:
             written = await self._audit.record(
-                principal_name=_principal_name(request),
+                principal_name=_read_principal_name(request),
                 operation=described.operation,
                 resource=request.path,
                 status=response.status,
@@ -110,7 +110,7 @@ class _RequestPipeline:
             self._log_line(request, response, template, described, seconds, request_id)
         return response
 
-    def _staleness(self, request: web.Request, described: Description) -> Staleness | None:
+    def _read_staleness(self, request: web.Request, described: Description) -> Staleness | None:
         """Return the staleness that a read-only request allows, or None if it allows none."""
         cache_control = request.headers.get("Cache-Control")
         if cache_control is None or described.public or described.waits or changes(described.operation):
@@ -134,7 +134,7 @@ class _RequestPipeline:
             "status": response.status,
             "ms": round(seconds * 1000, 2),
             "bytes": response.content_length,
-            "who": _principal_name(request),
+            "who": _read_principal_name(request),
             "request_id": request_id,
         }
         parent = request.headers.get("traceparent")
@@ -235,7 +235,7 @@ class _RequestPipeline:
         )
         return audited
 
-    def _route(self, request: web.Request) -> tuple[str, Description]:
+    def _find_route(self, request: web.Request) -> tuple[str, Description]:
         """Return the template and the description of the matched route.
 
         The number of templates is bounded: all unmatched paths have the template "unrouted".
@@ -250,7 +250,7 @@ class _RequestPipeline:
         return route_description
 
 
-def _principal_name(request: web.Request) -> str:
+def _read_principal_name(request: web.Request) -> str:
     principal = request.get(PRINCIPAL)
     return ANONYMOUS.name if principal is None else principal.name
 

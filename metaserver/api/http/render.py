@@ -93,18 +93,18 @@ def table_etag(
     access = access_stamp(settings, call.headers.get(DELEGATION))
     config = (settings.scan_planning_mode, *access, *_grant_stamp(call, namespace))
     ids = ",".join(str(plan.shown_id) for plan in plan_snapshots)
-    tag = _compute_plan_etag if plan_snapshots else _etag
+    tag = _compute_plan_etag if plan_snapshots else _make_etag
     return tag(_REVISION, metadata_location, mode, path, *config, ids)
 
 
 @lru_cache(maxsize=8192)
-def _etag(*parts: str | bool) -> str:
+def _make_etag(*parts: str | bool) -> str:
     return f'W/"{hashlib.sha256(encode_json(parts)).hexdigest()[:32]}"'
 
 
 def _compute_plan_etag(*parts: str | bool) -> str:
     """Compute an ETag without the cache, because each statement has other plans."""
-    return _etag.__wrapped__(*parts)
+    return _make_etag.__wrapped__(*parts)
 
 
 def not_modified(call: Call, etag: str) -> web.Response | None:
@@ -138,9 +138,9 @@ async def table_answer(
     config, credentials = access_config(call, uuid, loaded.metadata, namespace, name, staged=staged)
     if loaded.entry is not None:
         config = {**config, PLANNING_MODE: planning_mode(call.components.settings, loaded.metadata)}
-    tail = _tail(config, credentials)
+    tail = _encode_tail(config, credentials)
     if loaded.entry is None:
-        return _json(b'{"metadata":' + encode_table(loaded.metadata) + tail + b"}", {})
+        return _make_json_response(b'{"metadata":' + encode_table(loaded.metadata) + tail + b"}", {})
     location = loaded.entry.metadata_location
     snapshots = loaded.metadata.snapshots_by_id
     plan_snapshots = [plan for plan in plan_snapshots if plan.shown_id not in snapshots]
@@ -150,7 +150,7 @@ async def table_answer(
     )
 
 
-async def fresh_answer(
+async def answer_fresh_read(
     call: Call,
     loaded: LoadedTable,
     namespace: NamespacePath,
@@ -167,14 +167,14 @@ async def fresh_answer(
     entry, metadata = loaded.entry, loaded.metadata
     assert entry is not None
     config, credentials = access_config(call, entry.uuid, metadata, namespace, name)
-    tail = _tail({**config, PLANNING_MODE: planning_mode(call.components.settings, metadata)}, credentials)
+    tail = _encode_tail({**config, PLANNING_MODE: planning_mode(call.components.settings, metadata)}, credentials)
     metadata = log_current_snapshot(metadata)
     document = refs_view(metadata) if mode == "refs" else encode_table(metadata)
     shown = [plan for plan in shown if plan.shown_id not in metadata.snapshots_by_id]
     if shown:
         document = _add_snapshots(document, shown)
     head = b'{"metadata-location":' + encode_json(entry.metadata_location) + b',"metadata":'
-    return _json(b"".join((head, document, tail, b"}")), {"Vary": _VARY, "Cache-Control": "no-store"})
+    return _make_json_response(b"".join((head, document, tail, b"}")), {"Vary": _VARY, "Cache-Control": "no-store"})
 
 
 async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web.Response:
@@ -191,12 +191,12 @@ async def plan_answer(call: Call, loaded: LoadedPlan, mode: SnapshotMode) -> web
     config, credentials = access_config(call, table.entry.uuid, table.metadata, plan.namespace, plan.of_name)
     tests_nan = TESTS_NAN in loaded.metadata.properties
     planned_by = planning_mode(call.components.settings, table.metadata) if tests_nan else "client"
-    tail = _tail({**config, PLANNING_MODE: planned_by}, credentials)
+    tail = _encode_tail({**config, PLANNING_MODE: planned_by}, credentials)
     etag = table_etag(call, plan.location, plan.namespace, plan.name, mode)
     return await _answer_with_location(call, plan.location, loaded.metadata, mode, tail, etag)
 
 
-def _tail(config: dict[str, str], credentials: list[dict[str, object]]) -> bytes:
+def _encode_tail(config: dict[str, str], credentials: list[dict[str, object]]) -> bytes:
     tail = b',"config":' + encode_json(config)
     return tail + b',"storage-credentials":' + encode_json(credentials) if credentials else tail
 
@@ -218,9 +218,9 @@ async def _answer_with_location(
     headers = {"ETag": etag, "Vary": _VARY}
     head = b'{"metadata-location":' + encode_json(location) + b',"metadata":'
     if compress and len(document) >= GZIP_FROM_BYTES and accepts_gzip(call.headers):
-        body = await _gzip(call, etag, (head, document, tail, b"}"))
-        return _json(body, {**headers, "Content-Encoding": "gzip"})
-    return _json(b"".join((head, document, tail, b"}")), headers)
+        body = await _answer_with_gzip(call, etag, (head, document, tail, b"}"))
+        return _make_json_response(body, {**headers, "Content-Encoding": "gzip"})
+    return _make_json_response(b"".join((head, document, tail, b"}")), headers)
 
 
 def _add_snapshots(document: bytes, plan_snapshots: Sequence[PlanSnapshot]) -> bytes:
@@ -258,17 +258,19 @@ def commit_answer(call: Call, loaded: LoadedTable, namespace: NamespacePath, nam
     assert loaded.entry is not None
     location = loaded.entry.metadata_location
     etag = table_etag(call, location, namespace, name, "all")
-    return _json(_render_with_location(call, loaded), {"ETag": etag, "Vary": _VARY})
+    return _make_json_response(_render_with_location(call, loaded), {"ETag": etag, "Vary": _VARY})
 
 
 def answer_unregistered(call: Call, loaded: LoadedTable) -> web.Response:
-    return _json(_render_with_location(call, loaded), {})
+    return _make_json_response(_render_with_location(call, loaded), {})
 
 
 def view_answer(call: Call, loaded: LoadedView) -> web.Response:
     location = loaded.entry.metadata_location
     document = call.components.catalog.documents.view_document(location, loaded.metadata)
-    return _json(b'{"metadata-location":' + encode_json(location) + b',"metadata":' + document + b',"config":{}}', {})
+    return _make_json_response(
+        b'{"metadata-location":' + encode_json(location) + b',"metadata":' + document + b',"config":{}}', {}
+    )
 
 
 def access_config(
@@ -338,7 +340,7 @@ def _render_with_location(call: Call, loaded: LoadedTable) -> bytes:
     return b"".join((b'{"metadata-location":', encode_json(location), b',"metadata":', document, b"}"))
 
 
-async def _gzip(call: Call, etag: str, parts: tuple[bytes, ...]) -> bytes:
+async def _answer_with_gzip(call: Call, etag: str, parts: tuple[bytes, ...]) -> bytes:
     cache = call.components.catalog.documents.cache
     body = cache.get(("gzip", etag))
     if isinstance(body, bytes):
@@ -362,5 +364,5 @@ def accepts_gzip(headers: Mapping[str, str]) -> bool:
     return False
 
 
-def _json(body: bytes, headers: dict[str, str]) -> web.Response:
+def _make_json_response(body: bytes, headers: dict[str, str]) -> web.Response:
     return web.Response(body=body, headers=headers, content_type="application/json")

@@ -220,7 +220,7 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
     limit = page_size(call.query.get("limit", str(page_max)), "limit", page_max)
     build = await load_build(call, inflight=True)
     metadata = build.table.metadata
-    token = _token(call, build) or _Token(build.instant.id, find_named_snapshots(metadata), 0, 0)
+    token = _read_token(call, build) or _Token(build.instant.id, find_named_snapshots(metadata), 0, 0)
     new_files = await find_new_files_by_snapshot(call, metadata, token.snapshots)
     live_files = build.table.registered.live(build.definition.id)
     page: list[tuple[SnapshotFiles, Longs]] = []
@@ -237,7 +237,7 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
     def answer() -> dict[str, Any]:
         return {
             "snapshot-id": token.snapshots[0] if token.snapshots else None,
-            "files": [manifest for files, rows in page for manifest in _items(metadata, files, rows)],
+            "files": [manifest for files, rows in page for manifest in _list_items(metadata, files, rows)],
             "next-page-token": None
             if following is None
             else call.components.catalog.pages.encode(msgspec.json.encode(following).decode()),
@@ -246,7 +246,7 @@ async def list_index_build_files(call: Call) -> dict[str, Any]:
     return await asyncio.to_thread(answer)
 
 
-def _items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[dict[str, Any]]:
+def _list_items(metadata: TableMetadata, files: SnapshotFiles, rows: Longs) -> list[dict[str, Any]]:
     """Return the items of the answer for these positions in a view."""
     entry_ids = np.concatenate(
         [np.empty(0, dtype=np.int64), *map(files.view.entry_ids_of, range(len(files.view.blocks)))]
@@ -328,7 +328,7 @@ async def _read_checked_file(call: Call, build: Build, file_body: WrittenIndexFi
     return file
 
 
-def _token(call: Call, build: Build) -> _Token | None:
+def _read_token(call: Call, build: Build) -> _Token | None:
     text = call.query.get("page-token")
     if text is None:
         return None

@@ -148,7 +148,7 @@ _CONFLICT = ResponseSpec(409, "Other writers kept committing to the table; retry
 
 
 class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
-    """The definition of an index. `_body_with` adds the fields for the parameters."""
+    """The definition of an index. `_make_body_type` adds the fields for the parameters."""
 
     kind: Annotated[str | None, msgspec.Meta(extra_json_schema={"enum": list(KINDS)})] = None
     columns: Annotated[
@@ -169,7 +169,7 @@ class PutIndexRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 @cache
-def _body_with(names: tuple[str, ...]) -> type[PutIndexRequest]:
+def _make_body_type(names: tuple[str, ...]) -> type[PutIndexRequest]:
     """Return the type of the body, with a field for each of these parameters."""
     fields = [(name, float | None, None) for name in names]
     return cast(
@@ -238,10 +238,10 @@ async def load_index(call: Call) -> dict[str, Any]:
         NO_INDEX,
         _CONFLICT,
     ),
-).takes_bytes(_body_with(tuple(parameters())))
+).takes_bytes(_make_body_type(tuple(parameters())))
 async def put_index(call: Call, data: bytes) -> dict[str, Any]:
     name = check_name(call.names[1])
-    body = await call.parse(data, _body_with(tuple(parameters())))  # Kinds may be added while the server runs.
+    body = await call.parse(data, _make_body_type(tuple(parameters())))  # Kinds may be added while the server runs.
 
     def compute_update(metadata: TableMetadata) -> dict[str, Any] | None:
         defined = read_definitions(metadata)

@@ -246,14 +246,14 @@ def _parse(body: SelectRowsRequest, metadata: TableMetadata) -> _Selection:
     """
     if body.schema_id is not None:
         metadata = by_schema(metadata, body.schema_id)
-    checksum = _checksum(body, metadata)
+    checksum = _compute_checksum(body, metadata)
     snapshot_id, after = _start(body, metadata, checksum)
     predicate = _read_predicate(body, metadata)
     request = ScanRequest(filter=predicate.expression, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive)
     return _Selection(BoundScan.bind(metadata, request), predicate, snapshot_id, after, checksum)
 
 
-def _checksum(body: SelectRowsRequest, metadata: TableMetadata) -> int:
+def _compute_checksum(body: SelectRowsRequest, metadata: TableMetadata) -> int:
     parts = (
         metadata.table_uuid,
         body.where,
@@ -307,7 +307,7 @@ class _Page:
     async def fill(self, after: int, metadata: TableMetadata, entry: Entry) -> None:
         """Add the files after `after`."""
         matcher = PredicateMatcher(
-            await self._indexes(metadata, entry), self._predicate.meaning, self._body.where is not None
+            await self._list_indexes(metadata, entry), self._predicate.meaning, self._body.where is not None
         )
         entry_ids = self._scan.entry_ids[np.searchsorted(self._scan.entry_ids, after, side="right") :]
         records = files_at(self._scan.view, entry_ids).longs("record_count").clip(0, CANDIDATES_MAX + 1)
@@ -326,14 +326,14 @@ class _Page:
             if self._body.deletes:
                 await self._remove_deleted(matched)
                 candidates += int(records[start : start + few].sum())
-            answers = await asyncio.to_thread(self._answers, matched)
+            answers = await asyncio.to_thread(self._select_answers, matched)
             self._files += answers
             size += sum(file.size_bytes for file in answers)
             start += len(chosen)
         self.last = int(entry_ids[start - 1]) if start < len(entry_ids) else None
         await self._covers.verify_sources(entry, matcher.damaged)
 
-    async def _indexes(self, metadata: TableMetadata, entry: Entry) -> dict[tuple[int, str], BitmapIndex]:
+    async def _list_indexes(self, metadata: TableMetadata, entry: Entry) -> dict[tuple[int, str], BitmapIndex]:
         requested = {(predicate.column_id, predicate.transform) for predicate in predicates_of(self._scan.bound)}
         indexes = {}
         for definition in read_definitions(metadata).enabled:
@@ -366,17 +366,17 @@ class _Page:
         step = CANDIDATES_MAX // 64
         for start in range(0, max((words_of(file.records) for file in deleted), default=0), step):
             part = slice(start, start + step)
-            rows, file_positions = await asyncio.to_thread(self._candidates, deleted, part)
+            rows, file_positions = await asyncio.to_thread(self._select_candidates, deleted, part)
             deletion = await self._evaluator.evaluate(file_positions, np.concatenate(rows))
             await asyncio.to_thread(_apply, deleted, part, rows, deletion)
 
-    def _candidates(self, deleted: list[_CandidateFile], part: slice) -> tuple[list[Longs], Longs]:
+    def _select_candidates(self, deleted: list[_CandidateFile], part: slice) -> tuple[list[Longs], Longs]:
         """Return the rows in this part of the words of each file's bits, and for each row the position of its file."""
         rows = [positions(file.bits[part]) + 64 * part.start for file in deleted if file.bits is not None]
         entry_ids = np.array([file.entry_id for file in deleted], dtype=np.int64)
         return rows, np.repeat(self._scan.view.positions_of(entry_ids), [len(row) for row in rows])
 
-    def _answers(self, files: list[_CandidateFile]) -> list[_AnswerFile]:
+    def _select_answers(self, files: list[_CandidateFile]) -> list[_AnswerFile]:
         """Return the files that may have a matching row.
 
         Raises:
@@ -391,7 +391,7 @@ class _Page:
             rows: bytes | Longs | None = None
             if number is not None and self._body.rows == "positions":
                 if number > PAGE_BYTES >> 3:
-                    (path,) = self._paths([file])
+                    (path,) = self._list_paths([file])
                     reason = f"{number:,} rows of {path} match; a list of positions has at most {PAGE_BYTES >> 3:,}"
                     raise TooLarge(f"{reason}; request rows in the format roaring")
                 rows = np.arange(number) if file.bits is None else positions(file.bits)
@@ -402,7 +402,7 @@ class _Page:
             )
         return answers
 
-    def _about(self, snapshot_id: int | None, token: str | None) -> SelectRowsResponse:
+    def _describe_page(self, snapshot_id: int | None, token: str | None) -> SelectRowsResponse:
         return SelectRowsResponse(
             snapshot_id=snapshot_id,
             meaning=self._predicate.meaning,
@@ -413,13 +413,13 @@ class _Page:
             next_page_token=token,
         )
 
-    def _paths(self, files: Sequence[_AnswerFile | _CandidateFile]) -> list[str]:
+    def _list_paths(self, files: Sequence[_AnswerFile | _CandidateFile]) -> list[str]:
         entry_ids = np.array([file.entry_id for file in files], dtype=np.int64)
         return paths_at(self._scan.view, self._scan.view.positions_of(entry_ids)) if len(entry_ids) else []
 
     def json(self, snapshot_id: int | None, token: str | None) -> bytes:
         pieces = []
-        for path, file in zip(self._paths(self._files), self._files, strict=True):
+        for path, file in zip(self._list_paths(self._files), self._files, strict=True):
             rows: str | list[int] | None = None
             if isinstance(file.rows, np.ndarray):
                 rows = file.rows.tolist()
@@ -429,7 +429,7 @@ class _Page:
                 path, file.records, rows, file.count, file.exact, file.delete_files, file.undecided
             )
             pieces.append(encode_json(selected_file))
-        head = encode_json(self._about(snapshot_id, token))[:-1]
+        head = encode_json(self._describe_page(snapshot_id, token))[:-1]
         return b"".join((head, b',"files":[', b",".join(pieces), b"]}"))
 
     def arrow(self, snapshot_id: int | None, token: str | None) -> bytes:
@@ -445,7 +445,7 @@ class _Page:
         else:
             rows = pa.array([file.rows for file in files], pa.large_binary())
         columns: dict[str, pa.Array] = {
-            "file-path": pa.array(self._paths(files), pa.string()),
+            "file-path": pa.array(self._list_paths(files), pa.string()),
             "record-count": pa.array([file.records for file in files], pa.int64()),
             "rows": rows,
             "count": pa.array([file.count for file in files], pa.int64()),
@@ -455,7 +455,7 @@ class _Page:
         }
         about = {
             name: value
-            for name, value in msgspec.to_builtins(self._about(snapshot_id, token)).items()
+            for name, value in msgspec.to_builtins(self._describe_page(snapshot_id, token)).items()
             if value is not None
         }
         texts = {

@@ -242,7 +242,7 @@ def _record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[IndexDefin
             )
         if not definition.enabled:
             raise BadRequest(f"The index {definition.name} is paused; resume it first")
-        if terms is not None and _identities(terms) != _identities(definition.terms):
+        if terms is not None and _list_identities(terms) != _list_identities(definition.terms):
             raise BadRequest(
                 f"The index {definition.name} is {definition.text}, not on {', '.join(query.columns or ())}"
             )
@@ -250,12 +250,12 @@ def _record_index(metadata: TableMetadata, query: _KeyQuery) -> tuple[IndexDefin
     if terms is None:
         raise BadRequest(f"Set index, or columns for the values in keys; record indexes: {names}")
     for definition in usable:
-        if _identities(definition.terms) == _identities(terms):
+        if _list_identities(definition.terms) == _list_identities(terms):
             return definition, _order_terms(definition, terms)
     raise BadRequest(f"No record index is on {', '.join(query.columns or ())[:200]}; available: {names}")
 
 
-def _identities(terms: Sequence[Term]) -> list[tuple[int, str]]:
+def _list_identities(terms: Sequence[Term]) -> list[tuple[int, str]]:
     return sorted((term.column_id, term.transform) for term in terms)
 
 
@@ -301,7 +301,7 @@ class _LookupAnswer:
     query: _KeyQuery
     located: LocatedRows
 
-    def _about(self) -> LookupKeysResponse:
+    def _describe_answer(self) -> LookupKeysResponse:
         located = self.located
         uncovered = paths_at(self.scan.view, located.uncovered[:UNCOVERED_MAX])
         return LookupKeysResponse(
@@ -316,7 +316,7 @@ class _LookupAnswer:
             problems=[FileProblem(path, why) for path, why in located.problems.items()],
         )
 
-    def _missing(self) -> Longs:
+    def _list_missing(self) -> Longs:
         absent = np.ones(self.keys, dtype=np.bool_)
         absent[self.located.query] = False
         return np.flatnonzero(absent)
@@ -347,7 +347,7 @@ class _LookupAnswer:
         """
         located = self.located
         numbers, paths, more = self._files()
-        pieces = [encode_json(self._about())[:-1] + b',"rows":[']
+        pieces = [encode_json(self._describe_answer())[:-1] + b',"rows":[']
         for start in range(0, len(located.query), _ROWS_PER_PIECE):
             part = slice(start, start + _ROWS_PER_PIECE)
             columns = (located.query[part], numbers[located.data_file[part]], located.position[part])
@@ -357,7 +357,7 @@ class _LookupAnswer:
                 for key, file, position, undecided in values
             ]
             pieces += [b"," if start else b"", encode_json(rows)[1:-1]]
-        missing = self._missing().tolist()
+        missing = self._list_missing().tolist()
         pieces.append(b'],"missing":' + encode_json(missing) + b"}")
         return pieces
 
@@ -365,7 +365,7 @@ class _LookupAnswer:
         """Return one batch after another. All batches share a dictionary of paths and a dictionary of partitions."""
         located = self.located
         numbers, paths, more = self._files()
-        about = {**msgspec.to_builtins(self._about()), "missing": len(self._missing())}
+        about = {**msgspec.to_builtins(self._describe_answer()), "missing": len(self._list_missing())}
         metadata = {
             name: value if isinstance(value, str) else encode_json(value).decode() for name, value in about.items()
         }

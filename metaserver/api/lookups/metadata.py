@@ -114,13 +114,13 @@ def _describe_answers(summary: str, list_field: str, schema: str) -> tuple[Respo
     )
 
 
-def _schema(columns: dict[str, dict[str, Any]], required: Sequence[str]) -> dict[str, Any]:
+def _make_schema(columns: dict[str, dict[str, Any]], required: Sequence[str]) -> dict[str, Any]:
     return {"type": "object", "required": list(required), "properties": columns}
 
 
-FILE_SCHEMA = _schema(FILE_COLUMNS, tuple(FILE_COLUMNS))
-COLUMN_STATS_SCHEMA = _schema(STATS_COLUMNS, ())
-PARTITION_SCHEMA = _schema(PARTITION_COLUMNS, tuple(PARTITION_COLUMNS))
+FILE_SCHEMA = _make_schema(FILE_COLUMNS, tuple(FILE_COLUMNS))
+COLUMN_STATS_SCHEMA = _make_schema(STATS_COLUMNS, ())
+PARTITION_SCHEMA = _make_schema(PARTITION_COLUMNS, tuple(PARTITION_COLUMNS))
 
 
 @Route(
@@ -138,13 +138,13 @@ PARTITION_SCHEMA = _schema(PARTITION_COLUMNS, tuple(PARTITION_COLUMNS))
     answers=_describe_answers("Files, in the order of the manifests", "files", "ContentFile"),
 )
 async def list_files(call: Call) -> web.Response:
-    metadata = await _metadata(call)
+    metadata = await _load_metadata(call)
     content = call.query.get("content", "all")
     if content not in ("all", "data", "deletes"):
         raise BadRequest(f"content is {content[:40]!r}; it must be all, data or deletes")
     page = _read_page_request(call, metadata, ("files", content))
-    view = await _view(call, metadata, page)
-    prefix = _prefix(call, metadata)
+    view = await _open_view(call, metadata, page)
+    prefix = _read_prefix(call, metadata)
     planner = call.components.planner
     scan = None
     if content != "deletes" and view.delete_file_count:
@@ -175,12 +175,12 @@ async def list_files(call: Call) -> web.Response:
     answers=_describe_answers("Statistics, in the order of the manifests", "stats", "ColumnStats"),
 )
 async def list_column_stats(call: Call) -> web.Response:
-    metadata = await _metadata(call)
+    metadata = await _load_metadata(call)
     column = stats_column(metadata, call.names[1])
     fields = _read_fields(call.query.get("fields"))
     page = _read_page_request(call, metadata, ("stats", str(column.id)))
-    view = await _view(call, metadata, page)
-    prefix = _prefix(call, metadata)
+    view = await _open_view(call, metadata, page)
+    prefix = _read_prefix(call, metadata)
     return await _answer(page, "stats", fields, ColumnStats(lookup(view, prefix), column))
 
 
@@ -194,10 +194,10 @@ async def list_column_stats(call: Call) -> web.Response:
     answers=_describe_answers("Partitions, in the order of their first files", "partitions", "Partition"),
 )
 async def list_partitions(call: Call) -> web.Response:
-    metadata = await _metadata(call)
+    metadata = await _load_metadata(call)
     page = _read_page_request(call, metadata, ("partitions",))
-    view = await _view(call, metadata, page)
-    prefix = _prefix(call, metadata)
+    view = await _open_view(call, metadata, page)
+    prefix = _read_prefix(call, metadata)
 
     def read() -> PartitionListing:
         return PartitionListing(metadata, lookup(view, prefix), lookup(_delete_view(view), prefix))
@@ -218,30 +218,32 @@ def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
         column = schema.column_named(name)
         if column is not None:
             if not isinstance(column.type, str):
-                raise BadRequest(f"Column {name} has no statistics; request those of {_inside(schema, name)}")
-            return RequestedColumn(column.id, _canonical_kind(column.type))
+                raise BadRequest(
+                    f"Column {name} has no statistics; request those of {_suggest_inner_fields(schema, name)}"
+                )
+            return RequestedColumn(column.id, _canonicalize_kind(column.type))
     similar_names = near_names(name, metadata.current_schema.index.by_name)
     hint = f"; did you mean {' or '.join(similar_names)}?" if similar_names else ""
     raise BadRequest(f"Cannot find column {name[:100]!r} in the table's schemas{hint}")
 
 
-def _canonical_kind(type_text: str) -> str:
+def _canonicalize_kind(type_text: str) -> str:
     try:
         return canonical_primitive(type_text)
     except BadRequest:  # The type is from a later format version. Its counts are known, but not its bounds.
         return type_text
 
 
-def _inside(schema: Schema, name: str) -> str:
+def _suggest_inner_fields(schema: Schema, name: str) -> str:
     inner = [other for other in schema.index.by_name if other.startswith(f"{name}.")]
     return " or ".join(inner[:3]) or "another column"
 
 
-async def _metadata(call: Call) -> TableMetadata:
+async def _load_metadata(call: Call) -> TableMetadata:
     return (await call.components.catalog.tables.load(call.namespace, call.name)).metadata
 
 
-def _prefix(call: Call, metadata: TableMetadata) -> Prefix:
+def _read_prefix(call: Call, metadata: TableMetadata) -> Prefix:
     return parse_prefix(call.query.get("partition", ""), metadata, call.app[PREFIXES])
 
 
@@ -267,7 +269,7 @@ def _read_fields(fields_text: str | None) -> tuple[str, ...]:
     return names
 
 
-async def _view(call: Call, metadata: TableMetadata, page: _Page) -> TableView:
+async def _open_view(call: Call, metadata: TableMetadata, page: _Page) -> TableView:
     if page.snapshot_id is None:
         return TableView((), ())
     return await call.components.planner.view(metadata, ScanRequest(snapshot_id=page.snapshot_id))

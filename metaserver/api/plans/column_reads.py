@@ -78,7 +78,7 @@ async def count_plan(
     columns = {UNKNOWN_COLUMNS} if selected_columns is None else selected_columns
     columns |= {predicate.column_id for predicate in predicates}
     end_ms = find_oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
-    read = ColumnRead(entry.uuid, columns_of(columns), _age_d(end_ms, call.components.clock.now_ms()))
+    read = ColumnRead(entry.uuid, columns_of(columns), _compute_age_d(end_ms, call.components.clock.now_ms()))
     usage.add(read, None if call.principal is ANONYMOUS else call.principal.name)
     return read
 
@@ -96,7 +96,7 @@ def _find_ids(schema: Schema, names: Collection[str]) -> set[int]:
     return ids | ({EVERY_COLUMN} if "*" in names else set())
 
 
-def _age_d(end_ms: int | None, now_ms: int) -> int:
+def _compute_age_d(end_ms: int | None, now_ms: int) -> int:
     return ALL_AGES if end_ms is None else max(0, (now_ms - end_ms) // DAY_MS)
 
 
@@ -145,7 +145,7 @@ def read_of_report(
             oldest = _find_minimum_time_ms(bind(filtered, schema, (), case_sensitive=False), metadata)
     except BadRequest:  # Iceberg replaces literals with a description, such as (2-digit-int).
         pass
-    return ColumnRead(uuid, columns_of(columns), _age_d(oldest, now_ms))
+    return ColumnRead(uuid, columns_of(columns), _compute_age_d(oldest, now_ms))
 
 
 def _list_in(report: Mapping[str, Any], name: str) -> list[Any]:

@@ -228,7 +228,7 @@ async def explain_scan(
     read: sql.SqlFilter,
     joins: Joins,
     files_max: int = 0,
-    beside: Sequence[str] = (),
+    unrequested_reasons: Sequence[str] = (),
     max_kept_fraction: float = 1.0,
 ) -> bytes:
     """Return the encoded `ExplainResponse` of one scan.
@@ -240,7 +240,7 @@ async def explain_scan(
         read: The parsed SQL from which the filter of `scan_request` was made.
         joins: The joins of the table.
         files_max: The maximum number of files to list.
-        beside, max_kept_fraction: See `find_unpruned_reasons`.
+        unrequested_reasons, max_kept_fraction: See `find_unpruned_reasons`.
 
     Raises:
         Forbidden: The caller may not read a table of `joins`.
@@ -266,7 +266,7 @@ async def explain_scan(
             () if outcomes is msgspec.UNSET else outcomes,
             has_condition=scan_request.filter != TRUE,
             complete=scan.complete,
-            beside=beside,
+            unrequested_reasons=unrequested_reasons,
             max_kept_fraction=max_kept_fraction,
         )
         return encode_json(_explain_scan(scan, read, files_max, outcomes, reasons, samples, properties))

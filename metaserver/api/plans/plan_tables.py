@@ -338,7 +338,7 @@ class _NewPlanTable:
             if misread:
                 return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0, misread=misread)
         max_kept_fraction = None if misleads else body.max_kept_fraction
-        sizes = _sizes(scan_plan) if is_small else await asyncio.to_thread(_sizes, scan_plan)
+        sizes = _measure_plan(scan_plan) if is_small else await asyncio.to_thread(_measure_plan, scan_plan)
         answer = _drop_name_above(max_kept_fraction, PlanTableResponse(name, snapshot.snapshot_id, None, *sizes))
         if answer.name is None:
             if name is not None and scan_plan.complete:
@@ -411,7 +411,7 @@ def _find_hazards(scan_plan: ScanPlan) -> tuple[str, bool]:
     return misread, not misread and is_misleading(scan_plan.view, scan_plan.metadata)
 
 
-def _sizes(scan: ScanPlan) -> tuple[int, int, int, int | None]:
+def _measure_plan(scan: ScanPlan) -> tuple[int, int, int, int | None]:
     """Return the files and bytes that the plan keeps, and the files and bytes of the snapshot."""
     kept_bytes = int(files_at(scan.view, scan.entry_ids).longs("file_size_in_bytes").sum())
     all_bytes = None

@@ -114,7 +114,7 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     audience = call.audience
     if (audience is None) != (body.reader is None):
         raise BadRequest(f"reader and the header {HEADER} belong together; send both or neither")
-    references = [await _reference(call, table, audience) for table in body.tables]
+    references = [await _resolve_reference(call, table, audience) for table in body.tables]
     catalog = call.components.catalog
     view = await catalog.views.load(namespace, name)
     if view.entry.metadata_location != body.metadata_location:
@@ -142,7 +142,7 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     return PlanViewResponse(plan.name, plan.expires_ms, msgspec.UNSET if plan.shown_id is None else plan.shown_id)
 
 
-async def _reference(call: Call, table: PlanViewReference, audience: str | None) -> ReplacedReference:
+async def _resolve_reference(call: Call, table: PlanViewReference, audience: str | None) -> ReplacedReference:
     path = table.plan or table.table
     if len(path) < 2 or (table.plan_snapshot_id is None) != bool(table.plan) or (table.plan and table.table):
         raise BadRequest(
@@ -154,7 +154,7 @@ async def _reference(call: Call, table: PlanViewReference, audience: str | None)
         call.components.authorizer.require(call.principal, operation, namespace)
     catalog = call.components.catalog
     if table.plan_snapshot_id is not None:
-        return await _version(catalog, table, namespace, name, audience)
+        return await _choose_version(catalog, table, namespace, name, audience)
     if audience is not None:
         plan = await catalog.plan_views.find(namespace, name, audience)
         inner = (await catalog.views.load(namespace, plan.of_name)).metadata
@@ -170,7 +170,7 @@ async def _reference(call: Call, table: PlanViewReference, audience: str | None)
     return ReplacedReference(table.start, table.end, namespace, plan.of_name, plan.name, alias=table.alias)
 
 
-async def _version(
+async def _choose_version(
     catalog: Catalog, table: PlanViewReference, namespace: NamespacePath, name: str, audience: str | None
 ) -> ReplacedReference:
     entry = await catalog.tables.entry(namespace, name)

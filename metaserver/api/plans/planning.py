@@ -242,7 +242,7 @@ async def _plan(
                 call, loaded.entry, bound_scan, scan_plan, engine_of(call), plan_s, select=body.select
             ),
         )
-    credentials = _credentials(call, loaded)
+    credentials = _vend_credentials(call, loaded)
     answer = await scan.answer(call.request, scan_plan, credentials, min_rows=body.min_rows_requested or 0)
     # Answers with credentials are not cached: the credentials may have been rotated.
     return answer, None if credentials else scan_plan, counted
@@ -270,7 +270,7 @@ async def fetch_planning_result(call: Call) -> Answer:
         raise NoSuchPlanId(f"The plan can no longer be computed: {error.message}; plan again") from None
     call.components.metrics.plans.observe(scan_plan.considered, scan_plan.files, 0.0)
     count_plan_statement(call, loaded.entry, await scan.bind(), scan_plan, engine_of(call), 0.0)
-    return await scan.answer(call.request, scan_plan, _credentials(call, loaded))
+    return await scan.answer(call.request, scan_plan, _vend_credentials(call, loaded))
 
 
 @Route("DELETE", f"{_TABLE}/plan/{{plan-id}}", "cancelPlanning")
@@ -344,7 +344,7 @@ def _dialect_of(call: Call) -> ClientDialect:
     return dialect_of(call.headers.get("User-Agent", ""), call.headers.get(_CLIENT_VERSION, ""))
 
 
-def _credentials(call: Call, loaded: LoadedTable) -> bytes:
+def _vend_credentials(call: Call, loaded: LoadedTable) -> bytes:
     """Return the JSON of the `storage-credentials`; empty if the client needs no credentials."""
     entry = loaded.entry
     assert entry is not None
@@ -426,7 +426,7 @@ class _ClientScan:
     ) -> web.StreamResponse:
         """Send the complete answer of a plan, or the plan tasks that cover it."""
         limit = self._app[COMPONENTS].settings.plan_inline_limit
-        writer = self._writer(scan_plan)
+        writer = self._make_writer(scan_plan)
         entry_ids = scan_plan.entry_ids
         if min_rows > 0:
             entry_ids = await self._run(partial(scan_plan.find_first_with_rows, min_rows, limit))
@@ -440,7 +440,7 @@ class _ClientScan:
         first, end = scan_plan.entry_ids.searchsorted((task.first_row, task.end_row)).tolist()
         entry_ids = scan_plan.entry_ids[first:end]
         page = _Page(entry_ids, task.first_row, task.end_row, inline_limit=len(entry_ids))
-        return await self._send(http_request, self._writer(scan_plan), page, b"{", b"}")
+        return await self._send(http_request, self._make_writer(scan_plan), page, b"{", b"}")
 
     async def _send(
         self, http_request: web.Request, writer: ScanTaskWriter, page: _Page, head: bytes, tail: bytes
@@ -457,7 +457,7 @@ class _ClientScan:
             entry_ids = entry_ids[:0]
         return await send(http_request, _encode_pieces(head, writer, entry_ids, tail), run=run)
 
-    def _writer(self, scan_plan: ScanPlan) -> ScanTaskWriter:
+    def _make_writer(self, scan_plan: ScanPlan) -> ScanTaskWriter:
         request = self._request
         form = TaskForm(
             residuals=request.residuals,

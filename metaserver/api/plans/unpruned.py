@@ -25,7 +25,7 @@ def find_unpruned_reasons(
     *,
     has_condition: bool,
     complete: bool,
-    beside: Sequence[str] = (),
+    unrequested_reasons: Sequence[str] = (),
     max_kept_fraction: float = 1.0,
 ) -> tuple[str, ...]:
     """Return the reasons why a plan leaves out no files, or too few; empty if it leaves out enough.
@@ -36,7 +36,7 @@ def find_unpruned_reasons(
         outcomes: The outcomes of the joins. The outcomes of nested joins follow the outcome of their join.
         has_condition: Whether the query has a condition on the table.
         complete: Whether the plan is complete.
-        beside: The reasons why other joins were not requested.
+        unrequested_reasons: The reasons why other joins were not requested.
         max_kept_fraction: The fraction of the files above which engines do not use the plan.
     """
     considered, kept_files = files
@@ -52,10 +52,10 @@ def find_unpruned_reasons(
     reasons = []
     if has_condition:
         reasons.append("each file may have rows that meet the condition, by its partition, its bounds and the indexes")
-    elif not joins and not beside:
+    elif not joins and not unrequested_reasons:
         reasons.append("the query has no condition and no join by which files could be left out")
     reasons += [_explain_join(outcome, ", ".join(join.on)) for join, outcome in _select_outermost(joins, outcomes)]
-    reasons += beside
+    reasons += unrequested_reasons
     if not complete:
         reasons.append("a time limit ended the plan, or an index was late: a repeat may keep fewer files")
     return tuple(reasons[:REASONS_MAX])

@@ -24,15 +24,15 @@ async def get_config(call: Call) -> dict[str, Any]:
     _check_warehouse(call)
     settings = call.components.settings
     return {
-        "defaults": _defaults(call),
+        "defaults": _list_defaults(call),
         "overrides": {"prefix": settings.prefix} if settings.prefix else {},
-        "endpoints": _endpoints(call.app),
+        "endpoints": _list_endpoints(call.app),
         # This property announces to clients that the server supports idempotency keys (ISO 8601 duration).
         "idempotency-key-lifetime": f"PT{settings.idempotency_ttl_s}S",
     }
 
 
-def _endpoints(app: web.Application) -> list[str]:
+def _list_endpoints(app: web.Application) -> list[str]:
     """Return the endpoints. The list is made once, because the routes of a running server do not change."""
     endpoints = app[_ENDPOINTS]
     if not endpoints:
@@ -40,7 +40,7 @@ def _endpoints(app: web.Application) -> list[str]:
     return endpoints
 
 
-def _defaults(call: Call) -> dict[str, str]:
+def _list_defaults(call: Call) -> dict[str, str]:
     """Return the default properties of the catalog.
 
     PyIceberg reads the planning mode only from its catalog's properties, not from a table's `config`. The server

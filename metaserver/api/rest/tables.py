@@ -20,9 +20,9 @@ from seamark.metaserver.api.http.parameters.requests import boolean_query, page_
 from seamark.metaserver.api.http.render import (
     GZIPS,
     access_config,
+    answer_fresh_read,
     answer_unregistered,
     commit_answer,
-    fresh_answer,
     not_modified,
     plan_answer,
     snapshot_mode,
@@ -94,7 +94,7 @@ async def load_table(call: Call) -> web.Response:
         fresh = await load_fresh(call, entry)
         if fresh.snapshot is not None:
             plans = [] if call.audience is None else await catalog.plan_tables.list_shown(entry, call.audience)
-            return await fresh_answer(call, fresh.loaded, namespace, name, mode, shown=plans)
+            return await answer_fresh_read(call, fresh.loaded, namespace, name, mode, shown=plans)
         entry = fresh.loaded.entry or entry
         location = entry.metadata_location
     elif AFTER_HEADER in call.headers:

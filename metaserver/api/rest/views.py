@@ -40,7 +40,7 @@ async def list_views(call: Call) -> dict[str, Any]:
 
 @Route("POST", f"{_NAMESPACE}/views", "createView", body_size=BodySize.MEDIUM, is_idempotent=True).takes(CreateView)
 async def create_view(call: Call, body: CreateView) -> web.Response:
-    return await _once(call, lambda caller: call.components.catalog.views.create(caller, call.namespace, body))
+    return await _run_once(call, lambda caller: call.components.catalog.views.create(caller, call.namespace, body))
 
 
 @Route("GET", _VIEW, "loadView")
@@ -54,7 +54,7 @@ async def load_view(call: Call) -> web.Response:
 @Route("POST", _VIEW, "replaceView", body_size=BodySize.MEDIUM, is_idempotent=True).takes(_ReplaceView)
 async def replace_view(call: Call, body: _ReplaceView) -> web.Response:
     views, requirements = call.components.catalog.views, body.requirements or []
-    return await _once(
+    return await _run_once(
         call, lambda caller: views.replace(caller, call.namespace, call.name, requirements, body.updates)
     )
 
@@ -77,8 +77,10 @@ async def view_exists(call: Call) -> None:
 @Route("POST", f"{_NAMESPACE}/register-view", "registerView", is_idempotent=True).takes(_RegisterView)
 async def register_view(call: Call, body: _RegisterView) -> web.Response:
     views = call.components.catalog.views
-    return await _once(call, lambda caller: views.register(caller, call.namespace, body.name, body.metadata_location))
+    return await _run_once(
+        call, lambda caller: views.register(caller, call.namespace, body.name, body.metadata_location)
+    )
 
 
-async def _once(call: Call, work: Callable[[Caller], Awaitable[LoadedView]]) -> web.Response:
+async def _run_once(call: Call, work: Callable[[Caller], Awaitable[LoadedView]]) -> web.Response:
     return await run_idempotent(call, work, lambda loaded: view_answer(call, loaded), replayed=LoadedView)

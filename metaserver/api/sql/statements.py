@@ -303,7 +303,7 @@ class _Exchange:
 
     async def answer(self) -> web.StreamResponse:
         call = self._call
-        kind, content = await self._frame()
+        kind, content = await self._read_frame()
         if kind != HEAD:
             raise BadRequest("The statement has no answer")
         head = from_json(content, StatementHead)
@@ -321,12 +321,12 @@ class _Exchange:
                 "Server": "seamark",
             }
         )
-        kind, content = await self._frame()  # Up to here, an error becomes an error answer.
+        kind, content = await self._read_frame()  # Up to here, an error becomes an error answer.
         await response.prepare(call.request)
         try:
             while kind == DATA:
                 await response.write(content)
-                kind, content = await self._frame()
+                kind, content = await self._read_frame()
             if kind != END:
                 raise BadRequest("The answer of the statement is not complete")
             await response.write_eof()
@@ -336,7 +336,7 @@ class _Exchange:
             raise
         return response
 
-    async def _frame(self) -> tuple[bytes, bytes]:
+    async def _read_frame(self) -> tuple[bytes, bytes]:
         """Return the next frame.
 
         Raises:

@@ -13,7 +13,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import check_changeable, show
 from seamark.formats.runtime.errors import BadRequest, TooLarge
 from seamark.metaserver.api.formats.arrow_body import read_stream
-from seamark.metaserver.api.formats.arrow_expansion import expanded_bytes
+from seamark.metaserver.api.formats.arrow_expansion import estimate_expanded_bytes
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -192,7 +192,7 @@ def _check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> N
     size_bytes = 0
     for batch in batches:
         for field, column in zip(batch.schema, batch.columns, strict=True):
-            size_bytes += expanded_bytes(column, field.name[:100])
+            size_bytes += estimate_expanded_bytes(column, field.name[:100])
             if size_bytes > DECODED_BYTES_MAX:
                 raise TooLarge(
                     f"The decoded rows have more than {DECODED_BYTES_MAX:,} bytes; send them in several requests"

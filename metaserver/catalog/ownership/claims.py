@@ -182,7 +182,7 @@ async def check_outside(context: CatalogContext, location: str, description: str
         )
 
 
-async def _keys(context: CatalogContext, locations: Iterable[str]) -> list[str]:
+async def _make_keys(context: CatalogContext, locations: Iterable[str]) -> list[str]:
     return await asyncio.to_thread(lambda: [context.warehouse.key(parse_location(location)) for location in locations])
 
 
@@ -227,7 +227,7 @@ async def list_claimed(context: CatalogContext, uuid: str, locations: Sequence[s
         for claimed_location in await context.store.claims(uuid)
         if not claimed_location.allowed
     }
-    keys = await _keys(context, locations)
+    keys = await _make_keys(context, locations)
     return [location for location, key in zip(locations, keys, strict=True) if not claims.isdisjoint(with_folders(key))]
 
 
@@ -263,7 +263,7 @@ async def foreign_file_check(
         await create_missing_claims(context)
         if context.unclaimed.unread:
             raise RetryLater("The locations of other tables are not known yet, because the storage does not answer")
-    keys = await _keys(context, folders)
+    keys = await _make_keys(context, folders)
     foreign_locations = {
         location for owner, lost in context.unclaimed.lost.items() if owner != uuid for location in lost
     }
@@ -300,7 +300,7 @@ async def create_missing_claims(context: CatalogContext) -> int:
         if len(entries) == _ENTRIES_PER_FILL and entries[0].uuid != after:
             entries = [entry for entry in entries if entry.uuid != after]
             after = entries[-1].uuid
-        found_locations = await asyncio.gather(*(_locations(context, entry) for entry in entries))
+        found_locations = await asyncio.gather(*(_list_locations(context, entry) for entry in entries))
         located = list(zip(entries, found_locations, strict=True))
         unknown = {entry.uuid for entry, locations in located if locations is None}
         unread += len(unknown)
@@ -313,7 +313,7 @@ async def create_missing_claims(context: CatalogContext) -> int:
         for entry, locations in located:
             if locations is not None and entry.uuid not in claimed | unknown:
                 lost.setdefault(entry.uuid, []).extend(
-                    await asyncio.to_thread(_possible_keys, context.warehouse, entry)
+                    await asyncio.to_thread(_list_possible_keys, context.warehouse, entry)
                 )
     if (unread, lost.keys()) != (state.unread, state.lost.keys()):
         _log.warning("locations of tables and views are not known", unread=unread, lost=len(lost))
@@ -366,7 +366,7 @@ def _may_be_taken(state: Unclaimed, keys: Iterable[str], uuid: str, *, include_i
     )
 
 
-async def _locations(context: CatalogContext, entry: Entry) -> list[str] | None:
+async def _list_locations(context: CatalogContext, entry: Entry) -> list[str] | None:
     """Return the locations of an entry.
 
     The result is None if the storage does not answer, and empty if the metadata is missing or damaged.
@@ -379,7 +379,7 @@ async def _locations(context: CatalogContext, entry: Entry) -> list[str] | None:
             view = await context.documents.view(entry.metadata_location)
             location, properties = view.location, view.properties
         else:  # The server chose the location, and the document does not contain it.
-            return [_folder(entry), entry.metadata_location]
+            return [_guess_folder(entry), entry.metadata_location]
     except (NotFound, Corrupt, BadRequest):
         return []
     except SeamarkError:
@@ -393,7 +393,9 @@ async def has_files(context: CatalogContext, entry: Entry) -> bool:
 
     The locations come from the database, because the table's writers can overwrite its metadata file.
     """
-    guessed = {_key(context.warehouse, location): location for location in (_folder(entry), entry.metadata_location)}
+    guessed = {
+        _make_key(context.warehouse, location): location for location in (_guess_folder(entry), entry.metadata_location)
+    }
     for claimed_location in await context.store.claims(entry.uuid):
         if claimed_location.allowed:
             continue
@@ -410,13 +412,13 @@ async def has_files(context: CatalogContext, entry: Entry) -> bool:
     return False
 
 
-def _folder(entry: Entry) -> str:
+def _guess_folder(entry: Entry) -> str:
     """Return the probable location of an entry. Its metadata files are usually in the folder `metadata` there."""
     return entry.metadata_location.rpartition("/")[0].removesuffix("/metadata")
 
 
-def _possible_keys(warehouse: Warehouse, entry: Entry) -> list[str]:
-    return [_key(warehouse, _folder(entry)), _key(warehouse, entry.metadata_location)]
+def _list_possible_keys(warehouse: Warehouse, entry: Entry) -> list[str]:
+    return [_make_key(warehouse, _guess_folder(entry)), _make_key(warehouse, entry.metadata_location)]
 
 
 async def _claim_unchecked(warehouse: Warehouse, entry: Entry, keys: list[str]) -> ClaimLocations:
@@ -429,7 +431,7 @@ def _drop_nested_locations(warehouse: Warehouse, candidates: Iterable[ClaimedLoc
     """Return the locations with their keys, without locations that are inside an earlier location."""
     outermost: list[ClaimedLocation] = []
     for candidate in candidates:
-        key = _key(warehouse, candidate.key)
+        key = _make_key(warehouse, candidate.key)
         if not any(key == other.key or key.startswith(f"{other.key}/") for other in outermost):
             outermost.append(
                 ClaimedLocation(key=key, shared=candidate.shared, shown=candidate.shown, subject=candidate.subject)
@@ -437,7 +439,7 @@ def _drop_nested_locations(warehouse: Warehouse, candidates: Iterable[ClaimedLoc
     return tuple(outermost)
 
 
-def _key(warehouse: Warehouse, location: str) -> str:
+def _make_key(warehouse: Warehouse, location: str) -> str:
     try:
         return warehouse.key(parse_location(location))
     except BadRequest:  # The entry is from a version without claims, and the server does not write to this location.

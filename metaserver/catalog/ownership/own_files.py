@@ -279,7 +279,7 @@ class _Reader:
         """Return the live files of a manifest of the parent."""
         try:
             data = await self._read(manifest, "manifest")
-            return {path for path, _ in await asyncio.to_thread(_paths, data, manifest)}
+            return {path for path, _ in await asyncio.to_thread(_list_paths, data, manifest)}
         except (BadRequest, Corrupt):
             return set()
 
@@ -294,7 +294,7 @@ class _Reader:
 
         def find() -> tuple[list[str], set[str]]:
             try:
-                entries = list(_paths(data, manifest))
+                entries = list(_list_paths(data, manifest))
             except Corrupt as error:
                 raise BadRequest(f"A manifest of the commit is unreadable: {error.message}") from None
             self._own.check(
@@ -317,7 +317,7 @@ class _Reader:
             ) from None
 
 
-def _paths(data: bytes, location: str) -> Iterator[tuple[str, str | None]]:
+def _list_paths(data: bytes, location: str) -> Iterator[tuple[str, str | None]]:
     """Return (path, the data file to which it refers) of each live entry.
 
     Raises:
@@ -325,10 +325,10 @@ def _paths(data: bytes, location: str) -> Iterator[tuple[str, str | None]]:
     """
     decoded = decode_manifest(data, location)
     heap = decoded.heap.tobytes()
-    paths = _texts(decoded.texts["file_path"], heap)
-    return zip((path or "" for path in paths), _texts(decoded.texts["referenced_data_file"], heap), strict=True)
+    paths = _decode_texts(decoded.texts["file_path"], heap)
+    return zip((path or "" for path in paths), _decode_texts(decoded.texts["referenced_data_file"], heap), strict=True)
 
 
-def _texts(spans: Spans, heap: bytes) -> Iterator[str | None]:
+def _decode_texts(spans: Spans, heap: bytes) -> Iterator[str | None]:
     for start, length in zip(spans.starts.tolist(), spans.lengths.tolist(), strict=True):
         yield None if length < 0 else heap[start : start + length].decode(errors="replace")

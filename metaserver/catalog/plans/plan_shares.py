@@ -37,7 +37,7 @@ class PlanShares:
 
     def find_exhausted_limit(self, principal: str, now_s: float, leases: int = 1) -> str | None:
         """Return the name of the limit that `leases` additional leases would exceed, or None if there is room."""
-        holder = _holder(principal)
+        holder = _find_holder(principal)
         if not self._leases.has_room(holder, now_s, leases):
             return "leases of one principal"
         if not self._bytes.has_room(holder, now_s):
@@ -46,7 +46,7 @@ class PlanShares:
 
     def count_new_leases(self, principal: str, plans: Iterable[int], now_s: float) -> int:
         """Return how many of the plans would be additional leases of the principal."""
-        holder = _holder(principal) or ""
+        holder = _find_holder(principal) or ""
         return sum(self._granted.get((holder, plan), (0.0, 0))[0] <= now_s for plan in plans)
 
     def grant(self, principal: str, plan: int, now_s: float, until_s: float, size_bytes: int = 0) -> None:
@@ -55,7 +55,7 @@ class PlanShares:
         Args:
             size_bytes: The size of the files that are written for the plan.
         """
-        holder = _holder(principal)
+        holder = _find_holder(principal)
         size = max(size_bytes, PLAN_BYTES_MIN) if size_bytes else 0
         if holder is None:
             self._bytes_of_all.add(_EVERYBODY, now_s, until_s + self._grace_s, size)
@@ -65,7 +65,7 @@ class PlanShares:
 
     def withdraw(self, principal: str, plans: Iterable[int], now_s: float) -> None:
         """End the leases of these plans. Their files stay for the grace period."""
-        holder = _holder(principal)
+        holder = _find_holder(principal)
         for plan in plans:
             if holder is not None and (holder, plan) in self._granted:
                 self._move(holder, plan, now_s, now_s, self._granted[holder, plan][1])
@@ -90,6 +90,6 @@ class PlanShares:
             quota.check_invariants()
 
 
-def _holder(principal: str) -> str | None:
+def _find_holder(principal: str) -> str | None:
     """Return the principal whose share is charged, or None if the server has no logins."""
     return None if principal == ANONYMOUS_NAME else principal

@@ -103,7 +103,7 @@ class PlanViews:
                 metadata = await self._context.documents.view(plan.location)
                 # Engines run a plan view with its owner's rights, but writers of the view's folder can overwrite it.
                 is_unchanged = plan.shown in (None, fingerprint_of(metadata, plan.location))
-                if is_unchanged and _name(entry, metadata.current_version, audience) == name:
+                if is_unchanged and _make_name(entry, metadata.current_version, audience) == name:
                     located = msgspec.structs.replace(entry, metadata_location=plan.location)
                     return plan, LoadedView(entry=located, metadata=metadata)
         raise NoSuchView(f"View does not exist: {show(namespace, name)}")
@@ -128,7 +128,7 @@ class PlanViews:
         entry, metadata = view.entry, _point_to_plans(view, references, condition, reader)
         version = metadata.current_version
         audience = None if reader is None else reader.holder.audience
-        name = _name(entry, version, audience)
+        name = _make_name(entry, version, audience)
         if name is None:
             return None
         shared = await self._plans.share(entry.namespace, name, lease_s, principal, audience)
@@ -159,7 +159,7 @@ class PlanViews:
         return await self._plans.keep(plan, None, [(location, document)], lease_s, principal)
 
 
-def _name(entry: Entry, version: ViewVersion, audience: str | None) -> str | None:
+def _make_name(entry: Entry, version: ViewVersion, audience: str | None) -> str | None:
     holder = None if audience is None else Holder(audience, version.summary.get(_HOLDER, ""))
     return plan_name(entry, version.version_id, str(version.representations[0].sql), holder)
 
@@ -181,12 +181,14 @@ def _point_to_plans(
         raise BadRequest(f"{show(view.entry.namespace, view.entry.name)} has no representation in dialect {DIALECT}")
     inner = _replace_references(original, references, version.default_namespace)
     access_checks = ", ".join(
-        _access_check(original, reference, number) for number, reference in enumerate(references) if reference.columns
+        _write_access_check(original, reference, number)
+        for number, reference in enumerate(references)
+        if reference.columns
     )
     text = f"WITH {access_checks} " if access_checks else ""
     # The parenthesis is on a separate line, because the text may end with a comment.
     text += f"SELECT * FROM (\n{inner}\n) AS {_quote(view.entry.name)} WHERE "  # noqa: S608
-    text += condition if reader is None else f"{_only_for(reader.user)} AND ({condition}\n)"
+    text += condition if reader is None else f"{_make_reader_condition(reader.user)} AND ({condition}\n)"
     if len(text) > TEXT_CHARACTERS_MAX:
         raise BadRequest(
             f"The text of the plan view would have {len(text)} characters; the limit is {TEXT_CHARACTERS_MAX}"
@@ -202,7 +204,7 @@ def _point_to_plans(
     )
 
 
-def _access_check(text: str, reference: ReplacedReference, number: int) -> str:
+def _write_access_check(text: str, reference: ReplacedReference, number: int) -> str:
     """Return a query that never runs.
 
     When the engine analyses the query, it checks access to the view, and applies the view's rules.
@@ -211,7 +213,7 @@ def _access_check(text: str, reference: ReplacedReference, number: int) -> str:
     return f'"~{number}" AS (SELECT {columns} FROM {text[reference.start : reference.end]} WHERE FALSE)'  # noqa: S608
 
 
-def _only_for(user: str) -> str:
+def _make_reader_condition(user: str) -> str:
     """Return a condition that raises an error when another user reads a row.
 
     A plan view runs with its owner's rights, but in any view, Trino's `current_user` is the user of the

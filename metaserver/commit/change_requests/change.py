@@ -151,7 +151,7 @@ def read_request(body: ChangeBody, *, files_max: int, flushed: Sequence[FlushedR
     _check_choice("isolation", body.isolation, ISOLATIONS)
     if not flushed:
         _check_summary(body.summary)
-    scope_filter, scope_partitions = _scope(body.scope)
+    scope_filter, scope_partitions = _parse_scope(body.scope)
     replace_filter, replace_written = _read_replace(body.replace)
     repeated = [str(name) for name, count in Counter(body.remove).items() if count > 1]
     if repeated:
@@ -208,14 +208,14 @@ def _check_summary(summary: dict[str, str]) -> None:
             raise BadRequest(f"summary: the server writes {key[:100]!r}; choose another key")
 
 
-def _scope(scope: ChangeScope | None) -> tuple[Expression | None, tuple[GivenPartition, ...] | None]:
+def _parse_scope(scope: ChangeScope | None) -> tuple[Expression | None, tuple[GivenPartition, ...] | None]:
     if scope is None:
         return None, None
     if bool(scope.filter) == (scope.partitions is not None):
         raise BadRequest("scope takes either a filter or partitions")
     if scope.partitions is not None:
         return None, tuple(scope.partitions)
-    return _expression(scope.filter, "scope"), None
+    return _parse_expression(scope.filter, "scope"), None
 
 
 def _read_replace(replace: ChangeReplace | None) -> tuple[Expression | None, bool]:
@@ -226,10 +226,10 @@ def _read_replace(replace: ChangeReplace | None) -> tuple[Expression | None, boo
     if replace.partitions is not None:
         _check_choice("replace.partitions", replace.partitions, (WRITTEN,))
         return None, True
-    return _expression(replace.filter, "replace"), False
+    return _parse_expression(replace.filter, "replace"), False
 
 
-def _expression(raw: msgspec.Raw, description: str) -> Expression:
+def _parse_expression(raw: msgspec.Raw, description: str) -> Expression:
     try:
         return parse_expression(msgspec.json.decode(raw))
     except BadRequest as error:
@@ -256,7 +256,7 @@ def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Cal
             f"The table has format version {metadata.format_version}, but files were written for version "
             f"{request.format_version}; compute the change again",
         )
-    files = [_file(number, json, metadata) for number, json in enumerate(request.add)]
+    files = [_parse_file(number, json, metadata) for number, json in enumerate(request.add)]
     for file in files:
         check_path(file.file_path)
         if f"/{FRESH_FOLDER}/" in file.file_path:
@@ -275,7 +275,7 @@ def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Cal
     positional = any(file.content == POSITION_DELETES for file in deletes)
     if positional and not request.reads:
         raise BadRequest("A change that adds position deletes or deletion vectors needs read-snapshot-id")
-    operation = _operation(request, data, deletes)
+    operation = _choose_operation(request, data, deletes)
     replaced = _read_replaced_scope(request, data, metadata)
     return Change(
         request=request,
@@ -287,7 +287,7 @@ def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Cal
     )
 
 
-def _file(number: int, json: msgspec.Raw, metadata: TableMetadata) -> ContentFile:
+def _parse_file(number: int, json: msgspec.Raw, metadata: TableMetadata) -> ContentFile:
     try:
         return decode_content_file(msgspec.json.decode(json), metadata)
     except BadRequest as error:
@@ -320,7 +320,7 @@ def _check_rows(description: str, files: Iterable[ContentFile]) -> None:
         )
 
 
-def _operation(request: ChangeRequest, data: Sequence[ContentFile], deletes: Sequence[ContentFile]) -> str:
+def _choose_operation(request: ChangeRequest, data: Sequence[ContentFile], deletes: Sequence[ContentFile]) -> str:
     """Return the operation of the snapshot (Iceberg spec, "Snapshots").
 
     Raises:

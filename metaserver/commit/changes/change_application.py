@@ -156,7 +156,7 @@ class ChangeApplication:
         shape = shape_of(metadata)
         if self._shape == shape:
             return
-        check_path = await self._path_check(metadata)
+        check_path = await self._make_path_check(metadata)
 
         def read() -> tuple[Change, SummaryCounts, frozenset[Remove]]:
             change = read_change(self.request, metadata, check_path)
@@ -226,7 +226,7 @@ class ChangeApplication:
         self._removing = ManifestFilter(self._writer, self._manifests)
         self._merging = ManifestMerge(self._writer, self._manifests)
 
-    async def _path_check(self, metadata: TableMetadata) -> Callable[[str], object]:
+    async def _make_path_check(self, metadata: TableMetadata) -> Callable[[str], object]:
         """Return a function that checks the location of a file.
 
         A location must be in the warehouse. The files of a confined writer must also be in the locations of the table.
@@ -333,7 +333,7 @@ class ChangeApplication:
             Forbidden: The caller may not add one of the files.
         """
         assert self._writer is not None
-        check_path = await self._path_check(metadata)
+        check_path = await self._make_path_check(metadata)
         restored = undo.restored_files
         await run_by_count(len(restored), lambda: [check_path(file.file_path) for file in restored])
         stored: list[StoredManifest] = []

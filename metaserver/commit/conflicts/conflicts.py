@@ -97,7 +97,7 @@ class ConflictCheck:
         referenced, stored = await run_by_count(count, partial(_list_referenced_files, change))
         await self._check_live(stored)
         await self._check_vectors()
-        history = await self._history(head, look_back)
+        history = await self._list_history(head, look_back)
         if history is None or not history.snapshots:
             return
         deletes = await history.find_added(deletes=True)
@@ -117,7 +117,7 @@ class ConflictCheck:
     # Checks of the current snapshot
 
     async def _check_live(self, paths: set[str]) -> None:
-        _, missing = await self._live_files(paths)
+        _, missing = await self._find_live_files(paths)
         if missing is not None:
             raise Collision(
                 "file-gone",
@@ -125,7 +125,7 @@ class ConflictCheck:
                 "change again from the current snapshot",
             )
 
-    async def _live_files(self, paths: set[str]) -> tuple[tuple[TableView, Longs], str | None]:
+    async def _find_live_files(self, paths: set[str]) -> tuple[tuple[TableView, Longs], str | None]:
         """Return the live data files at these paths as entry ids.
 
         Also return the first path that is not live, or None.
@@ -138,7 +138,7 @@ class ConflictCheck:
 
     async def _check_vectors(self) -> None:
         """Check that a change which adds a deletion vector for a data file also removes the existing vector."""
-        vectors = await run_by_count(len(self._change.deletes), self._vectors)
+        vectors = await run_by_count(len(self._change.deletes), self._list_vectors)
         for _, entries in await find_referring_entries(self._manifests, self._listed, vectors, self._metadata):
             twin = await run_by_count(len(entries), partial(self._find_other_vector, entries, vectors))
             if twin is not None:
@@ -148,7 +148,7 @@ class ConflictCheck:
                     f"snapshot {twin.snapshot_id}. Merge it into the new vector and remove it in the same change",
                 )
 
-    def _vectors(self) -> set[str]:
+    def _list_vectors(self) -> set[str]:
         """Return the data files for which the change adds deletion vectors."""
         referenced = {file.referenced_data_file for file in self._change.deletes if file.is_deletion_vector}
         return {path for path in referenced if path is not None}
@@ -168,7 +168,7 @@ class ConflictCheck:
 
     # Checks of the snapshots since the read
 
-    async def _history(self, head: Snapshot | None, look_back: int) -> History | None:
+    async def _list_history(self, head: Snapshot | None, look_back: int) -> History | None:
         """Return the snapshots since the read, or None if the change does not depend on a read."""
         change = self._change
         scoped = change.scope is not None or change.replaced is not None
@@ -211,7 +211,7 @@ class ConflictCheck:
             # A row that the change deletes by position has been read, so it is in the scope.
             writing = await exclude_deletes(self._files, writing, change.scope.bound)
         await self._refuse_matching(writing, referenced, vectors=True)
-        covered = await run_by_count(len(change.deletes), self._vectors)
+        covered = await run_by_count(len(change.deletes), self._list_vectors)
         await self._refuse_matching(deletes, covered, vectors=False)
         unnamed = await run_by_count(len(change.deletes), self._list_unnamed_deletes)
         if unnamed:
@@ -235,9 +235,9 @@ class ConflictCheck:
         """
         if not paths or not deletes.selection.count():
             return
-        (view, rows), _ = await self._live_files(paths)
+        (view, rows), _ = await self._find_live_files(paths)
         joined = TableView(view.manifests, view.blocks, deletes.view.manifests, deletes.view.blocks)
-        find = partial(self._pairs, joined, rows, deletes, vectors=vectors)
+        find = partial(self._find_pairs, joined, rows, deletes, vectors=vectors)
         pairs = await run_by_count(joined.file_count + joined.delete_file_count, find)
         hit = await find_first_match(self._files, joined, self._metadata, pairs)
         if hit is not None:
@@ -248,7 +248,9 @@ class ConflictCheck:
                 f"{file.text('file_path', at)}; compute the change again from the current snapshot",
             )
 
-    def _pairs(self, joined: TableView, rows: Longs, deletes: AddedFiles, *, vectors: bool) -> list[tuple[int, int]]:
+    def _find_pairs(
+        self, joined: TableView, rows: Longs, deletes: AddedFiles, *, vectors: bool
+    ) -> list[tuple[int, int]]:
         """Return (row, delete) for each data file in `rows` and each delete file in `deletes` that applies to it."""
         index = DeleteIndex(joined, self._metadata.partition_specs, self._metadata.schemas)
         fresh = set(deletes.selection.positions().tolist())
@@ -355,7 +357,7 @@ class ConflictCheck:
         Raises:
             Collision: A file may contain or delete rows of the scope.
         """
-        read = partial(self._in_scope, files, scope, stats=stats)
+        read = partial(self._select_in_scope, files, scope, stats=stats)
         # A filter may have two hundred thousand values.
         is_short = scope.bound in (None, TRUE) and files.selection.count() + len(scope.partitions) <= _IN_LOOP_FILES_MAX
         rows = read() if is_short else await asyncio.to_thread(read)
@@ -370,7 +372,7 @@ class ConflictCheck:
                 f"{block.text('file_path', local)}. Compute the change again from the current snapshot",
             )
 
-    def _in_scope(self, files: AddedFiles, scope: ReadScope, *, stats: bool) -> Longs:
+    def _select_in_scope(self, files: AddedFiles, scope: ReadScope, *, stats: bool) -> Longs:
         """Return int64[files]: the entry ids of the files that may contain or delete rows of the scope."""
         selection = files.selection.copy()
         if scope.bound is not None:

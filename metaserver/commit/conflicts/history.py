@@ -84,9 +84,9 @@ class History:
         self._manifests = manifests
         self._metadata = metadata
         self.snapshots = tuple(snapshots)
-        self._operations = {snapshot.snapshot_id: _operation(snapshot) for snapshot in snapshots}
+        self._operations = {snapshot.snapshot_id: _read_operation(snapshot) for snapshot in snapshots}
 
-    def _changing(self) -> tuple[Snapshot, ...]:
+    def _list_changing(self) -> tuple[Snapshot, ...]:
         return tuple(snapshot for snapshot in self.snapshots if self._operations[snapshot.snapshot_id] != REPLACE)
 
     async def find_added(self, *, deletes: bool, replaced: bool = False) -> AddedFiles:
@@ -97,7 +97,7 @@ class History:
             replaced: Whether to include the files that compactions added.
         """
         manifests: list[ManifestFile] = []
-        changing = self.snapshots if replaced else self._changing()
+        changing = self.snapshots if replaced else self._list_changing()
         for snapshot in changing:
             manifests += [
                 manifest
@@ -147,7 +147,7 @@ class History:
         still_listed = await self._manifests.blocks(own)
         view = TableView(dropped, await self._manifests.blocks(dropped))
         rows = view.file_count + sum(block.rows for block in still_listed)
-        return AddedFiles(view, await run_by_count(rows, partial(_missing, view, still_listed)))
+        return AddedFiles(view, await run_by_count(rows, partial(_find_missing, view, still_listed)))
 
     async def _own(self, snapshot: Snapshot) -> list[ManifestFile]:
         """Return the manifests that the snapshot added."""
@@ -155,21 +155,21 @@ class History:
         return [manifest for manifest in listed if manifest.added_snapshot_id == snapshot.snapshot_id]
 
 
-def _operation(snapshot: Snapshot) -> str:
+def _read_operation(snapshot: Snapshot) -> str:
     operation = snapshot.summary_map().get("operation", "")
     return OVERWRITE if operation == REPLACE and not is_replace(snapshot) else operation
 
 
-def _missing(view: TableView, blocks: Iterable[Block]) -> Selection:
+def _find_missing(view: TableView, blocks: Iterable[Block]) -> Selection:
     """Return the files of the view that none of the blocks lists."""
-    block_keys = {key for block in blocks for key in _keys(block)}
+    block_keys = {key for block in blocks for key in _list_keys(block)}
     selection = Selection.everything(view)
     for number, block in enumerate(view.blocks):
-        selection.keep(number, np.array([key not in block_keys for key in _keys(block)], dtype=np.bool_))
+        selection.keep(number, np.array([key not in block_keys for key in _list_keys(block)], dtype=np.bool_))
     return selection
 
 
-def _keys(block: Block) -> list[tuple[bytes | None, int]]:
+def _list_keys(block: Block) -> list[tuple[bytes | None, int]]:
     """Return a key for each file of a block: its path and, for a deletion vector, its offset."""
     rows = np.arange(block.rows, dtype=np.int64)
     paths = strings(block.text_column("file_path"), rows)

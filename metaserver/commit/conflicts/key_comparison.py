@@ -80,15 +80,15 @@ def _select_deletes(added: AddedFiles, bound: Expression) -> tuple[Selection, li
     """
     selection = added.selection.copy()
     left: list[_File] = []
-    for columns, positions in _equality_deletes(added).items():
-        condition = _condition_on(bound, columns)
+    for columns, positions in _group_equality_deletes(added).items():
+        condition = _restrict_condition(bound, columns)
         if condition == TRUE:
             continue
         part = _select_files(added, positions)
         narrow_by_stats(part, condition, never)
         matching = set(part.positions().tolist())
         _drop(selection, [position for position in positions if position not in matching])
-        left += (_file(added.view, position, condition) for position in sorted(matching))
+        left += (_describe_file(added.view, position, condition) for position in sorted(matching))
     return selection, left
 
 
@@ -100,14 +100,14 @@ async def exclude_data(source: CheckedFiles, added: AddedFiles, bound: Expressio
     selection = added.selection.copy()
     if selection.count() > FILES_MAX:
         return AddedFiles(added.view, selection)
-    condition = await asyncio.to_thread(_condition_on, bound, None)
+    condition = await asyncio.to_thread(_restrict_condition, bound, None)
     if condition != TRUE:
-        candidates = [_file(added.view, position, condition) for position in selection.positions().tolist()]
+        candidates = [_describe_file(added.view, position, condition) for position in selection.positions().tolist()]
         await _drop_disjoint(source, selection, candidates)
     return AddedFiles(added.view, selection)
 
 
-def _condition_on(bound: Expression, columns: Iterable[int] | None) -> Expression:
+def _restrict_condition(bound: Expression, columns: Iterable[int] | None) -> Expression:
     """Return the part of the expression on these columns. None means all columns."""
     column_ids = None if columns is None else frozenset(columns)
 
@@ -118,7 +118,7 @@ def _condition_on(bound: Expression, columns: Iterable[int] | None) -> Expressio
     return replace_predicates(bound, part)
 
 
-def _equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int]]:
+def _group_equality_deletes(files: AddedFiles) -> dict[tuple[int, ...], list[int]]:
     """Return the positions of the selected equality deletes, grouped by their key columns."""
     grouped: dict[tuple[int, ...], list[int]] = {}
     ids: dict[int, list[list[int] | None]] = {}
@@ -155,7 +155,7 @@ def _drop(selection: Selection, positions: Sequence[int]) -> None:
         selection.intersect(_mask(selection.view, positions, elsewhere=True))
 
 
-def _file(view: TableView, position: int, condition: Expression) -> _File:
+def _describe_file(view: TableView, position: int, condition: Expression) -> _File:
     _, block, row = _locate_row(view, position)
     size = block.long("file_size_in_bytes", row)
     return _File(
@@ -189,7 +189,7 @@ async def find_first_match(
     if sum(map(len, row_sets)) > FILES_MAX:
         return pairs[0]
     deletes = delete_files_at(view, row_sets[1])
-    files = {row: _file(view, position, TRUE) for row, position in _positions(view, row_sets[0])}
+    files = {row: _describe_file(view, position, TRUE) for row, position in _list_positions(view, row_sets[0])}
     keyed = [delete for delete in deletes.values() if delete.content == EQUALITY]
     sizes = {file.path: file.size_bytes for file in files.values()} | {file.path: file.size_bytes for file in keyed}
     if (
@@ -220,7 +220,7 @@ async def find_first_match(
             return True
         try:
             deleted_keys = decode_delete_content(keys, deleted, columns, limit_bytes=DECODED_BYTES_MAX)
-            there = _columns(data, file.path, [column_id for column_id, _ in columns])
+            there = _read_columns(data, file.path, [column_id for column_id, _ in columns])
             stored = [there[column_id] for column_id, _ in columns]
             hashes = hash_halves([keys_of(column, kind) for column, (_, kind) in zip(stored, columns, strict=True)])
         except (Unreadable, ValueError, KeyError):
@@ -233,7 +233,7 @@ async def find_first_match(
     return await asyncio.to_thread(find_first)
 
 
-def _positions(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:
+def _list_positions(view: TableView, rows: Iterable[int]) -> list[tuple[int, int]]:
     ordered = sorted(rows)
     return list(zip(ordered, view.positions_of(np.array(ordered, dtype=np.int64)).tolist(), strict=True))
 
@@ -267,7 +267,7 @@ def _is_disjoint(data: bytes, file: _File) -> bool:
     if not columns_needed or any(predicate.kind in ("list", "map") for predicate in predicates_of(file.condition)):
         return False
     try:
-        stored = _columns(data, file.path, {column.column_id for column in columns_needed})
+        stored = _read_columns(data, file.path, {column.column_id for column in columns_needed})
         if len(stored) < len({column.column_id for column in columns_needed}):
             return False
         columns = {column: FileColumn.from_array(stored[column.column_id], column.kind) for column in columns_needed}
@@ -279,7 +279,7 @@ def _is_disjoint(data: bytes, file: _File) -> bool:
     return rows is not None and not rows.any()
 
 
-def _columns(data: bytes, path: str, ids: Iterable[int]) -> dict[int, pa.ChunkedArray]:
+def _read_columns(data: bytes, path: str, ids: Iterable[int]) -> dict[int, pa.ChunkedArray]:
     """Return the columns of a Parquet file, by id. Ids that the file does not have are left out.
 
     Raises:

@@ -106,11 +106,11 @@ class Targets:
         self._by_spec: dict[int, dict[object, list[_Constraint]]] = {}
         for spec_id, values in targets:
             constraints = partitions.constraints(partitions.partition(spec_id, values))
-            self._by_spec.setdefault(spec_id, {})[_key(constraints)] = constraints
+            self._by_spec.setdefault(spec_id, {})[_make_key(constraints)] = constraints
 
     def overlap(self, partition: PartitionTuple) -> bool:
         """Return False only if no row can be both in the partition and in one of the targets."""
-        return any(self._compare_partitions(partition, _overlap, unknown=True))
+        return any(self._compare_partitions(partition, _may_overlap, unknown=True))
 
     def contain(self, partition: PartitionTuple) -> bool:
         """Return True only if one target contains every row of the partition."""
@@ -133,14 +133,14 @@ class Targets:
             if not applies(spec_id):
                 continue
             if spec_id == partition.spec_id and _have_same_fields(left, next(iter(targets.values()))):
-                yield _key(left) in targets
+                yield _make_key(left) in targets
             elif self._partitions.may_compare(len(targets)):
                 yield any(compare(left, right) for right in targets.values())
             else:
                 yield unknown
 
 
-def _key(constraints: Iterable[_Constraint]) -> object:
+def _make_key(constraints: Iterable[_Constraint]) -> object:
     return partition_key([constraint.value for constraint in constraints])
 
 
@@ -152,7 +152,7 @@ def _have_same_fields(left: Sequence[_Constraint], right: Sequence[_Constraint])
     )
 
 
-def _overlap(left: Iterable[_Constraint], right: Sequence[_Constraint]) -> bool:
+def _may_overlap(left: Iterable[_Constraint], right: Sequence[_Constraint]) -> bool:
     return not any(_are_disjoint(left_field, right_field) for left_field in left for right_field in right)
 
 

@@ -53,13 +53,13 @@ async def find_replaced_files(
         return set()
     if scope.bound is None:
         view = await planner.view(metadata, ScanRequest(snapshot_id=head.snapshot_id))
-        return await asyncio.to_thread(_files_in_scope, view, metadata, scope)
+        return await asyncio.to_thread(_select_files_in_scope, view, metadata, scope)
     matching = await planner.bind_and_plan(metadata, ScanRequest(filter=scope.bound, snapshot_id=head.snapshot_id))
-    paths = await asyncio.to_thread(_paths, matching.view, matching.entry_ids)
+    paths = await asyncio.to_thread(_list_paths, matching.view, matching.entry_ids)
     if scope.bound != TRUE:
         opposite = await asyncio.to_thread(negate, scope.bound, metadata)
         unmatched = await planner.bind_and_plan(metadata, ScanRequest(filter=opposite, snapshot_id=head.snapshot_id))
-        partly = await asyncio.to_thread(lambda: paths & _paths(unmatched.view, unmatched.entry_ids))
+        partly = await asyncio.to_thread(lambda: paths & _list_paths(unmatched.view, unmatched.entry_ids))
         if partly and not (matching.complete and unmatched.complete):
             raise RetryLater("replace: planning the filter exceeded its time limit; try again")
         if partly:
@@ -70,11 +70,11 @@ async def find_replaced_files(
     return await asyncio.to_thread(lambda: {Remove(path) for path in paths})
 
 
-def _paths(view: TableView, rows: Longs) -> set[str]:
+def _list_paths(view: TableView, rows: Longs) -> set[str]:
     return {path.decode() for path in files_at(view, rows).texts("file_path").values() if path is not None}
 
 
-def _files_in_scope(view: TableView, metadata: TableMetadata, scope: ReadScope) -> set[Remove]:
+def _select_files_in_scope(view: TableView, metadata: TableMetadata, scope: ReadScope) -> set[Remove]:
     targets = Targets(PartitionOverlap(metadata), scope.partitions)
     rows = np.concatenate([np.empty(0, dtype=np.int64), *map(view.entry_ids_of, range(len(view.blocks)))])
     groups = group_by_partition(files_at(view, rows))
@@ -82,13 +82,13 @@ def _files_in_scope(view: TableView, metadata: TableMetadata, scope: ReadScope) 
     for number, partition in enumerate(groups.partitions):
         inside = targets.contain(partition)
         if not inside and targets.overlap(partition):
-            path = min(_paths(view, rows[groups.numbers == number]))
+            path = min(_list_paths(view, rows[groups.numbers == number]))
             raise BadRequest(
                 f"replace: {path[:1000]} has partition spec {partition.spec_id}; only some of its rows may be in the "
                 "written partitions. Rewrite the file with the current partition spec first"
             )
         removed.append(inside)
-    return {Remove(path) for path in _paths(view, rows[np.array(removed, dtype=np.bool_)[groups.numbers]])}
+    return {Remove(path) for path in _list_paths(view, rows[np.array(removed, dtype=np.bool_)[groups.numbers]])}
 
 
 def negate(expression: Expression, metadata: TableMetadata) -> Expression:

@@ -63,7 +63,7 @@ async def undo_of(manifests: Manifests, metadata: TableMetadata, head: Snapshot 
         BadRequest: The snapshot can never be undone.
         Collision: Later commits prevent the undo.
     """
-    undone, parent = _snapshots(metadata, head, snapshot_id)
+    undone, parent = _find_snapshots(metadata, head, snapshot_id)
     assert head is not None
     at_parent, at_undone = await _compare_live_entries(manifests, metadata, parent, undone)
     count = len(at_parent) + len(at_undone)
@@ -86,7 +86,7 @@ async def undo_of(manifests: Manifests, metadata: TableMetadata, head: Snapshot 
     return await run_by_count(count + len(before) + len(now), check)
 
 
-def _snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> tuple[Snapshot, Snapshot]:
+def _find_snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id: int) -> tuple[Snapshot, Snapshot]:
     """Return the snapshot to undo and its parent."""
     undone = head
     while undone is not None and undone.snapshot_id != snapshot_id:

@@ -137,9 +137,9 @@ class Expiration:
             CommitConflict: Other commits were faster in every attempt.
         """
         async with self._slots:
-            return await self._attempts(caller, namespace, name, request)
+            return await self._run_attempts(caller, namespace, name, request)
 
-    async def _attempts(
+    async def _run_attempts(
         self, caller: Caller, namespace: NamespacePath, name: str, request: ExpireSnapshotsRequest
     ) -> ExpirationReport:
         retries = self._context.settings.commit_retries
@@ -298,12 +298,12 @@ class Expiration:
 
     async def _resume(self, instant: Instant) -> None:
         before = await self._context.documents.table(str(instant.summary[METADATA_BEFORE]))
-        entry = await self._current(instant)
+        entry = await self._load_current(instant)
         after = await self._context.documents.table(entry.metadata_location)
         unused = await self._find_unused_files(instant.uuid, before, after, repeated=set(instant.summary.get(_IDS, ())))
         await self._delete(instant, unused)
 
-    async def _current(self, instant: Instant) -> Entry:
+    async def _load_current(self, instant: Instant) -> Entry:
         """Return the current entry of the table.
 
         Raises:

@@ -247,7 +247,7 @@ class OrphanRemoval:
         orphan_files: list[ObjectInfo] = []
         listed = newest_ms = 0
         for folder in folders:
-            async for batch in _batches(self._context.objects.list(folder)):
+            async for batch in _batch_objects(self._context.objects.list(folder)):
                 listed += len(batch)
                 newest_ms = max(newest_ms, *(info.modified_ms for info in batch))
                 orphan_files += await asyncio.to_thread(orphans, folder, batch)
@@ -355,14 +355,14 @@ class _NeededNames:
         """The locations of the manifests and manifest lists that were read."""
 
     def __contains__(self, location: str) -> bool:
-        wanted = _name_hash(location)
+        wanted = _hash_name(location)
         if wanted in self._later:
             return True
         position = int(self._first.searchsorted(wanted))
         return position < len(self._first) and int(self._first[position]) == wanted
 
     def add_name(self, location: str) -> None:
-        self._later.add(_name_hash(location))
+        self._later.add(_hash_name(location))
 
     async def add(self, entry: Entry, metadata: TableMetadata) -> None:
         """Add the names of the files in the manifests that no earlier call has read.
@@ -382,10 +382,10 @@ class _NeededNames:
                     raise BadRequest(f"The table has more than {MANIFESTS_MAX:,} manifests; expire snapshots first")
         metadata_files = [entry.metadata_location, entry.previous_location or "", *lists, *manifests]
         metadata_files += [file.metadata_file for file in metadata.metadata_log]
-        hashes = [await asyncio.to_thread(_name_hashes, [*metadata_files, *statistics_files(metadata)])]
+        hashes = [await asyncio.to_thread(_hash_names, [*metadata_files, *statistics_files(metadata)])]
         count = len(self._first) + len(self._later)
         async for paths in content_files(self._manifests, list(manifests.values())):
-            hashes.append(await asyncio.to_thread(_name_hashes, [path for path, _ in paths.values()]))
+            hashes.append(await asyncio.to_thread(_hash_names, [path for path, _ in paths.values()]))
             if count + sum(map(len, hashes)) > NAMES_MAX:
                 raise BadRequest(f"The table needs more than {NAMES_MAX:,} files; expire snapshots first")
         if len(self._first):
@@ -395,7 +395,7 @@ class _NeededNames:
         self._read.update(lists, manifests)
 
 
-def _name_hash(location: str) -> int:
+def _hash_name(location: str) -> int:
     for _ in range(_DECODE_ROUNDS):
         if "%" not in location:
             break
@@ -403,8 +403,8 @@ def _name_hash(location: str) -> int:
     return hash(fold_path(location.rpartition("/")[2]))
 
 
-def _name_hashes(locations: Iterable[str]) -> npt.NDArray[np.int64]:
-    return np.fromiter(map(_name_hash, locations), dtype=np.int64)
+def _hash_names(locations: Iterable[str]) -> npt.NDArray[np.int64]:
+    return np.fromiter(map(_hash_name, locations), dtype=np.int64)
 
 
 def _is_hidden(path: str) -> bool:
@@ -425,7 +425,7 @@ def _drop_nested_folders(folders: Iterable[str]) -> list[str]:
     return folders_kept
 
 
-async def _batches(infos: AsyncIterator[ObjectInfo]) -> AsyncIterator[list[ObjectInfo]]:
+async def _batch_objects(infos: AsyncIterator[ObjectInfo]) -> AsyncIterator[list[ObjectInfo]]:
     batch: list[ObjectInfo] = []
     async for info in infos:
         batch.append(info)

@@ -108,7 +108,7 @@ def find_expired(
             branches.append(ref)
         else:
             kept_ids.add(ref.snapshot_id)
-    referenced = _ancestors(metadata, branches)
+    referenced = _find_ancestors(metadata, branches)
     kept_ids |= _find_retained(metadata, branches, policy, passed)
     replaced_ms = _find_replacement_times(metadata)
     kept_ids |= {
@@ -125,11 +125,11 @@ def find_expired(
     return Expired(tuple(ended), tuple(id_ for _, id_ in old))
 
 
-def _ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) -> set[int]:
+def _find_ancestors(metadata: TableMetadata, branches: Iterable[SnapshotRef]) -> set[int]:
     """Return the snapshots in the histories of the branches. Branches share most snapshots, and each is read once."""
     snapshot_ids: set[int] = set()
     for ref in branches:
-        for id_, _ in _history(metadata, ref.snapshot_id):
+        for id_, _ in _walk_history(metadata, ref.snapshot_id):
             if id_ in snapshot_ids:
                 break
             snapshot_ids.add(id_)
@@ -156,7 +156,7 @@ def _find_retained(
     """
     reads = 0
     for older_than_ms, least, head in sorted(terms):
-        for number, (id_, replaced_ms) in enumerate(_history(metadata, head)):
+        for number, (id_, replaced_ms) in enumerate(_walk_history(metadata, head)):
             reads += 1
             if reads > READS_MAX:
                 raise BadRequest(
@@ -171,7 +171,7 @@ def _find_retained(
     return kept_ids
 
 
-def _history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int | None]]:
+def _walk_history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int | None]]:
     """Yield the id of a snapshot and of each of its ancestors, with the time at which its child was committed.
 
     The time is None for the first snapshot.

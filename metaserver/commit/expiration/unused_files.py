@@ -86,26 +86,30 @@ async def find_unused(
         if snapshot.snapshot_id not in remaining and (repeated is None or snapshot.snapshot_id in repeated)
     ]
     is_repeat = repeated is not None
-    live = await _manifests(manifests, after.snapshots)
-    removed_manifests = await _manifests(manifests, removed, skip_missing=is_repeat)
+    live = await _read_manifests(manifests, after.snapshots)
+    removed_manifests = await _read_manifests(manifests, removed, skip_missing=is_repeat)
     unused = {key: manifest for key, manifest in removed_manifests.items() if key not in live}
-    if not is_repeat and len(removed) > 1 and sum(map(_entries, unused.values())) > ENTRIES_MAX:
+    if not is_repeat and len(removed) > 1 and sum(map(_count_entries, unused.values())) > ENTRIES_MAX:
         raise TooManyEntries
     unused_files: dict[str, tuple[str, int]] = {}
     async for files in content_files(manifests, list(unused.values()), skip_missing=is_repeat):
         unused_files.update(files)
         if len(unused_files) > FILES_MAX:
-            raise _too_large(f"{FILES_MAX:,} files that only one snapshot needs")
+            raise _make_too_large_error(f"{FILES_MAX:,} files that only one snapshot needs")
     compared = list(live.values()) if unused_files else []
-    if sum(map(_entries, compared)) > _COMPARED_MAX:
+    if sum(map(_count_entries, compared)) > _COMPARED_MAX:
         spelled = [spelling for path, _ in unused_files.values() for spelling in spellings(path)]
         compared = await manifests.listing(compared, spelled)
     async for files in content_files(manifests, compared):
         for key in files:
             unused_files.pop(key, None)
-    paths_in_use = {normalize_location(path) for path in (*_lists(after.snapshots), *statistics_files(after))}
+    paths_in_use = {
+        normalize_location(path) for path in (*_list_manifest_lists(after.snapshots), *statistics_files(after))
+    }
     unused_paths = [
-        path for path in (*_lists(removed), *statistics_files(before)) if normalize_location(path) not in paths_in_use
+        path
+        for path in (*_list_manifest_lists(removed), *statistics_files(before))
+        if normalize_location(path) not in paths_in_use
     ]
 
     def choose() -> UnusedFiles:
@@ -122,11 +126,11 @@ async def find_unused(
     return await asyncio.to_thread(choose)
 
 
-def _entries(manifest: ManifestFile) -> int:
+def _count_entries(manifest: ManifestFile) -> int:
     return (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
 
 
-def _lists(snapshots: Iterable[Snapshot]) -> set[str]:
+def _list_manifest_lists(snapshots: Iterable[Snapshot]) -> set[str]:
     return {snapshot.manifest_list for snapshot in snapshots if snapshot.manifest_list}
 
 
@@ -136,7 +140,7 @@ def statistics_files(metadata: TableMetadata) -> set[str]:
     }
 
 
-async def _manifests(
+async def _read_manifests(
     manifests: Manifests, snapshots: Collection[Snapshot], *, skip_missing: bool = False
 ) -> dict[str, ManifestFile]:
     """Return the manifests of the snapshots, by plain location."""
@@ -150,11 +154,11 @@ async def _manifests(
             continue
         manifests_by_path.update((normalize_location(manifest.manifest_path), manifest) for manifest in listed)
         if len(manifests_by_path) > MANIFESTS_MAX:
-            raise _too_large(f"{MANIFESTS_MAX:,} manifests")
+            raise _make_too_large_error(f"{MANIFESTS_MAX:,} manifests")
     return manifests_by_path
 
 
-def _too_large(description: str) -> BadRequest:
+def _make_too_large_error(description: str) -> BadRequest:
     return BadRequest(f"The table has more than {description}; expire its snapshots with Spark's expire_snapshots")
 
 
@@ -178,10 +182,10 @@ async def content_files(
             if not skip_missing:
                 raise
             continue
-        yield await asyncio.to_thread(_sizes, part, blocks)
+        yield await asyncio.to_thread(_estimate_sizes, part, blocks)
 
 
-def _sizes(listed: Sequence[ManifestFile], blocks: Sequence[Block]) -> dict[str, tuple[str, int]]:
+def _estimate_sizes(listed: Sequence[ManifestFile], blocks: Sequence[Block]) -> dict[str, tuple[str, int]]:
     sizes_by_path: dict[str, tuple[str, int]] = {}
     for manifest, block in zip(listed, blocks, strict=True):
         files = lookup(TableView((manifest,), (block,)))

@@ -137,7 +137,7 @@ class _WrittenGroup(NamedTuple):
 
     def fits(self, listed: Sequence[ManifestFile]) -> bool:
         """Return whether the head still lists all replaced manifests, and their entries inherit the same values."""
-        return set(map(_identity, self.group.replaced)) <= set(map(_identity, listed))
+        return set(map(_identify, self.group.replaced)) <= set(map(_identify, listed))
 
 
 class ManifestRewrite:
@@ -188,7 +188,7 @@ class ManifestRewrite:
         min_count = request.min_count
         if min_count is None:
             min_count = max(2, as_int(with_policies(metadata, policies).properties, MIN_COUNT, MIN_COUNT_DEFAULT))
-        groups = await self._groups(manifests, listed, metadata, min_count)
+        groups = await self._choose_groups(manifests, listed, metadata, min_count)
         if request.dry_run or not groups:
             return _report(listed, groups, ())
         writer = await open_writer(self._context, self._manifests, entry.uuid, metadata)
@@ -222,7 +222,7 @@ class ManifestRewrite:
         check = partial(self._planner.check_paths, metadata, uuid)
         return self._manifests.with_checks(lambda paths: check(list(paths)), _DECODED_BYTES_MAX)
 
-    async def _groups(
+    async def _choose_groups(
         self, manifests: Manifests, listed: Sequence[ManifestFile], metadata: TableMetadata, min_count: int
     ) -> list[_Group]:
         """Return the groups of manifests whose rewrite is worth a commit."""
@@ -292,7 +292,7 @@ class ManifestRewrite:
         unchanged = tuple(manifest for manifest in listed if manifest.manifest_path not in replaced)
         produced = await produce(
             writer,
-            SnapshotTerms(REPLACE, MAIN, _summary(fitting, len(unchanged))),
+            SnapshotTerms(REPLACE, MAIN, _summarize(fitting, len(unchanged))),
             stored,
             NOTHING,
             RewrittenManifests(unchanged, ()),
@@ -320,7 +320,7 @@ async def open_manifest_rewrite(
         await cleanup.close()
 
 
-def _identity(manifest: ManifestFile) -> tuple[str, int, int | None]:
+def _identify(manifest: ManifestFile) -> tuple[str, int, int | None]:
     """Return the identity of a manifest: its path, and the values that its entries inherit."""
     return manifest.manifest_path, manifest.sequence_number, manifest.first_row_id
 
@@ -388,7 +388,7 @@ async def _write(writer: SnapshotWriter, group: _Group, metadata: TableMetadata)
     return _WrittenGroup(group, tuple(await gather(work, MANIFESTS_CONCURRENT_MAX)))
 
 
-def _summary(written: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str]:
+def _summarize(written: Sequence[_WrittenGroup], kept_count: int) -> dict[str, str]:
     """Return the summary that Iceberg's `rewrite_manifests` writes."""
     created = sum(len(each.stored) for each in written)
     replaced = sum(len(each.group.replaced) for each in written)

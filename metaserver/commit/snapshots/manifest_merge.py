@@ -53,7 +53,7 @@ class ManifestMerge:
                 continue
             for bin_ in _pack_bins(group, target_size(metadata)):
                 few = len(bin_) == 1 or (bin_[0] is group[0] and len(bin_) < least)
-                if few or _rows(bin_) > LONG_MAX:
+                if few or _count_rows(bin_) > LONG_MAX:
                     merged += bin_
                 else:
                     stored = await self._merge_manifests(bin_, metadata, spec_id, content)
@@ -100,7 +100,7 @@ def can_be_written(metadata: TableMetadata, spec_id: int) -> bool:
     return all(kind != UNKNOWN or field.is_void for field, kind in zip(spec.fields, kinds, strict=True))
 
 
-def _rows(manifests: Sequence[ManifestFile]) -> int:
+def _count_rows(manifests: Sequence[ManifestFile]) -> int:
     """Return the row count of the merged manifest. The caller keeps it within a long."""
     return sum((manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0) for manifest in manifests)
 

@@ -179,7 +179,7 @@ class Manifests:
             manifest_list = self._unwritten_lists.get(location)
         if manifest_list is None:
             data = await self._read(location, "manifest list")
-            manifest_list = await _maybe_in_thread(len(data), lambda: decode_manifest_list(data, location))
+            manifest_list = await _run_by_size(len(data), lambda: decode_manifest_list(data, location))
             self.remember_list(location, manifest_list)
         if self._check_paths is not None:
             await self._check_paths(manifest.manifest_path for manifest in manifest_list)
@@ -231,12 +231,12 @@ class Manifests:
             Corrupt: The manifest cannot be decoded. The message names it.
         """
         data = await self.data(manifest)
-        decoded = await _maybe_in_thread(len(data), lambda: decode_listed(data, manifest))
+        decoded = await _run_by_size(len(data), lambda: decode_listed(data, manifest))
         # The memory is checked before the entries are created, because a small file may have millions of entries.
         if self._memory is not None:
             size_bytes = decoded.rows * _ENTRY_BYTES + len(data) * _ENTRY_FACTOR
             self._memory.hold(("entries", manifest.manifest_path), size_bytes)
-        return await _maybe_in_thread(len(data), lambda: entries_of(decoded, manifest, metadata))
+        return await _run_by_size(len(data), lambda: entries_of(decoded, manifest, metadata))
 
     async def decode(self, manifest: ManifestFile) -> DecodedManifest:
         """Return the live entries as columns that are not packed.
@@ -245,7 +245,7 @@ class Manifests:
             Corrupt: The manifest cannot be decoded. The message names it.
         """
         data = await self.data(manifest)
-        decoded = await _maybe_in_thread(len(data), lambda: decode_listed(data, manifest))
+        decoded = await _run_by_size(len(data), lambda: decode_listed(data, manifest))
         if self._memory is not None:
             self._memory.hold(("decoded", manifest.manifest_path), len(decoded.heap))
         return decoded
@@ -257,12 +257,12 @@ class Manifests:
             Corrupt: The manifest cannot be decoded. The message names it.
         """
         data = await self.data(manifest)
-        decoded = await _maybe_in_thread(len(data), lambda: decode_listed(data, manifest, with_deleted=True))
+        decoded = await _run_by_size(len(data), lambda: decode_listed(data, manifest, with_deleted=True))
         if self._memory is not None:
             self._memory.check(decoded.rows * _ENTRY_BYTES)
             removed = int((decoded.longs["status"] == DELETED).sum())
             self._memory.hold(("removals", manifest.manifest_path), removed * _ENTRY_BYTES)
-        return await _maybe_in_thread(len(data), lambda: removals_of(decoded, manifest, metadata))
+        return await _run_by_size(len(data), lambda: removals_of(decoded, manifest, metadata))
 
     async def blocks(self, manifests: Sequence[ManifestFile]) -> list[Block]:
         """Return the live entries as columns, with one block for each manifest.
@@ -284,7 +284,7 @@ class Manifests:
             decoded = self._blocks.get(manifest.manifest_path)
             if decoded is None:
                 data = await self.data(manifest)
-                decoded = await _maybe_in_thread(len(data), lambda: _block(data, manifest.manifest_path))
+                decoded = await _run_by_size(len(data), lambda: _decode_block(data, manifest.manifest_path))
                 self._blocks.put(manifest.manifest_path, decoded, decoded.size_bytes)
             if decoded.spec_id != manifest.partition_spec_id or decoded.content > manifest.content:
                 raise Corrupt(
@@ -333,7 +333,7 @@ class Manifests:
         names = self._names.get(manifest.manifest_path)
         if names is None:
             (block,) = await self._decode_blocks([manifest], None)  # Only the hashes of the manifest stay in memory.
-            names = _names(manifest, block)
+            names = _list_names(manifest, block)
             self._names.put(manifest.manifest_path, names, names.size_bytes)
         return names
 
@@ -391,11 +391,11 @@ def _has_any(values: Hashes, many: Hashes) -> bool:
     return bool((many.take(many.searchsorted(values), mode="clip") == values).any())
 
 
-def _block(data: bytes, location: str) -> Block:
+def _decode_block(data: bytes, location: str) -> Block:
     return Block(b"".join(encode_block(decode_manifest(data, location))))
 
 
-def _names(manifest: ManifestFile, block: Block) -> PathHashes:
+def _list_names(manifest: ManifestFile, block: Block) -> PathHashes:
     files = lookup(TableView((manifest,), (block,)))
     hashed = []
     for name in ("file_path", "referenced_data_file"):
@@ -414,5 +414,5 @@ async def run_by_count(entries: int, work: Callable[[], T]) -> T:
     return work() if entries <= _IN_LOOP_ENTRIES else await asyncio.to_thread(work)
 
 
-async def _maybe_in_thread(size: int, work: Callable[[], T]) -> T:
+async def _run_by_size(size: int, work: Callable[[], T]) -> T:
     return work() if size <= _IN_THREAD_BYTES else await asyncio.to_thread(work)

@@ -69,16 +69,16 @@ class RemovalFilter:
             )
         lists = await gather([partial(manifests.read_list, snapshot) for snapshot in later], MANIFESTS_CONCURRENT_MAX)
         suspects = {
-            _identity(manifest): manifest
+            _identify(manifest): manifest
             for listed in lists
             for manifest in listed
-            if manifest.deleted_files_count != 0 and _identity(manifest) not in self._made
+            if manifest.deleted_files_count != 0 and _identify(manifest) not in self._made
         }
         work = [partial(self._filter_manifest, manifests, metadata, manifest, paths) for manifest in suspects.values()]
         self._made |= zip(suspects, await gather(work, MANIFESTS_CONCURRENT_MAX), strict=True)
         moved: dict[int, str] = {}
         for snapshot, listed in zip(later, lists, strict=True):
-            filtered = [self._made.get(_identity(manifest), manifest) for manifest in listed]
+            filtered = [self._made.get(_identify(manifest), manifest) for manifest in listed]
             remaining = tuple(manifest for manifest in filtered if manifest is not None)
             if remaining != listed:
                 assert snapshot.manifest_list is not None
@@ -110,7 +110,7 @@ class RemovalFilter:
         if metadata.format_version >= ROW_LINEAGE_MIN_FORMAT_VERSION and manifest.content == DATA_MANIFEST:
             # A reader numbers the rows of added files without a row id one after the other. Without an entry, later row
             # ids change.
-            entries = await run_by_count(len(entries), partial(_all_existing, entries))
+            entries = await run_by_count(len(entries), partial(_are_all_existing, entries))
         if manifest.added_snapshot_id is None:
             raise Corrupt(f"{manifest.manifest_path}: its manifest list lacks added_snapshot_id")
         if not can_be_written(metadata, manifest.partition_spec_id):
@@ -135,9 +135,9 @@ class RemovalFilter:
         return location
 
 
-def _all_existing(entries: Sequence[ManifestEntry]) -> list[ManifestEntry]:
+def _are_all_existing(entries: Sequence[ManifestEntry]) -> list[ManifestEntry]:
     return [msgspec.structs.replace(entry, status=EXISTING) if entry.status == ADDED else entry for entry in entries]
 
 
-def _identity(manifest: ManifestFile) -> _Identity:
+def _identify(manifest: ManifestFile) -> _Identity:
     return manifest.manifest_path, manifest.sequence_number, manifest.first_row_id

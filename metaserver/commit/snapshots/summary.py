@@ -81,7 +81,7 @@ def summary_of(
             summary[_REMOVED_AS.get(name, f"removed-{name}")] = str(count)
     summary["changed-partition-count"] = str(len(added.partitions | removed.partitions))
     for name in _TOTALS:
-        before = 0 if parent is None else _number(parent.get(f"total-{name}"))
+        before = 0 if parent is None else _parse_number(parent.get(f"total-{name}"))
         if before is not None:
             total = before + added.counts.get(name, 0) - removed.counts.get(name, 0)
             if 0 <= total <= LONG_MAX:
@@ -89,7 +89,7 @@ def summary_of(
     return summary
 
 
-def _number(text: str | None) -> int | None:
+def _parse_number(text: str | None) -> int | None:
     if text is None or not (text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX):
         return None
     return int(text)

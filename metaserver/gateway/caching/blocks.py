@@ -91,14 +91,14 @@ class ObjectBlocks:
         return [(name, tier.stats()) for name, tier in (("blocks", self._disk), ("pinned", self._pinned)) if tier]
 
     def in_memory(self, name: str, number: int, *, counted: bool = True) -> memoryview | None:
-        return self._memory.get(_key(name, number), counted=counted)
+        return self._memory.get(_make_key(name, number), counted=counted)
 
     def has_in_memory(self, name: str, number: int) -> bool:
         """Return whether the block is in memory. The call does not count as a request."""
-        return _key(name, number) in self._memory
+        return _make_key(name, number) in self._memory
 
     def may_be_on_disk(self, name: str, number: int) -> bool:
-        return any(tier.may_have(_key(name, number)) for tier in self._tiers)
+        return any(tier.may_have(_make_key(name, number)) for tier in self._tiers)
 
     def get_without_waiting(
         self, name: str, number: int, owner: Owner, *, counted: bool
@@ -107,7 +107,7 @@ class ObjectBlocks:
 
         If the result is None, the call does not count as a request.
         """
-        key = _key(name, number)
+        key = _make_key(name, number)
         if key in self._memory:
             block = self._memory.get(key, counted=counted)
             assert block is not None
@@ -128,7 +128,7 @@ class ObjectBlocks:
         """
         # No thread is used. A stat of a local file takes a few microseconds, and a thread switch takes 60 or more.
         for absent, number in enumerate(numbers):
-            key = _key(name, number)
+            key = _make_key(name, number)
             tiers = [tier for tier in self._tiers if tier.may_have(key)]
             if not tiers:
                 continue
@@ -141,7 +141,7 @@ class ObjectBlocks:
         return None, len(numbers)
 
     def keep_in_memory(self, name: str, number: int, block: memoryview, owner: Owner) -> None:
-        self._memory.put(_key(name, number), block, len(block), owner.holder, pinned=owner.pinned)
+        self._memory.put(_make_key(name, number), block, len(block), owner.holder, pinned=owner.pinned)
 
     async def write(self, name: str, number: int, block: memoryview, owner: Owner) -> None:
         """Write the block to the disk together with other waiting blocks. If too many bytes wait, drop the block."""
@@ -154,7 +154,7 @@ class ObjectBlocks:
             return
         self.pending_bytes += len(block)
         written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.append((tier, (_key(name, number), block, owner.tag), written))
+        self._waiting.append((tier, (_make_key(name, number), block, owner.tag), written))
         if self._writing is None or self._writing.done():
             self._writing = asyncio.get_running_loop().create_task(self._write_all(), name="gateway-cache-writer")
         try:
@@ -183,7 +183,7 @@ class ObjectBlocks:
             tier.close()
 
 
-def _key(name: str, number: int) -> str:
+def _make_key(name: str, number: int) -> str:
     return f"{name}:{number}"
 
 

@@ -144,7 +144,7 @@ class CachingBackend:
         """
         if not _is_plain(read) or not _CONDITIONS.isdisjoint(read.headers):
             return None
-        location = _location(read)
+        location = _make_location(read)
         record = self._records.get_trusted(location)
         if record is None:
             return None
@@ -153,7 +153,7 @@ class CachingBackend:
         except S3Error:
             return None
         start, length = part or (0, record.size)
-        owner, end = _owner(read), start + length
+        owner, end = _make_owner(read), start + length
         unsent = AnswerBudget(self._sending, owner.holder)
         sent_end = start if read.method == "GET" else end
         pieces: list[memoryview] = []
@@ -164,7 +164,7 @@ class CachingBackend:
             if not pieces:
                 return None
             self._follow(record, start, end, owner)
-        head = _head(record, part, read.request_id, self._clock.now_ms())
+        head = _encode_head(record, part, read.request_id, self._clock.now_ms())
         transport.writelines([head, *pieces])
         sent_end += sum(map(len, pieces))
         while sent_end < end and not transport.get_write_buffer_size() and sent_end - start < _BYTES_PER_TURN:
@@ -267,7 +267,7 @@ class CachingBackend:
 
     async def _read(self, call: S3Call) -> web.StreamResponse | None:
         """Return the answer from the cache, or None if the store must answer."""
-        location, owner = _location(call), _owner(call)
+        location, owner = _make_location(call), _make_owner(call)
         for _ in range(2):
             record = self._records.get_trusted(location)
             if record is None:
@@ -319,7 +319,7 @@ class CachingBackend:
 
         record = None
         if cached_record is None and call.method == "GET":
-            span, expected_bytes = self._opening_span(call.headers.get("range"))
+            span, expected_bytes = self._choose_opening_span(call.headers.get("range"))
             record = await self._fetches.open(location, span, expected_bytes, to_record, owner)
         if record is None:
             try:
@@ -339,7 +339,7 @@ class CachingBackend:
             self._reader.read_ahead(record, 0, record.size, owner)
         return record
 
-    def _opening_span(self, range_header: str | None) -> tuple[str, int]:
+    def _choose_opening_span(self, range_header: str | None) -> tuple[str, int]:
         """Return (Range header, its maximum length) for the first read of an object.
 
         The range has whole blocks around the requested part, up to the limit of one request.
@@ -364,7 +364,7 @@ class CachingBackend:
         start, length = part or (0, record.size)
         request = call.request
         if call.method == "HEAD":
-            response = _response(record, part, call)
+            response = _make_response(record, part, call)
             await response.prepare(request)
             await response.write_eof()
             return response
@@ -377,12 +377,12 @@ class CachingBackend:
             first = await anext(pieces, None)
             try:
                 if request.keep_alive and request.version == HttpVersion11:
-                    head = _head(record, part, call.request_id, self._clock.now_ms())
+                    head = _encode_head(record, part, call.request_id, self._clock.now_ms())
                     _start(request, [head] if first is None else [head, first])
                     del first
                     await _send_rest(request.writer, pieces)
                     return SentAnswer(206 if part else 200, length)
-                response = _response(record, part, call)
+                response = _make_response(record, part, call)
                 await response.prepare(request)
                 if first is not None:
                     await response.write(first)
@@ -420,7 +420,7 @@ class CachingBackend:
             self._sequences.popitem(last=False)
 
 
-def _response(record: ObjectRecord, part: tuple[int, int] | None, call: S3Call) -> web.StreamResponse:
+def _make_response(record: ObjectRecord, part: tuple[int, int] | None, call: S3Call) -> web.StreamResponse:
     """Return aiohttp's response with the part (start, length), or with the whole object.
 
     The response is not prepared yet.
@@ -476,15 +476,15 @@ async def _send_rest(writer: AbstractStreamWriter, pieces: AsyncGenerator[memory
     await writer.drain()
 
 
-def _location(read: S3Read) -> str:
+def _make_location(read: S3Read) -> str:
     return f"s3://{read.address.bucket}/{read.address.key}"
 
 
-def _owner(read: S3Read) -> Owner:
-    return Owner(read.who, read.pinned or kind_of(read.address.key) == "metadata")
+def _make_owner(read: S3Read) -> Owner:
+    return Owner(read.principal_name, read.pinned or kind_of(read.address.key) == "metadata")
 
 
-def _head(record: ObjectRecord, part: tuple[int, int] | None, request_id: str, now_ms: int) -> bytes:
+def _encode_head(record: ObjectRecord, part: tuple[int, int] | None, request_id: str, now_ms: int) -> bytes:
     """Return the status line and headers of an answer with the part (start, length), or the whole object.
 
     Raises:
@@ -496,7 +496,7 @@ def _head(record: ObjectRecord, part: tuple[int, int] | None, request_id: str, n
         **record.headers,
         "accept-ranges": "bytes",
         "content-length": str(length),
-        "date": _date(now_ms // 1000),
+        "date": _format_date(now_ms // 1000),
         "server": "seamark",
         "x-amz-request-id": request_id,
     }
@@ -510,7 +510,7 @@ def _head(record: ObjectRecord, part: tuple[int, int] | None, request_id: str, n
 
 
 @lru_cache(1)
-def _date(now_s: int) -> str:
+def _format_date(now_s: int) -> str:
     return formatdate(now_s, usegmt=True)
 
 

@@ -90,7 +90,7 @@ class RangeReader:
                                 yield piece
                         return
                     try:
-                        async with aclosing(self._pieces(fetch, start, end, owner)) as pieces:
+                        async with aclosing(self._read_pieces(fetch, start, end, owner)) as pieces:
                             async for piece in pieces:
                                 self.served_bytes["fetch"] += len(piece)
                                 start += len(piece)
@@ -167,7 +167,7 @@ class RangeReader:
                 return following - 1
         return last
 
-    async def _pieces(self, fetch: Fetch, start: int, end: int, owner: Owner) -> AsyncGenerator[memoryview]:
+    async def _read_pieces(self, fetch: Fetch, start: int, end: int, owner: Owner) -> AsyncGenerator[memoryview]:
         """Yield the bytes of the fetch.
 
         The blocks after the fetch are requested when its first bytes have arrived.

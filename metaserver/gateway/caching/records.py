@@ -147,7 +147,7 @@ class Records:
         if record is not None or self._disk is None:
             return record
         loop = asyncio.get_running_loop()
-        data = await loop.run_in_executor(self._executor, self._disk.get, _key(location))
+        data = await loop.run_in_executor(self._executor, self._disk.get, _make_key(location))
         if data is None:
             return None
         try:
@@ -169,7 +169,7 @@ class Records:
             holder: The name of the holder (`Owner.tag`).
         """
         if self._disk is not None:
-            data, key = msgspec.msgpack.encode(record), _key(record.location)
+            data, key = msgspec.msgpack.encode(record), _make_key(record.location)
             await asyncio.get_running_loop().run_in_executor(executor, self._disk.put, key, data, holder)
 
     def note_write(self, location: str) -> None:
@@ -187,5 +187,5 @@ class Records:
         return self._memory.used_bytes
 
 
-def _key(location: str) -> str:
+def _make_key(location: str) -> str:
     return f"record:{location}"

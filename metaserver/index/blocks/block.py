@@ -294,7 +294,7 @@ class Block:
     @property
     def partition_columns(self) -> tuple[PackedColumn | None, ...]:
         """The columns in the order of the partition tuple, or None for a field whose values are all null."""
-        return tuple([self._column(entry.values) for entry in self._directory.partition])
+        return tuple([self._open_column(entry.values) for entry in self._directory.partition])
 
     def verify(self, packed: Packed) -> None:
         """Compare a column's arrays with their checksum, unless they have been compared before.
@@ -337,7 +337,7 @@ class Block:
         """Count only the used memory of the block from now on, because the block is a mapped file."""
         self.memory.count_mapped(self._size_bytes)
 
-    def _column(self, packed: Packed | None, rows: int | None = None) -> PackedColumn | None:
+    def _open_column(self, packed: Packed | None, rows: int | None = None) -> PackedColumn | None:
         if packed is None:
             return None
         self.verify(packed)
@@ -352,7 +352,7 @@ class Block:
 
     def long_column(self, name: str) -> PackedColumn | None:
         """Return the packed column, or None if no row has a value."""
-        return self._column(self._directory.longs.get(name))
+        return self._open_column(self._directory.longs.get(name))
 
     def longs(self, name: str) -> Longs:
         """Return int64[rows], the values of a field such as status or sequence_number; MISSING for null."""
@@ -366,7 +366,7 @@ class Block:
         return key
 
     def text_column(self, name: str) -> PackedColumn | None:
-        return self._column(self._directory.texts.get(name))
+        return self._open_column(self._directory.texts.get(name))
 
     def raw(self, name: str, row: int) -> bytes | None:
         """Return `file_path`, `file_format`, `key_metadata` or `referenced_data_file` of a row, as bytes."""
@@ -385,7 +385,7 @@ class Block:
         if entry is None or entry.counts is None:
             return [None] * self.rows
         counts = self.column_at(entry.counts).longs()
-        column = self._column(entry.values, entry.total)
+        column = self._open_column(entry.values, entry.total)
         values = [] if column is None else column.longs().tolist()
         ends = np.cumsum(np.maximum(counts, 0)).tolist()
         sizes = counts.tolist()
@@ -399,12 +399,12 @@ class Block:
         entry = self._directory.lists.get(name)
         if entry is None or entry.counts is None:
             return None
-        values = self._column(entry.values, entry.total)
+        values = self._open_column(entry.values, entry.total)
         return None if values is None else (self.column_at(entry.counts), values)
 
     def partition(self, row: int) -> tuple[Value | None, ...]:
         return tuple(
-            [_decode_value(self._column(entry.values), entry.kind, row) for entry in self._directory.partition]
+            [_decode_value(self._open_column(entry.values), entry.kind, row) for entry in self._directory.partition]
         )
 
     def partition_column(self, field_id: int) -> tuple[str, Packed | None] | None:
@@ -436,7 +436,7 @@ class Block:
     def count_column(self, name: str, column_id: int) -> PackedColumn | None:
         """Return the packed counts `name` of a column, or None if no row has such a count."""
         entry = self._columns.get(column_id)
-        return None if entry is None else self._column(entry.counts[COUNTS.index(name)])
+        return None if entry is None else self._open_column(entry.counts[COUNTS.index(name)])
 
     def get_bound_column(self, side: str, column_id: int) -> PackedColumn | None:
         """Return the lower or upper bounds of a column, or None if no row has such a bound.
@@ -445,7 +445,7 @@ class Block:
             side: "lower" or "upper".
         """
         entry = self._columns.get(column_id)
-        return None if entry is None else self._column(entry.lower if side == "lower" else entry.upper)
+        return None if entry is None else self._open_column(entry.lower if side == "lower" else entry.upper)
 
     def bound(self, side: str, column_id: int, row: int) -> Value | None:
         column = self.get_bound_column(side, column_id)

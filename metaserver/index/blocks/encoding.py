@@ -67,8 +67,8 @@ def encode_block(decoded: DecodedManifest) -> list[bytes | memoryview]:
         decoded.rows,
         1 if decoded.metadata.get("content") == "deletes" else 0,
         spec.spec_id,
-        _present(packer, longs),
-        _present(packer, texts),
+        _collect_present(packer, longs),
+        _collect_present(packer, texts),
         {
             name: (packer.packed(counts), packer.packed(values), len(decoded.lists[name][1]))
             for name, (counts, values) in lists.items()
@@ -89,7 +89,7 @@ def _may_have_dots(fields: tuple[Any, ...] | None, arrays: Any, rows: int) -> bo
     return PackedColumn(np.frombuffer(arrays, dtype=np.uint8), Packed(*fields), rows).may_have_dots()
 
 
-def _present(packer: Packer, numbers: dict[str, int]) -> dict[str, object]:
+def _collect_present(packer: Packer, numbers: dict[str, int]) -> dict[str, object]:
     columns = {name: packer.packed(number) for name, number in numbers.items()}
     return {name: packed for name, packed in columns.items() if packed is not None}
 
@@ -101,13 +101,13 @@ def _add_list(packer: Packer, counts: npt.NDArray[np.int32], values: Longs) -> t
 
 def _schema_of(decoded: DecodedManifest) -> Schema:
     try:
-        return _schema(decoded.metadata["schema"])
+        return _parse_schema(decoded.metadata["schema"])
     except (KeyError, ValueError, BadRequest, msgspec.DecodeError) as error:
         raise Corrupt(f"The schema in the header of manifest {decoded.location} cannot be read: {error}") from None
 
 
 @lru_cache(maxsize=16)
-def _schema(text: str) -> Schema:
+def _parse_schema(text: str) -> Schema:
     """Return the parsed schema from a cache, because the manifests of a snapshot have few different schemas."""
     schema = from_json(_normalize_schema(text), Schema)
     _ = schema.index
@@ -143,11 +143,11 @@ def _add_partition(
     kind = None
     if field is not None and len(field.sources) == 1:
         source = schema.column(field.sources[0])
-        primitive = None if source is None else _primitive(source.type)
+        primitive = None if source is None else _canonicalize_primitive(source.type)
         if primitive is not None:
             kind = result_type(field.transform, primitive)
     if kind is None or not _is_stored_as(values, kind):
-        kind = _avro_kind(values)
+        kind = _convert_avro_kind(values)
     return values.field_id, kind, _add_values(packer, values, kind)
 
 
@@ -164,7 +164,7 @@ def _is_stored_as(values: PartitionFieldValues, kind: str) -> bool:
     return values.type != "int" or kind in ("int", "long", "date")
 
 
-def _avro_kind(values: PartitionFieldValues) -> str:
+def _convert_avro_kind(values: PartitionFieldValues) -> str:
     """Return the Iceberg type of an Avro type (spec, appendix A), for fields whose source is in no schema."""
     if values.type == "int" and values.logical == "date":
         return "date"
@@ -225,10 +225,10 @@ def _kind_of(schema: Schema, column_id: int) -> str | None:
     column = schema.column(column_id)
     if column is None:
         return _DELETE_COLUMNS.get(column_id)
-    return _primitive(column.type)
+    return _canonicalize_primitive(column.type)
 
 
-def _primitive(of: object) -> str | None:
+def _canonicalize_primitive(of: object) -> str | None:
     if not isinstance(of, str):
         return None
     try:

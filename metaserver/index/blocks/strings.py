@@ -35,17 +35,19 @@ def codes(column: PackedColumn, rows: Longs) -> npt.NDArray[np.uint64]:
 
     Shorter values are padded with zeros.
     """
-    return _uints(column, column.packed.codes, column.packed.width)[rows].astype(np.uint64)
+    return _read_uints(column, column.packed.codes, column.packed.width)[rows].astype(np.uint64)
 
 
 def _decode_strings(column: PackedColumn, rows: Longs) -> list[bytes | None]:
     packed = column.packed
     width, common = packed.width, packed.common
-    heads = _uints(column, packed.codes, width)[rows].astype(f">u{width}").tobytes()
-    lengths = _uints(column, packed.lengths, packed.lengths_width)[rows].astype(np.int64)
+    heads = _read_uints(column, packed.codes, width)[rows].astype(f">u{width}").tobytes()
+    lengths = _read_uints(column, packed.lengths, packed.lengths_width)[rows].astype(np.int64)
     if packed.ends == NONE:
-        return [common + heads[at : at + size] for at, size in zip(_steps(width, rows), lengths.tolist(), strict=True)]
-    upto = _uints(column, packed.ends, 4)[rows].astype(np.int64)
+        return [
+            common + heads[at : at + size] for at, size in zip(_list_steps(width, rows), lengths.tolist(), strict=True)
+        ]
+    upto = _read_uints(column, packed.ends, 4)[rows].astype(np.int64)
     tail_starts = upto - np.maximum(lengths - width, 0)
     first = int(tail_starts.min())
     tails = column.array(packed.tails + first, "u1", int(upto.max()) - first).tobytes()
@@ -53,14 +55,18 @@ def _decode_strings(column: PackedColumn, rows: Longs) -> list[bytes | None]:
     return [
         common + heads[at:stop] + tails[start:end]
         for at, stop, start, end in zip(
-            _steps(width, rows), stops.tolist(), (tail_starts - first).tolist(), (upto - first).tolist(), strict=True
+            _list_steps(width, rows),
+            stops.tolist(),
+            (tail_starts - first).tolist(),
+            (upto - first).tolist(),
+            strict=True,
         )
     ]
 
 
-def _steps(width: int, rows: Longs) -> range:
+def _list_steps(width: int, rows: Longs) -> range:
     return range(0, width * len(rows), width)
 
 
-def _uints(column: PackedColumn, offset: int, width: int) -> npt.NDArray[Any]:
+def _read_uints(column: PackedColumn, offset: int, width: int) -> npt.NDArray[Any]:
     return column.array(offset, f"<u{width}", column.rows)

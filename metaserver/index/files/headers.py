@@ -54,7 +54,7 @@ class IndexReader:
         cached_summary = self._cache.get(location)
         if cached_summary is not None and cached_summary.header.size_bytes == size_bytes:
             return cached_summary
-        header = await self._header(location, size_bytes)
+        header = await self._read_header(location, size_bytes)
         if header.files_length > _FILES_LIMIT_BYTES:
             raise Corrupt(f"{location}: the files table has {header.files_length} bytes, which exceeds the limit")
         table = read_files(await self._objects.read_range(location, header.files_offset, header.files_length), header)
@@ -62,14 +62,14 @@ class IndexReader:
         self._cache.put(location, summary, object_bytes(summary))
         return summary
 
-    async def _header(self, location: str, size_bytes: int) -> IndexHeader:
-        tail = await self._tail(location, size_bytes, _TAIL_BYTES)
+    async def _read_header(self, location: str, size_bytes: int) -> IndexHeader:
+        tail = await self._read_tail(location, size_bytes, _TAIL_BYTES)
         needed = footer_size_bytes(tail, location)
         if len(tail) < needed <= min(size_bytes, FOOTER_LIMIT_BYTES):
-            tail = await self._tail(location, size_bytes, needed)
+            tail = await self._read_tail(location, size_bytes, needed)
         return read_header(tail, size_bytes, location)
 
-    async def _tail(self, location: str, size_bytes: int, length: int) -> bytes:
+    async def _read_tail(self, location: str, size_bytes: int, length: int) -> bytes:
         """Return the last `length` bytes of the file.
 
         The method requests one more byte, to detect a file that is longer than `size_bytes`.

@@ -115,7 +115,7 @@ class Indexes:
 
     def in_memory(self, file: RegisteredIndexFile) -> OpenIndex | None:
         """Return the open file if it is in memory, otherwise None."""
-        return self._stack.get_cached(_key(file.location))
+        return self._stack.get_cached(_make_key(file.location))
 
     async def open(self, file: RegisteredIndexFile) -> OpenIndex | None:
         """Open an index file. Return None if the file cannot be used.
@@ -130,7 +130,7 @@ class Indexes:
             return None
         try:
             return await self._stack.get(
-                _key(file.location),
+                _make_key(file.location),
                 lambda: self._objects.read(file.location, limit_bytes=self._limit_bytes),
                 lambda data: _open_registered(data, file),
             )
@@ -253,7 +253,7 @@ class Indexes:
         A file whose stored object is damaged is quarantined. The method never raises.
         """
         for file in files:
-            self._stack.discard(_key(file.location))
+            self._stack.discard(_make_key(file.location))
             try:
                 data = await self._stored.read(file.location, limit_bytes=self._limit_bytes)
                 await asyncio.to_thread(_verify, memoryview(data), file)
@@ -325,7 +325,7 @@ def _verify(data: memoryview, file: RegisteredIndexFile) -> None:
     _open_registered(data, file).index.verify()
 
 
-def _key(location: str) -> str:
+def _make_key(location: str) -> str:
     return f"index/{location}"
 
 

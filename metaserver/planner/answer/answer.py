@@ -331,7 +331,7 @@ class _Residuals:
         of a file, but counts them from metadata.
         """
         deciding = self._scan.deciding(block.spec_id)
-        forms = self._forms(block, rows)
+        forms = self._choose_forms(block, rows)
         if not deciding:
             if forms is None:
                 return rows, (CONSTANT, self._text_of(self._scan.bound, _PLAIN))
@@ -353,7 +353,7 @@ class _Residuals:
             rows, texts = rows[matching], [texts[position] for position in matching]
         return rows, (CHOICE, texts)
 
-    def _forms(self, block: Block, rows: Longs) -> list[_Form] | None:
+    def _choose_forms(self, block: Block, rows: Longs) -> list[_Form] | None:
         """Return the form of each file's residual, or None if all files have the plain form."""
         if not (self._nan_columns or self._whole_files):
             return None

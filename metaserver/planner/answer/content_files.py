@@ -115,7 +115,7 @@ def _build_layout(block: Block) -> BlockLayout:
         None if content is None else (CONSTANT, content),
         (TEXT, b'","file-path":"', b'"', strings(block, path)),
         (CONSTANT, _encode_format(format_.packed.common)) if format_.packed.width == 0 else None,
-        tuple(_optional_parts(block)),
+        tuple(_list_optional_parts(block)),
         tuple(_partition_key_part(block, column) for column in block.partition_columns),
     )
 
@@ -146,15 +146,22 @@ def formats(block: Block, rows: Longs) -> list[bytes]:
     return [_encode_format(column.key(row)) for row in rows.tolist()]
 
 
-def _optional_parts(block: Block) -> Iterator[Part]:
+def _list_optional_parts(block: Block) -> Iterator[Part]:
     is_data = block.content == 0
     for name in ("file_size_in_bytes", "record_count", "sort_order_id", *(() if is_data else _DELETE_NUMBERS)):
         if (column := block.long_column(name)) is not None:
-            yield NUMBER, _encode_key(name), _integers(block, column)
+            yield NUMBER, _encode_key(name), _read_integers(block, column)
     for name in ("split_offsets",) if is_data else ("split_offsets", "equality_ids"):
         if (columns := block.list_columns(name)) is not None:
             sizes, values = columns
-            yield ITEMS, _encode_key(name) + b"[", b"]", _integers(block, sizes), _integers(block, values), values.rows
+            yield (
+                ITEMS,
+                _encode_key(name) + b"[",
+                b"]",
+                _read_integers(block, sizes),
+                _read_integers(block, values),
+                values.rows,
+            )
     if (metadata := block.text_column("key_metadata")) is not None:
         yield HEX, _encode_key("key_metadata") + b'"', b'"', strings(block, metadata)
     if not is_data and (path := block.text_column("referenced_data_file")) is not None:
@@ -178,7 +185,7 @@ def strings(block: Block, column: PackedColumn) -> Part:
     return packed.width, _at(block, packed.codes), _at(block, packed.presence), packed.common, *offsets
 
 
-def _integers(block: Block, column: PackedColumn) -> Part:
+def _read_integers(block: Block, column: PackedColumn) -> Part:
     packed = column.packed
     return packed.width, _at(block, packed.codes), _at(block, packed.presence), packed.base
 
@@ -195,7 +202,7 @@ def _partition_key_part(block: Block, column: PackedColumn | None) -> Part | Non
     # The prefix distinguishes null from an empty string and from zero.
     if column.packed.form == Form.STRINGS:
         return HEX, b"=", b"", strings(block, column)
-    return NUMBER, b"=", _integers(block, column)
+    return NUMBER, b"=", _read_integers(block, column)
 
 
 def keys(block: Block, columns: BlockLayout, fields: Sequence[int], rows: Longs) -> list[bytes]:
@@ -244,11 +251,11 @@ class FileStats:
     def __init__(self, block: Block, columns: tuple[int, ...]) -> None:
         stored = [column for column in columns if column in block.columns]
         self._maps: list[tuple[str, list[tuple[str, Texts]]]] = [
-            (wire, [(str(column), _counts(block.count_column(name, column))) for column in stored])
+            (wire, [(str(column), _read_counts(block.count_column(name, column))) for column in stored])
             for wire, name in _COUNTS.items()
         ]
         for side in ("lower", "upper"):
-            bounds = [(str(column), _bounds(block, side, column)) for column in stored]
+            bounds = [(str(column), _make_bound_reader(block, side, column)) for column in stored]
             self._maps.append((f"{side}-bounds", [(key, read) for key, read in bounds if read is not None]))
 
     def write(self, rows: Longs) -> list[bytes]:
@@ -272,13 +279,13 @@ def _write_map(name: str, keys: list[str], texts: tuple[str | None, ...]) -> str
     return f',"{name}":{{"keys":[{",".join(keys)}],"values":[{",".join(present)}]}}'
 
 
-def _counts(column: PackedColumn | None) -> Texts:
+def _read_counts(column: PackedColumn | None) -> Texts:
     if column is None:
         return lambda rows: [None] * len(rows)
     return lambda rows: [None if count == MISSING else str(count) for count in longs_at(column, rows).tolist()]
 
 
-def _bounds(block: Block, side: str, column_id: int) -> Texts | None:
+def _make_bound_reader(block: Block, side: str, column_id: int) -> Texts | None:
     """Return the function that reads this column's lower or upper bounds, or None if the block has no such bounds."""
     column, kind = block.get_bound_column(side, column_id), block.kind(column_id)
     if column is None or kind is None:
@@ -424,7 +431,7 @@ class PartitionTexts:
 
         The texts are empty if this client could not read the tuples.
         """
-        fields = self._fields(block)
+        fields = self._list_fields(block)
         # The cache is not part of the instance, because many views may exist, each with its own instance.
         cached = cache.texts_in((block.partition_fields, fields, self._dialect))
         texts = []
@@ -437,7 +444,7 @@ class PartitionTexts:
             texts.append(text)
         return texts
 
-    def _fields(self, block: Block) -> Fields:
+    def _list_fields(self, block: Block) -> Fields:
         kind = (block.spec_id, block.partition_fields)
         fields_of_kind = self._kinds.get(kind)
         if fields_of_kind is None:

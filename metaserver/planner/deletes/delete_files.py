@@ -48,17 +48,17 @@ def delete_files_at(view: TableView, rows: Iterable[int]) -> dict[int, DeleteFil
             path=block.text("file_path", local) or "",
             format=(block.text("file_format", local) or "").lower(),
             content=content or 0,
-            size_bytes=_number(block, "file_size_in_bytes", local),
-            records=_number(block, "record_count", local),
+            size_bytes=_read_number(block, "file_size_in_bytes", local),
+            records=_read_number(block, "record_count", local),
             referenced=block.text("referenced_data_file", local),
-            offset=_number(block, "content_offset", local),
-            length=_number(block, "content_size_in_bytes", local),
+            offset=_read_number(block, "content_offset", local),
+            length=_read_number(block, "content_size_in_bytes", local),
             columns=tuple(sorted(set(columns or ()))),
         )
     return delete_files
 
 
-def _number(block: Block, name: str, row: int) -> int:
+def _read_number(block: Block, name: str, row: int) -> int:
     value = block.long(name, row)
     return MISSING if value is None else value
 

@@ -154,7 +154,7 @@ class DeleteIndex:
             block = self._view.blocks[number]
             sequences[positions] = sequence_numbers(self._view.manifests[number], block, local)
             if self._paths:
-                paths[positions] = self._path_ids(block, local)
+                paths[positions] = self._find_path_ids(block, local)
             if block.spec_id in self._partitions:
                 partitions[positions] = self._partition_ids(block, local)
         self._add_positions(applying, sequences, paths, partitions)
@@ -235,21 +235,21 @@ class DeleteIndex:
         """
         ids = self._fields.get(block.spec_id, ())
         return (
-            zip(*(self._values(block, field_id, rows) for field_id in ids), strict=True)
+            zip(*(self._read_values(block, field_id, rows) for field_id in ids), strict=True)
             if ids
             else repeat((), len(rows))
         )
 
-    def _values(self, block: Block, field_id: int, rows: Longs) -> Sequence[object]:
+    def _read_values(self, block: Block, field_id: int, rows: Longs) -> Sequence[object]:
         """Return the partition values of one field, as `_read_partition_values` does.
 
         If the column was promoted, dates are converted to the unit of timestamps.
         """
         values = _read_partition_values(block, field_id, rows)
-        day = self._units_per_day(block.spec_id, field_id) if (field_id, "date") in block.partition_fields else 1
+        day = self._count_units_per_day(block.spec_id, field_id) if (field_id, "date") in block.partition_fields else 1
         return values if day == 1 else [value * day if isinstance(value, int) else None for value in values]
 
-    def _units_per_day(self, spec_id: int, field_id: int) -> int:
+    def _count_units_per_day(self, spec_id: int, field_id: int) -> int:
         """Return the number of a field's units in one day.
 
         It is 1 unless the field is the identity of a promoted date column.
@@ -267,7 +267,7 @@ class DeleteIndex:
             units = self._days[spec_id, field_id] = max((UNITS_PER_DAY.get(kind, 1) for kind in kinds), default=1)
         return units
 
-    def _path_ids(self, block: Block, rows: Longs) -> Longs:
+    def _find_path_ids(self, block: Block, rows: Longs) -> Longs:
         """Return int64[rows], the ids of the paths; -1 for paths that no delete file names."""
         ids = np.full(len(rows), -1, dtype=np.int64)
         column = block.text_column("file_path")
@@ -388,12 +388,12 @@ class _Groups:
         # np.unique imports modules for empty input, which costs tens of milliseconds in the first plan of a process.
         self._distinct: Longs = np.unique(sequences) if len(sequences) else sequences
         # Sequence numbers are replaced by ranks, so that the group and the rank fit into one integer key.
-        self._keys: Longs = self._key(self._groups, np.searchsorted(self._distinct, sequences[order]))
+        self._keys: Longs = self._combine_key(self._groups, np.searchsorted(self._distinct, sequences[order]))
         self.deletes: list[int] = deletes[order].tolist()
         self.ends: Longs = np.searchsorted(self._groups, self._groups, side="right")
         """int64[deletes]: the end of each entry's group."""
 
-    def _key(self, groups: Longs, ranks: Longs) -> Longs:
+    def _combine_key(self, groups: Longs, ranks: Longs) -> Longs:
         return groups * (len(self._distinct) + 1) + ranks
 
     def find_first_position(self, groups: Longs, sequences: Longs) -> Longs:
@@ -403,7 +403,7 @@ class _Groups:
         """
         if not len(self._groups):
             return np.full(len(groups), -1, dtype=np.int64)
-        positions = np.searchsorted(self._keys, self._key(groups, np.searchsorted(self._distinct, sequences)))
+        positions = np.searchsorted(self._keys, self._combine_key(groups, np.searchsorted(self._distinct, sequences)))
         in_range = np.minimum(positions, len(self._groups) - 1)
         return np.where((positions == in_range) & (self._groups[in_range] == groups), positions, -1)
 

@@ -149,7 +149,7 @@ class _ColumnGroup:
     def applying(
         self, pieces: Sequence[Piece], sequences: Longs, scopes: Sequence[Longs]
     ) -> Iterator[tuple[Longs, Longs]]:
-        spans = [self._span(scope, sequences) for scope in scopes]
+        spans = [self._find_span(scope, sequences) for scope in scopes]
         in_scope = np.logical_or.reduce([first < last for first, last in spans])
         if not in_scope.any():
             return
@@ -159,13 +159,13 @@ class _ColumnGroup:
             pending = [np.flatnonzero(first < last)]
             while pending:
                 rows = pending.pop()
-                pairs = self._pairs(data_files, rows)
+                pairs = self._find_pairs(data_files, rows)
                 if pairs is None:
                     pending += [rows[: len(rows) // 2], rows[len(rows) // 2 :]]
                 elif len(pairs[0]):
                     yield pairs[0], self._deletes[pairs[1]]
 
-    def _span(self, scopes: Longs, sequences: Longs) -> tuple[Longs, Longs]:
+    def _find_span(self, scopes: Longs, sequences: Longs) -> tuple[Longs, Longs]:
         """Return (first, last) leaf of each file's scope.
 
         The two leaves are equal if the scope is empty or all of its deletes are too old.
@@ -188,7 +188,7 @@ class _ColumnGroup:
                     above[at][positions], below[at][positions], flags[at][positions] = column.of_data(block, rows)
         return above, below, flags
 
-    def _pairs(self, data_files: _DataFiles, rows: Longs) -> tuple[Longs, Longs] | None:
+    def _find_pairs(self, data_files: _DataFiles, rows: Longs) -> tuple[Longs, Longs] | None:
         """Return (row, leaf) of all pairs that may match.
 
         Returns:
@@ -336,13 +336,13 @@ def _read_bounds(
         return column.longs()[rows], is_known
     if column.packed.form == Form.FLOATS:
         return column.doubles()[rows], is_known
-    read = _reader(kind)
+    read = _choose_reader(kind)
     values = np.empty(len(rows), dtype=object)
     values[:] = [read(text or b"") for text in strings(column, rows)]
     return values, is_known
 
 
-def _reader(kind: str) -> Callable[[bytes], object]:
+def _choose_reader(kind: str) -> Callable[[bytes], object]:
     if kind == "uuid":
         return lambda text: text[:_UUID_HALF]
     if kind.startswith("decimal"):
@@ -396,11 +396,11 @@ def _is_required(column_id: int, schemas: Sequence[Schema]) -> bool:
 
     A required field of a null struct is null.
     """
-    paths = [path for schema in schemas if (path := _path(schema, column_id))]
+    paths = [path for schema in schemas if (path := _read_required_flags(schema, column_id))]
     return bool(paths) and all(all(path) for path in paths)
 
 
-def _path(schema: Schema, column_id: int) -> list[bool]:
+def _read_required_flags(schema: Schema, column_id: int) -> list[bool]:
     """Return whether the column and each enclosing struct are required; empty if the schema lacks the column."""
     column = schema.column(column_id)
     return [] if column is None else [field.required for field in (column, *schema.ancestors(column))]

@@ -152,7 +152,7 @@ class Probe:
 
         A file is kept if the index does not cover it, if a row may match, or if the time did not suffice to check it.
         """
-        coverage, query = self.coverage.get(predicate.definition.id), self._query(predicate)
+        coverage, query = self.coverage.get(predicate.definition.id), self._make_query(predicate)
         if coverage is None or query is None:
             return None
         kept_flags = coverage.uncovered.copy()
@@ -169,7 +169,7 @@ class Probe:
             kept_flags[positions[positions >= 0]] = 1
         return kept_flags
 
-    def _query(self, predicate: IndexPredicate | KeySetPredicate) -> IndexQuery | None:
+    def _make_query(self, predicate: IndexPredicate | KeySetPredicate) -> IndexQuery | None:
         if predicate.key not in self._queries:
             self._queries[predicate.key] = predicate.query()
         return self._queries[predicate.key]
@@ -198,15 +198,15 @@ class Probe:
     def narrow_by_row(self, selection: Selection, expired: Expired) -> None:
         """Remove each file that has no row that all bitmaps contain."""
         kept_flags = np.ones(self.view.file_count, dtype=np.uint8)
-        conjuncts, remainder = self._conjuncts()
+        conjuncts, remainder = self._split_conjuncts()
         for position in selection.positions().tolist():
             if expired():
                 break
-            if not has_row(conjuncts, position, partial(self._rows, remainder, position)):
+            if not has_row(conjuncts, position, partial(self._find_rows, remainder, position)):
                 kept_flags[position] = 0
         selection.intersect(kept_flags)
 
-    def _conjuncts(self) -> tuple[list[Conjunct], Expression]:
+    def _split_conjuncts(self) -> tuple[list[Conjunct], Expression]:
         """Return (conjuncts for bitmaps in memory, the rest of the expression).
 
         The conjuncts are in ascending order of the share of keys that they match.
@@ -221,7 +221,7 @@ class Probe:
                 remainder.append(child)
             else:
                 wanted_keys.append((self.projection.by_field[child.column_id], keys))
-                if not self._is_in_memory(wanted_keys[-1][0]):  # `_rows` decides which rows to load.
+                if not self._is_in_memory(wanted_keys[-1][0]):  # `_find_rows` decides which rows to load.
                     remainder.append(child)
         wanted_keys += [(predicate.definition, predicate.dynamic_filter.keys) for predicate in self._bitmap_key_sets]
         conjuncts = [
@@ -239,7 +239,7 @@ class Probe:
 
     def _find_wanted_keys(self, predicate: Bound) -> WantedKeys | None:
         """Return the codes of the keys that match a predicate, or None if other rows may match, too."""
-        query = self._query(IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,)))
+        query = self._make_query(IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,)))
         if not isinstance(query, BitmapQuery):
             return None
         ranges = query.ranges
@@ -251,13 +251,13 @@ class Probe:
         points = ranges.points
         return None if points is None else KeySet(ranges.kind, Distinct(np.array(points, dtype=np.uint64)))
 
-    def _rows(self, expression: Expression, position: int) -> Bits | None:
+    def _find_rows(self, expression: Expression, position: int) -> Bits | None:
         """Return the rows that may match in the file at a position in the view, or None for all rows."""
         match expression:
             case And(children):
                 narrowest: Bits | None = None
                 for child in children:
-                    child_rows = self._rows(child, position)
+                    child_rows = self._find_rows(child, position)
                     if child_rows is not None:
                         narrowest = child_rows if narrowest is None else narrowest & child_rows
                         if not narrowest.any():
@@ -266,7 +266,7 @@ class Probe:
             case Or(children):
                 widest: Bits | None = None
                 for child in children:
-                    child_rows = self._rows(child, position)
+                    child_rows = self._find_rows(child, position)
                     if child_rows is None:
                         return None
                     widest = child_rows if widest is None else widest | child_rows
@@ -277,7 +277,7 @@ class Probe:
 
     def _rows_of(self, predicate: Bound, position: int) -> Bits | None:
         predicate_of_index = IndexPredicate(self.projection.by_field[predicate.column_id], (predicate,))
-        query = self._query(predicate_of_index)
+        query = self._make_query(predicate_of_index)
         if not isinstance(query, BitmapQuery):
             return None
         located_bitmap = self._bitmap_at(predicate_of_index, position)

@@ -60,12 +60,12 @@ class Conjunct:
         """
         self._keys = keys
         self._damaged = damaged
-        self.parts = [self._part(part.location, opened) for part in coverage.parts]
+        self.parts = [self._get_part(part.location, opened) for part in coverage.parts]
         self._part_of, self._file_of = (numbers.tolist() for numbers in coverage.by_position)
         self.share = min((part.share for part in self.parts if part is not None), default=1.0)
         """The approximate fraction of the existing keys that the conjunct selects."""
 
-    def _part(self, location: str, opened: Mapping[str, OpenIndex]) -> _Part | None:
+    def _get_part(self, location: str, opened: Mapping[str, OpenIndex]) -> _Part | None:
         """Return the part for the index file at this location.
 
         Returns:

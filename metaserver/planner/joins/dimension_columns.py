@@ -131,11 +131,11 @@ class FileColumn:
             return FileColumn._of_keys(keys_of(pa.nulls(rows), column_ref.kind))
         if column.parent is not None:
             raise Unreadable(path, f"it lacks the column {column.name}, whose default within a struct is not supported")
-        return FileColumn._constant(_read_default(column, column_ref.kind, path), column_ref.kind, rows)
+        return FileColumn._make_constant(_read_default(column, column_ref.kind, path), column_ref.kind, rows)
 
     @staticmethod
-    def _constant(key: int | bytes, kind: str, rows: int) -> FileColumn:
-        column = FileColumn._of_keys(_single_key(key, kind))
+    def _make_constant(key: int | bytes, kind: str, rows: int) -> FileColumn:
+        column = FileColumn._of_keys(_make_single_key(key, kind))
         column._ranks, column.rows = np.zeros(rows, dtype=np.uint32), rows
         return column
 
@@ -151,7 +151,7 @@ class FileColumn:
             *(positions.tolist() for positions in Bounds(ranges, self._form).intervals(self._opened)), strict=True
         ):
             selected[begin:end] = True
-        mask = self._rows_with(selected)
+        mask = self._find_rows_with(selected)
         if self._present is not None and (ranges.nulls or ranges.nans):
             nans = np.zeros(self.rows, dtype=np.bool_) if self._nans is None else self._nans
             mask |= ranges.nulls & ~self._present & ~nans
@@ -160,11 +160,11 @@ class FileColumn:
 
     def among(self, keys: KeySet) -> Mask:
         """Return bool[rows]: the rows whose key is in `keys`."""
-        return self._rows_with(keys.marks(distinct_of(self._opened)).view(np.bool_))
+        return self._find_rows_with(keys.marks(distinct_of(self._opened)).view(np.bool_))
 
     def where(self, matching: Callable[[Distinct], Mask]) -> Mask:
         """Return bool[rows]: the rows with matching keys. `matching` returns bool[keys]."""
-        return self._rows_with(matching(distinct_of(self._opened)))
+        return self._find_rows_with(matching(distinct_of(self._opened)))
 
     def keys_of_rows(self, rows: Mask | None) -> Distinct:
         """Return the distinct keys of these rows, or of all rows if `rows` is None."""
@@ -202,7 +202,7 @@ class FileColumn:
     def _opened(self) -> _ordered.Numbers | _ordered.Strings:
         return open_dictionary(self._packed.data, self._count, self._form)
 
-    def _rows_with(self, selected: Mask) -> Mask:
+    def _find_rows_with(self, selected: Mask) -> Mask:
         if not self._count:
             return np.zeros(self.rows, dtype=np.bool_)
         mask: Mask = selected[self._ranks]
@@ -292,7 +292,7 @@ def _read_default(column: Column, kind: str, path: str) -> int | bytes:
         raise Unreadable(path, f"it lacks the column {column.name}, whose default is invalid: {error}") from None
 
 
-def _single_key(key: int | bytes, kind: str) -> Keys:
+def _make_single_key(key: int | bytes, kind: str) -> Keys:
     if isinstance(key, int):
         return Keys(kind, 1, np.full(1, key, dtype=np.uint64), None, None, None, None)
     return Keys(kind, 1, None, np.array([0, len(key)], np.int64), np.frombuffer(key, dtype=np.uint8), None, None)

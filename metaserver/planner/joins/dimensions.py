@@ -42,8 +42,8 @@ from seamark.metaserver.planner.joins.dimension_columns import (
 from seamark.metaserver.planner.joins.like_predicates import AnyLike, like_columns, rows_like
 from seamark.metaserver.planner.joins.ranges import (
     RankedColumn,
+    find_ranked_spans,
     merge_spans,
-    ranked_spans,
     spans_of_rows,
     to_key_sets,
 )
@@ -139,7 +139,7 @@ class DimensionRequest:
         at = None if snapshot is None else (snapshot.snapshot_id, snapshot.manifest_list)
         metadata = self.bound_scan.metadata
         mapping = name_mapping_of(metadata.properties)
-        sources = tuple(_default_and_names(metadata, mapping, column) for column in self.read_columns)
+        sources = tuple(_find_default_and_names(metadata, mapping, column) for column in self.read_columns)
         scan = (self.entry.uuid, at, self.bound_scan.schema.id, self.bound_scan.text)
         return *scan, self.columns, self.likes, sources, self.operators
 
@@ -257,7 +257,7 @@ class Dimensions:
         mapping = name_mapping_of(metadata.properties)
         loop = asyncio.get_running_loop()
         rows = DataRows(self._objects, loop, mapping, self._limits.read_bytes, self._limits.decoded_bytes)
-        sources = {column: _default_and_names(metadata, mapping, column) for column in needed}
+        sources = {column: _find_default_and_names(metadata, mapping, column) for column in needed}
 
         async def read(file: ListedFile) -> Columns:
             columns = {ref: self._columns.get((file.path, ref, sources[ref])) for ref in needed}
@@ -279,14 +279,14 @@ def list_files_at(scan: ScanPlan, entry_ids: Longs) -> list[ListedFile]:
     paths, formats = (columns.texts(name).values() for name in ("file_path", "file_format"))
     sizes, records = (columns.longs(name).tolist() for name in ("file_size_in_bytes", "record_count"))
     specs = columns.by_segment([segment.block.spec_id for segment in columns.segments]).tolist()
-    identity = {spec: _identity(scan.metadata, spec) for spec in set(specs)}
+    identity = {spec: _find_identity_field(scan.metadata, spec) for spec in set(specs)}
     return [
         ListedFile((path or b"").decode(), size, count, (kind or b"").decode().lower(), identity[spec])
         for path, size, count, kind, spec in zip(paths, sizes, records, formats, specs, strict=True)
     ]
 
 
-def _identity(metadata: TableMetadata, spec_id: int) -> frozenset[int]:
+def _find_identity_field(metadata: TableMetadata, spec_id: int) -> frozenset[int]:
     spec = metadata.spec(spec_id)
     fields = () if spec is None else spec.fields
     return frozenset(
@@ -333,7 +333,7 @@ def _sort_newest_first(metadata: TableMetadata) -> list[Schema]:
     )
 
 
-def _default_and_names(
+def _find_default_and_names(
     metadata: TableMetadata, mapping: NameMapping | None, column_ref: DimensionColumn
 ) -> tuple[str, Hashable]:
     """Return the column's value in files that lack it, and its names in files without field ids.
@@ -388,4 +388,4 @@ def _ranked_spans_of(
     for columns, mask in zip(read, rows, strict=True):
         ranked = [RankedColumn(*columns[ref].ranked) for ref, _ in request.columns]
         files.append([each if mask is None else each._replace(present=each.present & mask) for each in ranked])
-    return ranked_spans(files, request.operators, kind)
+    return find_ranked_spans(files, request.operators, kind)

@@ -90,7 +90,7 @@ def _find_outermost(extreme: str, files: FoundFiles, statistics: FoundStatistics
     may_have_values = (nulls == MISSING) | (nulls < 0) | (rows < 0) | (nulls < rows)
     if not may_have_values.any():
         return None
-    bounds = _bounds(statistics, "upper" if extreme == MAXIMUM else "lower")[may_have_values]
+    bounds = _list_bounds(statistics, "upper" if extreme == MAXIMUM else "lower")[may_have_values]
     if (bounds == MISSING).any():
         return ()
     return (int(bounds.max() if extreme == MAXIMUM else bounds.min()),)
@@ -104,7 +104,7 @@ def _find_nearest(
     Returns:
         None if no file is known to have a value that counts.
     """
-    bounds = _bounds(statistics, "lower" if extreme == MAXIMUM else "upper")
+    bounds = _list_bounds(statistics, "lower" if extreme == MAXIMUM else "upper")
     nulls, rows = statistics.counts("null_value_counts"), files.longs("record_count")
     has_values = (bounds != MISSING) & (nulls != MISSING) & (nulls >= 0) & (nulls < rows)
     if outside.condition != FALSE:
@@ -121,7 +121,7 @@ def _find_nearest(
     return int(bounds[files_without_deletes].max() if extreme == MAXIMUM else bounds[files_without_deletes].min())
 
 
-def _bounds(statistics: FoundStatistics, side: str) -> Longs:
+def _list_bounds(statistics: FoundStatistics, side: str) -> Longs:
     bounds = statistics.bounds(side)
     assert isinstance(bounds, np.ndarray)
     return bounds.astype(np.int64, copy=False)

@@ -209,9 +209,9 @@ async def _filters_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
         operators = join.operators if is_range else ()
         keys = await dimensions.keys(DimensionRequest(bound_scan, join.entry, columns, join.likes, operators), until_s)
         if is_range:
-            condition = _range_condition(pairs[0], *keys)
+            condition = _make_range_condition(pairs[0], *keys)
         elif not is_compared:
-            condition = _period_condition(pairs[0], join.transform, keys[0])
+            condition = _make_period_condition(pairs[0], join.transform, keys[0])
         else:
             dynamic_filters = tuple(
                 DynamicFilter(pair.column_id, pair.name, pair.kind, key_set)
@@ -235,7 +235,7 @@ async def _extreme_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
 
         def read(scan: ScanPlan) -> Expression:
             column = RequestedColumn(pair.other_id, pair.other_kind)
-            limits = find_extreme_limits(join.transform, column, scan, _rows_outside(join))
+            limits = find_extreme_limits(join.transform, column, scan, _make_outside_condition(join))
             return make_extreme_condition(LimitedColumn(*pair[:3]), op, pair.other_kind, limits)
 
         condition = await dimensions.condition(bound_scan, join.entry, read, until_s)
@@ -245,7 +245,7 @@ async def _extreme_of(dimensions: Dimensions, join: RequestedJoin, until_s: floa
     return JoinFilters((), (outcome,), condition)
 
 
-def _rows_outside(join: RequestedJoin) -> RowsOutside | None:
+def _make_outside_condition(join: RequestedJoin) -> RowsOutside | None:
     """Return the rows of the other table that do not count for the extreme."""
     outside = join.outside
     if outside is None or not all(map(_is_counted, predicates_of(outside))):
@@ -262,7 +262,7 @@ def _is_counted(predicate: Bound) -> bool:
     return base_name(predicate.kind) not in FLOATS and "." not in predicate.name
 
 
-def _range_condition(pair: Pair, starts: KeySet, ends: KeySet) -> Expression:
+def _make_range_condition(pair: Pair, starts: KeySet, ends: KeySet) -> Expression:
     """Return the condition that a column is in one of the spans.
 
     Raises:
@@ -274,7 +274,7 @@ def _range_condition(pair: Pair, starts: KeySet, ends: KeySet) -> Expression:
         raise DimensionSkipped(str(error)) from None
 
 
-def _period_condition(pair: Pair, transform: str, keys: KeySet) -> Expression:
+def _make_period_condition(pair: Pair, transform: str, keys: KeySet) -> Expression:
     """Return the condition on a column whose period must be one of the keys.
 
     Raises:

@@ -48,7 +48,7 @@ def make_period_condition(column_id: int, name: str, kind: str, transform: str, 
     for position in range(len(keys)):
         value = pack_key(keys.at(position), keys.kind)
         assert isinstance(value, int)
-        ordinal = _ordinal(value, keys.kind, transform)
+        ordinal = _number_period(value, keys.kind, transform)
         if ordinal is not None:
             ordinals.add(ordinal)
 
@@ -76,7 +76,7 @@ def ranges(ordinals: Sequence[int]) -> list[tuple[int, int]]:
     return [(ordinals[begin], ordinals[end - 1]) for begin, end in pairwise([*begins, len(ordinals)])]
 
 
-def _ordinal(value: int, kind: str, transform: str) -> int | None:
+def _number_period(value: int, kind: str, transform: str) -> int | None:
     """Return the number of the period that begins at the value. For years, the value may be the year itself.
 
     Returns:

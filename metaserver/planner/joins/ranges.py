@@ -89,9 +89,8 @@ def to_inclusive_limits(values: Longs, op: str, kind: str, other: str) -> tuple[
         other: The type of the values.
 
     Returns:
-        The limits, and bool[values]: the values with which a comparison may be true. Limits may be beyond the range
-        of
-        `kind`.
+        The limits, and bool[values]: the values with which a comparison may be true. Limits may be beyond the
+        range of `kind`.
 
     Raises:
         ValueError: A value has no exact counterpart of type `kind`.
@@ -141,7 +140,7 @@ def limit_condition(column: LimitedColumn, op: str, value: int, other: str) -> E
 def span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
     """Return the condition that a column is at least `start` and at most `end`."""
     if column.kind in FLOATS:
-        return _float_span_condition(column, start, end)
+        return _make_float_span_condition(column, start, end)
     low, high = limits_of_kind(column.kind)
     if start > high or end < low or start > end:
         return FALSE
@@ -149,10 +148,10 @@ def span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
     def value(limit: int) -> Value:
         return value_of(Form.INTEGERS, column.kind, limit)
 
-    return _between(column, value(start) if start > low else None, value(end) if end < high else None)
+    return _make_between(column, value(start) if start > low else None, value(end) if end < high else None)
 
 
-def _between(column: LimitedColumn, low: Value | None, high: Value | None) -> Expression:
+def _make_between(column: LimitedColumn, low: Value | None, high: Value | None) -> Expression:
     """Return the condition that a column is between two values; None is no limit."""
     if low is not None and low == high:
         return _compare(column, Op.EQ, low)
@@ -166,7 +165,7 @@ def _compare(column: LimitedColumn, op: Op, *values: Value) -> Bound:
     return Bound(op, column.column_id, column.name, column.kind, IDENTITY, column.kind, values)
 
 
-def _float_span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
+def _make_float_span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
     """Return the condition that the position of a column's value is in a span. A span up to NaN includes NaN."""
     lowest, highest = _position_of(-np.inf), _position_of(np.inf)
     is_nan = _compare(column, Op.IS_NAN) if end == _NAN else FALSE
@@ -174,7 +173,7 @@ def _float_span_condition(column: LimitedColumn, start: int, end: int) -> Expres
         return is_nan if start <= end else FALSE
     low = _float_at(start) if start > lowest else None
     high = _float_at(end) if end < highest else None
-    return any_of(_between(column, low, high), is_nan)
+    return any_of(_make_between(column, low, high), is_nan)
 
 
 def _position_of(value: float) -> int:
@@ -191,12 +190,12 @@ def _float_at(position: int) -> float:
     return value
 
 
-def _distance_of_integers(starts: Longs, ends: Longs) -> Codes:
+def _measure_integers(starts: Longs, ends: Longs) -> Codes:
     distance: Codes = starts.view(np.uint64) - ends.view(np.uint64)
     return distance
 
 
-def merge_spans(starts: Longs, ends: Longs, distance: Distance = _distance_of_integers) -> tuple[Longs, Longs]:
+def merge_spans(starts: Longs, ends: Longs, distance: Distance = _measure_integers) -> tuple[Longs, Longs]:
     """Return at most `RANGES_MAX` ascending, disjoint spans, both ends included, with all values of the given spans.
 
     Both ends of a span are included. Spans that end before they start are empty. The widest gaps between the spans
@@ -256,7 +255,9 @@ class RankedColumn(NamedTuple):
     present: Mask
 
 
-def ranked_spans(files: Sequence[Sequence[RankedColumn]], operators: Sequence[str], kind: str) -> tuple[KeySet, KeySet]:
+def find_ranked_spans(
+    files: Sequence[Sequence[RankedColumn]], operators: Sequence[str], kind: str
+) -> tuple[KeySet, KeySet]:
     """Return the starts and the ends of the merged spans that rows of the other table mean for a column.
 
     Args:
@@ -287,12 +288,12 @@ def ranked_spans(files: Sequence[Sequence[RankedColumn]], operators: Sequence[st
                 end = np.minimum(end, places - (op == "<"))
         starts.append(start)
         ends.append(end)
-    merged = merge_spans(np.concatenate(starts), np.concatenate(ends), partial(_distance_of_ranks, values))
+    merged = merge_spans(np.concatenate(starts), np.concatenate(ends), partial(_measure_ranks, values))
     sides = merged[0] >> 1, (merged[1] + 1) >> 1
     return _select(values, sides[0], kind), _select(values, sides[1], kind)
 
 
-def _distance_of_ranks(values: Distinct, starts: Longs, ends: Longs) -> Codes:
+def _measure_ranks(values: Distinct, starts: Longs, ends: Longs) -> Codes:
     """Return the distance of values by the eight bytes after the bytes that all values have in common."""
     assert values.starts is not None
     assert values.heap is not None
@@ -335,10 +336,10 @@ def make_range_condition(column: LimitedColumn, starts: KeySet, ends: KeySet) ->
         ValueError: A limit is no valid text.
     """
     spans = ((starts.at(position), ends.at(position)) for position in range(len(starts)))
-    return any_of(*(_key_span_condition(column, start, end) for start, end in spans))
+    return any_of(*(_make_key_span_condition(column, start, end) for start, end in spans))
 
 
-def _key_span_condition(column: LimitedColumn, start: int | bytes, end: int | bytes) -> Expression:
+def _make_key_span_condition(column: LimitedColumn, start: int | bytes, end: int | bytes) -> Expression:
     if isinstance(start, int) and isinstance(end, int):
         return span_condition(column, start - SIGN, end - SIGN)
     assert isinstance(start, bytes)
@@ -347,4 +348,4 @@ def _key_span_condition(column: LimitedColumn, start: int | bytes, end: int | by
     def value(key: bytes) -> Value:
         return key.decode() if column.kind == "string" else value_of(Form.STRINGS, column.kind, key)
 
-    return _between(column, value(start) if start != _LOWEST else None, value(end) if end != _HIGHEST else None)
+    return _make_between(column, value(start) if start != _LOWEST else None, value(end) if end != _HIGHEST else None)

@@ -93,7 +93,7 @@ class Prefix:
             if expression == FALSE:
                 continue
             blocks: Longs | None = None
-            for predicate in _leaves(expression):
+            for predicate in _list_leaves(expression):
                 numbers = _values_of(view, spec_id, predicate).blocks_with(predicate)
                 if numbers is None:
                     return None
@@ -109,7 +109,7 @@ class Prefix:
             return selection
         narrow_by_partition(selection, self.by_spec, lambda: False)
         for spec_id, expression in self.by_spec.items():
-            predicates = _leaves(expression)
+            predicates = _list_leaves(expression)
             for predicate in predicates:
                 unknown = (selection.state != 0) & ~view.partition(predicate.column_id, predicate.kind).known
                 for number in np.flatnonzero(unknown & (view.spec_ids == spec_id)).tolist() if unknown.any() else ():
@@ -228,7 +228,7 @@ def _read_prefix(text: str, table: _TableFields) -> Prefix:
                 else "the table has no partition fields"
             )
             raise BadRequest(f"partition has the unknown field {name[:100]!r}; {hint}")
-    return Prefix(_filters_by_spec(fields, values))
+    return Prefix(_group_filters(fields, values))
 
 
 class _Field(NamedTuple):
@@ -316,7 +316,7 @@ def _parse_partition(text: str) -> dict[str, _Raw]:
     return values
 
 
-def _filters_by_spec(fields: _Fields, values: dict[str, _Raw]) -> dict[int, Expression]:
+def _group_filters(fields: _Fields, values: dict[str, _Raw]) -> dict[int, Expression]:
     by_spec: dict[int, Expression] = {}
     problems: dict[str, str] = {}
     parsed: set[str] = set()
@@ -363,11 +363,11 @@ def field_kind(metadata: TableMetadata, field: PartitionField) -> str | None:
         column = next((candidate for schema in newest_first if (candidate := schema.column(source)) is not None), None)
     if column is None or not isinstance(column.type, str):
         return None
-    return _result_type(field.transform, column.type)
+    return _find_result_type(field.transform, column.type)
 
 
 @memoize(1024)
-def _result_type(transform: str, kind: str) -> str:
+def _find_result_type(transform: str, kind: str) -> str:
     return result_type(canonical(transform), canonical_primitive(kind))
 
 
@@ -435,7 +435,7 @@ def _parse_ordinal(transform: str, text: str) -> int:
     return parse_iso_date(match[1]) * 24 + int(match[2])
 
 
-def _leaves(expression: Expression) -> tuple[Bound, ...]:
+def _list_leaves(expression: Expression) -> tuple[Bound, ...]:
     if isinstance(expression, Bound):
         return (expression,)
     children = getattr(expression, "children", (expression,))

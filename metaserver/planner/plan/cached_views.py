@@ -202,17 +202,17 @@ class CachedViews:
     def find_sharing(self, blocks: Sequence[Block]) -> TableView | None:
         """Return a recently used view of a neighbouring snapshot, which has the first or last of these blocks."""
         edges = {*blocks[:1], *blocks[-1:]}
-        return next((view for view in self._recent() if not edges.isdisjoint(view.edges)), None)
+        return next((view for view in self._list_recent() if not edges.isdisjoint(view.edges)), None)
 
     def find_shared_blocks(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
         """Return the block of each manifest in the view of a neighbouring snapshot, or None for other manifests."""
         edges = {*map(id, manifests[:1]), *map(id, manifests[-1:])}
-        for view in self._recent():
+        for view in self._list_recent():
             if not edges.isdisjoint(map(id, (*view.manifests[:1], *view.manifests[-1:]))):
                 return view.blocks_of(manifests)
         return [None] * len(manifests)
 
-    def _recent(self) -> Iterator[TableView]:
+    def _list_recent(self) -> Iterator[TableView]:
         return (cached.view for cached in islice(reversed(self._views.values()), _COMPARED_VIEWS_MAX))
 
     def evict(self, key: ViewKey) -> None:

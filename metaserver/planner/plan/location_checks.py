@@ -51,7 +51,7 @@ class LocationChecker:
         deletes = [manifest.manifest_path for manifest in view.delete_manifests]
         own_locations, roots = await self.check_paths(uuid, metadata, (*lists, *deletes))
         prefixes = tuple(root.encode() for root in roots)
-        folders = _folders(view)
+        folders = _list_folders(view)
         for folder in folders.unsure_manifests(prefixes):
             await self._check(uuid, own_locations, folder)
         mixed = {
@@ -66,8 +66,8 @@ class LocationChecker:
             if block.may_have_dots:
                 dotted.append(block)
             if not paths.common.startswith(prefixes):
-                mixed.setdefault(_folder(paths.common.decode(errors="replace")), []).append(block)
-        for part in await asyncio.to_thread(_folders_with_dots, dotted) if dotted else ():
+                mixed.setdefault(_cut_folder(paths.common.decode(errors="replace")), []).append(block)
+        for part in await asyncio.to_thread(_find_folders_with_dots, dotted) if dotted else ():
             await self._check(uuid, own_locations, part)
         for folder, blocks in mixed.items():
             if not await self._check(uuid, own_locations, folder, blocks=True):
@@ -84,8 +84,8 @@ class LocationChecker:
         """
         claims = await self._store.claims(uuid)
         own_locations = {claim.location for claim in claims}
-        roots = _roots(self._warehouse, metadata, {claim.location for claim in claims if not claim.allowed})
-        for folder in {_folder(path) for path in paths if not path.startswith(roots) or _DOTS in path}:
+        roots = _list_roots(self._warehouse, metadata, {claim.location for claim in claims if not claim.allowed})
+        for folder in {_cut_folder(path) for path in paths if not path.startswith(roots) or _DOTS in path}:
             await self._check(uuid, own_locations, folder)
         return own_locations, roots
 
@@ -137,7 +137,7 @@ class _Folders:
         for number in view.blocks_to_compute(of_base):
             path, block = view.manifests[number].manifest_path, view.blocks[number]
             paths = block.get_packed_texts("file_path")
-            manifest = numbers.setdefault(_folder(path).encode("utf-8", "surrogatepass"), len(numbers))
+            manifest = numbers.setdefault(_cut_folder(path).encode("utf-8", "surrogatepass"), len(numbers))
             files = numbers.setdefault(None if paths is None else paths.common.rpartition(b"/")[0], len(numbers))
             read.append((manifest, files, _DOTS in path, paths is not None and block.may_have_dots))
         blocks = np.array(read, dtype=np.int32).reshape(len(read), 4)
@@ -155,7 +155,7 @@ class _Folders:
     def size_bytes(self) -> int:
         return 200 + self.blocks.nbytes + sum(60 + len(name or b"") for name in self.names)
 
-    def _outside(self, prefixes: tuple[bytes, ...]) -> npt.NDArray[np.bool_]:
+    def _find_outside(self, prefixes: tuple[bytes, ...]) -> npt.NDArray[np.bool_]:
         """Return bool[names], the folders that are outside the prefixes.
 
         A prefix ends with a slash, so a path begins with it if and only if its folder does.
@@ -165,19 +165,19 @@ class _Folders:
     def unsure_manifests(self, prefixes: tuple[bytes, ...]) -> set[str]:
         """Return folders of manifests that are outside the prefixes, or whose paths may refer to other folders."""
         numbers = self.blocks[:, _MANIFEST]
-        unsure = np.unique(numbers[self._outside(prefixes)[numbers] | (self.blocks[:, _DOTTED] != 0)])
+        unsure = np.unique(numbers[self._find_outside(prefixes)[numbers] | (self.blocks[:, _DOTTED] != 0)])
         return {(self.names[number] or b"").decode("utf-8", "surrogatepass") for number in unsure.tolist()}
 
     def unsure_files(self, prefixes: tuple[bytes, ...]) -> dict[str, list[int]]:
         """Return the folders outside the prefixes, with the numbers of the blocks whose files are in each folder."""
         numbers = self.blocks[:, _FILES]
         blocks_by_folder: dict[str, list[int]] = {}
-        for block in np.flatnonzero(self._outside(prefixes)[numbers]).tolist():
+        for block in np.flatnonzero(self._find_outside(prefixes)[numbers]).tolist():
             blocks_by_folder.setdefault((self.names[numbers[block]] or b"").decode(errors="replace"), []).append(block)
         return blocks_by_folder
 
 
-def _folders(view: TableView) -> _Folders:
+def _list_folders(view: TableView) -> _Folders:
     folders = view.derived.get(_Folders)
     if folders is None:
         base = view.base
@@ -186,7 +186,7 @@ def _folders(view: TableView) -> _Folders:
     return folders
 
 
-def _roots(warehouse: Warehouse, metadata: TableMetadata, locations: set[str]) -> tuple[str, ...]:
+def _list_roots(warehouse: Warehouse, metadata: TableMetadata, locations: set[str]) -> tuple[str, ...]:
     """Return path prefixes within `locations`, in the spelling of this table's writers."""
     table_locations = [
         metadata.location,
@@ -207,14 +207,14 @@ def _folders_of(blocks: Iterable[Block], roots: tuple[str, ...]) -> set[str]:
     folders: set[str] = set()
     for block in blocks:
         paths = (block.text("file_path", row) for row in range(block.rows))
-        folders |= {_folder(path) for path in paths if path is not None and not path.startswith(roots)}
+        folders |= {_cut_folder(path) for path in paths if path is not None and not path.startswith(roots)}
     return folders
 
 
-def _folders_with_dots(blocks: Iterable[Block]) -> set[str]:
+def _find_folders_with_dots(blocks: Iterable[Block]) -> set[str]:
     paths = (block.text("file_path", row) for block in blocks for row in range(block.rows))
-    return {_folder(path) for path in paths if path is not None and _DOTS in path}
+    return {_cut_folder(path) for path in paths if path is not None and _DOTS in path}
 
 
-def _folder(path: str) -> str:
+def _cut_folder(path: str) -> str:
     return path.rpartition("/")[0]

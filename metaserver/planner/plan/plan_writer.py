@@ -153,7 +153,7 @@ class PlanWriter:
         # The work is done in batches, because all decoded manifests of a large table do not fit into memory.
         for at in range(0, len(manifests.parts), _MANIFESTS_IN_FLIGHT_MAX):
             parts = manifests.parts[at : at + _MANIFESTS_IN_FLIGHT_MAX]
-            decoded = await asyncio.gather(*(self._manifest(part.manifest) for part in parts))
+            decoded = await asyncio.gather(*(self._add_manifest(part.manifest) for part in parts))
             for manifest, part in zip(decoded, parts, strict=True):
                 read = partial(_read_entries, manifest, part, metadata, hidden=manifests.hidden)
                 entries += read() if len(part.rows) <= _IN_LOOP_ENTRIES_MAX else await asyncio.to_thread(read)
@@ -161,7 +161,7 @@ class PlanWriter:
         small = len(entries) + len(manifests.whole) + len(manifests.deletes) <= _IN_LOOP_ENTRIES_MAX
         return work() if small else await asyncio.to_thread(work)
 
-    async def _manifest(self, manifest: ManifestFile) -> DecodedManifest:
+    async def _add_manifest(self, manifest: ManifestFile) -> DecodedManifest:
         path = manifest.manifest_path
         decoded = self._decoded.get(path)
         if decoded is None:

@@ -195,7 +195,7 @@ class Planner:
         # The answer formats partitions and columns by the current schema, and data files are read with the scan's
         # name mapping. So both are part of the key.
         schemas = (bound_scan.schema.id, metadata.current_schema_id, metadata.properties.get(NAME_MAPPING))
-        index_access = self._index_access(bound_scan, entry)
+        index_access = self._open_index_access(bound_scan, entry)
         key: tuple[object, ...] = (
             bound_scan.text,
             *schemas,
@@ -218,7 +218,7 @@ class Planner:
         try:
             # A quick plan completes before another request can join it.
             if index_access is None and _is_quick(cached.view, bound_scan):
-                scan = prune(cached, bound_scan, self._deadline(), self._clock)
+                scan = prune(cached, bound_scan, self._compute_deadline(), self._clock)
             else:
                 scan = await self._planning.run(
                     (id(cached), *key), lambda: self._make(cached, bound_scan, index_access)
@@ -230,7 +230,7 @@ class Planner:
             self._views.charge(cached)
             self._views.evict_over_budget(cached)
 
-    def _index_access(self, bound_scan: BoundScan, entry: Entry | None) -> IndexAccess | None:
+    def _open_index_access(self, bound_scan: BoundScan, entry: Entry | None) -> IndexAccess | None:
         """Return the access to the table's indexes, or None if the plan may use no index."""
         if (
             entry is None
@@ -256,7 +256,7 @@ class Planner:
         probe = None if index_access is None else await index_access.prepare(cached.view, bound_scan)
 
         def plan() -> ScanPlan:
-            return prune(cached, bound_scan, self._deadline(), self._clock, probe=probe, loaded_us=loaded_us)
+            return prune(cached, bound_scan, self._compute_deadline(), self._clock, probe=probe, loaded_us=loaded_us)
 
         quick = _is_quick(cached.view, bound_scan) and (probe is None or not probe.can_prune_by_row)
         scan = plan() if quick else await asyncio.to_thread(plan)
@@ -283,7 +283,7 @@ class Planner:
         # The counts include files of manifests that the filter does not need.
         cached = await self._load_checked_view(bound_scan, entry, whole=True)
         loaded_us = int((self._clock.monotonic() - before_s) * 1e6)
-        scan = await self._make(cached, bound_scan, self._index_access(bound_scan, entry), loaded_us=loaded_us)
+        scan = await self._make(cached, bound_scan, self._open_index_access(bound_scan, entry), loaded_us=loaded_us)
         self._views.evict_over_budget(cached)
         return scan
 
@@ -452,7 +452,7 @@ class Planner:
             work
         )  # The decoders' pool is not used here, because loading one table must not delay planning on another table.
 
-    def _deadline(self) -> Callable[[], bool]:
+    def _compute_deadline(self) -> Callable[[], bool]:
         monotonic = self._clock.monotonic
         until_s = monotonic() + self._time_budget_s
         return lambda: monotonic() >= until_s

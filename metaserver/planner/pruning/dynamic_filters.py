@@ -59,29 +59,29 @@ class DynamicFilter:
         try:
             return self._build_condition()
         except UnicodeDecodeError:  # Strings in data files may be invalid UTF-8.
-            return self._predicate(Op.NOT_NULL)
+            return self._make_predicate(Op.NOT_NULL)
 
     def _build_condition(self) -> Expression:
         if not len(self.keys):
             return FALSE
         if len(self.keys) == 1:
-            return self._predicate(Op.EQ, self._value(0))
+            return self._make_predicate(Op.EQ, self._decode_value(0))
         if len(self.keys) <= LISTED_MAX:
             # Keys are in ascending order, and values of these types have the order of their keys.
-            return self._predicate(Op.IN, *(self._value(position) for position in range(len(self.keys))))
+            return self._make_predicate(Op.IN, *(self._decode_value(position) for position in range(len(self.keys))))
         if self.kind == "uuid":  # Clients order UUIDs differently.
-            return self._predicate(Op.NOT_NULL)
-        low, high = self._value(0), self._value(len(self.keys) - 1)
-        return all_of(self._predicate(Op.GT_EQ, low), self._predicate(Op.LT_EQ, high))
+            return self._make_predicate(Op.NOT_NULL)
+        low, high = self._decode_value(0), self._decode_value(len(self.keys) - 1)
+        return all_of(self._make_predicate(Op.GT_EQ, low), self._make_predicate(Op.LT_EQ, high))
 
     def in_partitions(self, spec: PartitionSpec) -> Expression:
         """Return the condition on partition values that every matching row satisfies."""
         return project_inclusive(self.as_condition, spec) if spec.fields_of(self.column_id) else TRUE
 
-    def _predicate(self, op: Op, *values: Value) -> Bound:
+    def _make_predicate(self, op: Op, *values: Value) -> Bound:
         return Bound(op, self.column_id, self.name, self.kind, IDENTITY, self.kind, values)
 
-    def _value(self, position: int) -> Value:
+    def _decode_value(self, position: int) -> Value:
         key = self.keys.at(position)
         if self.kind == "string":
             assert isinstance(key, bytes)

@@ -112,7 +112,7 @@ def run_membership(selection: Selection, lower: BoundColumn, upper: BoundColumn,
 
 def narrow_to_prefix(selection: Selection, lower: BoundColumns, upper: BoundColumns, value: Value) -> None:
     """Narrow by STARTS_WITH: keep files in which a value between `lower` and `upper` may have the prefix `value`."""
-    prefix = _text(value)
+    prefix = _encode_text(value)
     compare_keys(selection, upper, GE, prefix)
     if following := end_of_prefix(prefix):
         compare_keys(selection, lower, LT, following)
@@ -125,14 +125,14 @@ def conditions_outside_prefix(
 
     One of them is true if a value between `lower` and `upper` may lack the prefix `value`.
     """
-    prefix = _text(value)
+    prefix = _encode_text(value)
     conditions: list[Callable[[Selection], None]] = [partial(compare_keys, sides=lower, op=LT, key=prefix)]
     if following := end_of_prefix(prefix):
         conditions.append(partial(compare_keys, sides=upper, op=GE, key=following))
     return conditions
 
 
-def _text(value: Value) -> bytes:
+def _encode_text(value: Value) -> bytes:
     assert isinstance(value, str)
     return value.encode("utf-8", "surrogatepass")
 
@@ -260,10 +260,10 @@ def _narrow_floats(selection: Selection, column: PartitionValues, bound: Bound) 
             values, present = np.full(block.rows, np.nan), np.zeros(block.rows, dtype=np.bool_)
         else:
             values, present = block.column_at(packed).doubles(), block.column_at(packed).present()
-        selection.keep(number, _float_matches(values, present, bound))
+        selection.keep(number, _match_floats(values, present, bound))
 
 
-def _float_matches(
+def _match_floats(
     values: npt.NDArray[np.float64], present: npt.NDArray[np.bool_], bound: Bound
 ) -> npt.NDArray[np.bool_]:
     nan: npt.NDArray[np.bool_] = present & np.isnan(values)
@@ -300,7 +300,7 @@ def narrow_by_stats(selection: Selection, expression: Expression, expired: Expir
     The expression has bound predicates on columns.
     """
     uncounted = _narrow_by_record_count(selection)
-    narrow(selection, expression, _stats_leaf, expired)
+    narrow(selection, expression, _narrow_by_leaf, expired)
     if uncounted is not None:
         selection.add(uncounted)
 
@@ -326,31 +326,31 @@ def _narrow_by_record_count(selection: Selection) -> Selection | None:
     return uncounted
 
 
-def _stats_leaf(selection: Selection, bound: Bound) -> None:
+def _narrow_by_leaf(selection: Selection, bound: Bound) -> None:
     if bound.kind in ("list", "map"):
         return  # Statistics of lists and maps count elements, not rows.
     if bound.transform != IDENTITY:
         ranges = source_ranges(bound)
         if not (isinstance(ranges, Bound) and ranges.transform != IDENTITY):
-            narrow(selection, ranges, _stats_leaf, never)
+            narrow(selection, ranges, _narrow_by_leaf, never)
         return
     column = selection.view.stats(bound.column_id, bound.kind)
     op = bound.op
     if op in _POSITIVE:
-        _drop(selection, column, column.nulls_only, _nulls_only)
-        _drop(selection, column, column.nans_only, _nans_only)
+        _drop(selection, column, column.nulls_only, _find_nulls_only)
+        _drop(selection, column, column.nans_only, _find_nans_only)
         _narrow_by_bounds(selection, column, bound)
     elif op in _NEGATIVE:
         _narrow_by_exclusion(selection, column, bound)
     elif op is Op.IS_NULL:
         _drop(selection, column, column.no_nulls, _no_nulls)
     elif op is Op.NOT_NULL:
-        _drop(selection, column, column.nulls_only, _nulls_only)
+        _drop(selection, column, column.nulls_only, _find_nulls_only)
     elif op is Op.NOT_NAN:
-        _drop(selection, column, column.nans_only, _nans_only)
+        _drop(selection, column, column.nans_only, _find_nans_only)
     else:
         assert op is Op.IS_NAN
-        _drop(selection, column, column.nulls_only, _nulls_only)
+        _drop(selection, column, column.nulls_only, _find_nulls_only)
         _drop(selection, column, column.no_nans, _no_nans)
 
 
@@ -366,11 +366,11 @@ def _no_nans(values: Longs, nulls: Longs, nans: Longs) -> Truths:
     return np.asarray(nans == 0)
 
 
-def _nulls_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
+def _find_nulls_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
     return np.asarray((values != MISSING) & (nulls == values))
 
 
-def _nans_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
+def _find_nans_only(values: Longs, nulls: Longs, nans: Longs) -> Truths:
     return np.asarray((values != MISSING) & (nans == values))
 
 
@@ -400,11 +400,11 @@ def _narrow_by_bounds(selection: Selection, column: ColumnStatistics, bound: Bou
     if op in COMPARISONS:
         by_value = partial(_compare, column=column, op=COMPARISONS[op], kind=bound.kind, value=bound.values[0])
         if bound.kind == "uuid":
-            narrow_to_any(selection, [by_value, *_conditions_across_orders(column)])
+            narrow_to_any(selection, [by_value, *_make_conditions_across_orders(column)])
         else:
             by_value(selection)
     elif op is Op.EQ:
-        _equal(selection, column, bound.kind, bound.values[0])
+        _narrow_by_equality(selection, column, bound.kind, bound.values[0])
     elif op is Op.STARTS_WITH:
         narrow_to_prefix(selection, column.lower, column.upper, bound.values[0])
     else:
@@ -421,7 +421,7 @@ def _compare(selection: Selection, column: ColumnStatistics, op: int, kind: str,
             run_comparison(selection, side, op, key, uuid=kind == "uuid")
 
 
-def _conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Selection], None]]:
+def _make_conditions_across_orders(column: ColumnStatistics) -> list[Callable[[Selection], None]]:
     """Return the conditions under which the bounds of UUIDs may be in another order than the order of the reader.
 
     One of them is true if exactly one of the two bounds has its first bit set, or if only one bound exists. A value
@@ -482,7 +482,7 @@ def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: 
     part = Selection(selection.view, np.where(candidates, selection.state, 0).astype(np.uint8), selection.mask.copy())
     for value in bound.values:
         if not (floats and value == 0):
-            narrow_to_any(part, _conditions_unlike(column, bound, value))
+            narrow_to_any(part, _make_conditions_unlike(column, bound, value))
     view = selection.view
     for number in np.flatnonzero(candidates & (part.state != 1)).tolist():
         first, end = view.starts[number], view.starts[number + 1]
@@ -493,7 +493,7 @@ def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: 
         selection.keep(number, keep_mask)
 
 
-def _conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value) -> list[Callable[[Selection], None]]:
+def _make_conditions_unlike(column: ColumnStatistics, bound: Bound, value: Value) -> list[Callable[[Selection], None]]:
     """Return the conditions under which the bounds prove that a value other than `value` exists.
 
     For NOT_STARTS_WITH, they prove that a value without the prefix exists.
@@ -512,16 +512,18 @@ def _narrow_to_members(selection: Selection, column: ColumnStatistics, bound: Bo
     if bound.kind != "uuid" or _have_one_order(values):
         _compare(selection, column, LE, bound.kind, values[-1])
         _compare(selection, column, GE, bound.kind, values[0])
-    sides = _integer_sides(column)
+    sides = _read_integer_sides(column)
     if sides is not None:
         run_membership(selection, *sides, bound)
         return
     if len(values) > IN_LIMIT:
         return
-    narrow_to_any(selection, [partial(_equal, column=column, kind=bound.kind, value=value) for value in values])
+    narrow_to_any(
+        selection, [partial(_narrow_by_equality, column=column, kind=bound.kind, value=value) for value in values]
+    )
 
 
-def _integer_sides(column: ColumnStatistics) -> tuple[BoundColumn, BoundColumn] | None:
+def _read_integer_sides(column: ColumnStatistics) -> tuple[BoundColumn, BoundColumn] | None:
     """Return the lower and upper bounds, or None if any of them are not integers."""
     if len(column.lower) != 1 or len(column.upper) != 1:
         return None
@@ -535,7 +537,7 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
     There must be at least one key.
     """
     column = selection.view.stats(column_id, kind)
-    _drop(selection, column, column.nulls_only, _nulls_only)
+    _drop(selection, column, column.nulls_only, _find_nulls_only)
     if kind == "uuid":
         return
     low, high = (pack_key(keys.at(position), kind) for position in (0, len(keys) - 1))
@@ -543,7 +545,7 @@ def narrow_to_keys(selection: Selection, column_id: int, kind: str, keys: KeySet
         for side in sides:
             if (side.form is Form.STRINGS) == isinstance(key, bytes):
                 run_comparison(selection, side, op, key, uuid=False)
-    integers = _integer_sides(column)
+    integers = _read_integer_sides(column)
     if integers is not None and keys.distinct.codes is not None:
         lower, upper = integers
         key_longs = (keys.distinct.codes ^ np.uint64(_compute_code_bias(kind))).view(np.int64)
@@ -569,7 +571,7 @@ def _have_one_order(uuids: Sequence[Value]) -> bool:
     return len({(uuid[0] >> 7, uuid[8] >> 7) for uuid in uuids if isinstance(uuid, bytes)}) == 1
 
 
-def _equal(selection: Selection, column: ColumnStatistics, kind: str, value: Value) -> None:
+def _narrow_by_equality(selection: Selection, column: ColumnStatistics, kind: str, value: Value) -> None:
     _compare(selection, column, LE, kind, value)
     _compare(selection, column, GE, kind, value)
 

@@ -82,12 +82,12 @@ class ManifestSummaries:
         if isinstance(expression, Bound):
             position = positions.get(expression.column_id)
             if position is not None:
-                return self._column(spec_id, position, expression.kind).may_match(expression, keys)
+                return self._open_column(spec_id, position, expression.kind).may_match(expression, keys)
         assert isinstance(expression, Always | Bound)
         is_possible = not isinstance(expression, Always) or expression.value
         return np.full(len(self._numbers[spec_id]), is_possible, dtype=np.bool_)
 
-    def _column(self, spec_id: int, position: int, kind: str) -> _Column:
+    def _open_column(self, spec_id: int, position: int, kind: str) -> _Column:
         """Return the summaries of the field at a position of the spec."""
         key = (spec_id, position, kind)
         column = self._columns.get(key)
@@ -128,14 +128,14 @@ class _Column:
     def __init__(self, summaries: Sequence[FieldSummary | None], kind: str) -> None:
         self.kind = kind
         self.form = form_of(kind)
-        self.nulls = np.array([_state(one and one.contains_null) for one in summaries], dtype=np.uint8)
-        self.nans = np.array([_state(one and one.contains_nan) for one in summaries], dtype=np.uint8)
+        self.nulls = np.array([_read_state(one and one.contains_null) for one in summaries], dtype=np.uint8)
+        self.nans = np.array([_read_state(one and one.contains_nan) for one in summaries], dtype=np.uint8)
         unbounded = [one is not None and one.lower is None and one.upper is None for one in summaries]
         self.unbounded: Flags = np.array(unbounded, dtype=np.bool_)
         self.summaries = summaries if self.form is Form.STRINGS and kind != "uuid" else ()
         if self.form is Form.INTEGERS:
             stated = [_EMPTY_SUMMARY if one is None else one for one in summaries]
-            low, high = ([_read_key(Form.INTEGERS, kind, data) for data in side] for side in _sides(stated))
+            low, high = ([_read_key(Form.INTEGERS, kind, data) for data in side] for side in _read_sides(stated))
             is_known = [one is not None and other is not None for one, other in zip(low, high, strict=True)]
             self.is_known: Flags = np.array(is_known, dtype=np.bool_)
             self.low: Longs = np.array([key or 0 for key in low], dtype=np.int64)
@@ -176,11 +176,11 @@ class _Column:
         return flags
 
 
-def _state(stated: bool | FieldSummary | None) -> int:
+def _read_state(stated: bool | FieldSummary | None) -> int:
     return _UNKNOWN if stated is None else _YES if stated else _NO
 
 
-def _sides(summaries: Sequence[FieldSummary]) -> tuple[list[bytes | None], list[bytes | None]]:
+def _read_sides(summaries: Sequence[FieldSummary]) -> tuple[list[bytes | None], list[bytes | None]]:
     return [one.lower for one in summaries], [one.upper for one in summaries]
 
 

@@ -40,12 +40,12 @@ def key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> K
         was widened.
     """
     try:
-        return _key_ranges(predicate, kind, semantics)
+        return _list_key_ranges(predicate, kind, semantics)
     except ValueError:
         return None
 
 
-def _key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> KeyRanges | None:
+def _list_key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> KeyRanges | None:
     op, values = predicate.op, predicate.values
     nulls = op in NULL_MATCHES
     if op is Op.IS_NULL or op is Op.IS_NAN:
@@ -53,8 +53,8 @@ def _key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> 
     if op is Op.NOT_NULL or op is Op.NOT_NAN:
         return KeyRanges(kind, _EVERYTHING, nulls, op is Op.NOT_NULL)
     if op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH):
-        prefix = _prefix(values[0])
-        return KeyRanges(kind, (prefix,) if op is Op.STARTS_WITH else _complement_ranges([prefix]), nulls, False)
+        prefix = _make_prefix_range(values[0])
+        return KeyRanges(kind, (prefix,) if op is Op.STARTS_WITH else _find_gaps([prefix]), nulls, False)
     if op in ORDERED:
         if predicate.result == "uuid":
             return None
@@ -62,13 +62,13 @@ def _key_ranges(predicate: Bound, kind: str, semantics: ComparisonSemantics) -> 
         above = op in (Op.GT, Op.GT_EQ) and semantics is not ComparisonSemantics.SQL
         return KeyRanges(kind, ranges, nulls, above and kind in FLOATS)
     inside = op in (Op.EQ, Op.IN)
-    points = _find_points(values, kind, both_zeros=_both_zeros(semantics, inside=inside))
+    points = _find_points(values, kind, both_zeros=_covers_both_zeros(semantics, inside=inside))
     if inside:
         return KeyRanges(kind, tuple(points), nulls, False)
-    return KeyRanges(kind, _complement_ranges(points), nulls, kind in FLOATS)
+    return KeyRanges(kind, _find_gaps(points), nulls, kind in FLOATS)
 
 
-def _both_zeros(semantics: ComparisonSemantics, *, inside: bool) -> bool:
+def _covers_both_zeros(semantics: ComparisonSemantics, *, inside: bool) -> bool:
     """Return whether a zero among the values also represents the other zero.
 
     In an equality, it does if any client treats the zeros as equal. In an inequality, it does only if every client
@@ -97,14 +97,14 @@ def _find_points(values: Iterable[Value], kind: str, *, both_zeros: bool) -> lis
     return [KeyRange(key, key) for key in ordered]
 
 
-def _prefix(value: Value) -> KeyRange:
+def _make_prefix_range(value: Value) -> KeyRange:
     assert isinstance(value, str)
     prefix = value.encode("utf-8", "surrogatepass")
     after = end_of_prefix(prefix)
     return KeyRange(prefix, after, False, after is not None)
 
 
-def _complement_ranges(ranges: Sequence[KeyRange]) -> tuple[KeyRange, ...]:
+def _find_gaps(ranges: Sequence[KeyRange]) -> tuple[KeyRange, ...]:
     """Return the gaps between the ranges, which are ascending and disjoint."""
     gaps: list[KeyRange] = []
     low: Key | None = None

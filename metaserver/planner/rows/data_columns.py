@@ -124,7 +124,7 @@ class DataRows:
         """
 
         def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:
-            column_paths = self._column_paths(file, column_ids)
+            column_paths = self._find_column_paths(file, column_ids)
             absent = [column_id for column_id in column_ids if column_id not in column_paths]
             if absent:
                 raise Unreadable(path, f"it has no column with field id {absent[0]}")
@@ -144,13 +144,13 @@ class DataRows:
         """
 
         def read(file: BoundedParquet) -> dict[int, pa.ChunkedArray]:
-            column_paths = self._column_paths(file, column_ids)
+            column_paths = self._find_column_paths(file, column_ids)
             return file.columns(column_paths) if column_paths else {}
 
         with self._read(path, size, records, read) as columns:
             yield columns
 
-    def _column_paths(self, file: BoundedParquet, column_ids: Sequence[int]) -> dict[int, ColumnPath]:
+    def _find_column_paths(self, file: BoundedParquet, column_ids: Sequence[int]) -> dict[int, ColumnPath]:
         return find_columns(with_mapped_ids(list(file.schema), self._mapping), column_ids)
 
     @contextmanager

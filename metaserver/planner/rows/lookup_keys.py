@@ -42,7 +42,7 @@ def keys_of_json(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys]
     """
     possibleble = np.ones(len(rows), dtype=np.bool_)
     values = _transpose_keys(terms, rows)
-    columns = [_column(term, column, possibleble) for term, column in zip(terms, values, strict=True)]
+    columns = [_make_column(term, column, possibleble) for term, column in zip(terms, values, strict=True)]
     return columns, None if possibleble.all() else possibleble
 
 
@@ -72,7 +72,7 @@ def arrays_of(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa.Array], i
             array = array.storage if isinstance(array, pa.ExtensionArray) else array
             shared_bytes += compute_expanded_bytes(array) if has_shared_values(array.type) else 0
         except pa.ArrowException as error:
-            raise _invalid(term, error) from None
+            raise _make_invalid_error(term, error) from None
         arrays.append(array)
     return arrays, shared_bytes
 
@@ -91,11 +91,11 @@ def keys_of_arrays(terms: Sequence[Term], arrays: Sequence[pa.Array]) -> list[Ke
             columns.append(keys_of(values, term.kind))
         except (ValueError, pa.ArrowException) as error:
             # For example, Arrow cannot expand dictionaries of views.
-            raise _invalid(term, error) from None
+            raise _make_invalid_error(term, error) from None
     return columns
 
 
-def _invalid(term: Term, error: Exception) -> BadRequest:
+def _make_invalid_error(term: Term, error: Exception) -> BadRequest:
     return BadRequest(f"The column {term.text} of the keys is invalid: {str(error)[:200]}")
 
 
@@ -126,7 +126,7 @@ def _transpose_keys(terms: Sequence[Term], rows: Sequence[Any]) -> list[list[Any
     return columns
 
 
-def _column(term: Term, values: list[Any], possible: Mask) -> Keys:
+def _make_column(term: Term, values: list[Any], possible: Mask) -> Keys:
     """Return the keys of one column. Set `possible` to False for values that no row can have."""
     limits = _INTEGERS.get(term.kind)
     if limits and all(type(value) is int for value in values):

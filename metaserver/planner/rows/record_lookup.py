@@ -147,7 +147,7 @@ def _make_empty_result() -> tuple[Longs, Longs, Longs, Mask]:
 _Rows = tuple[Longs, Longs, Longs]
 
 
-class _OfPart(NamedTuple):
+class _IndexFileRows(NamedTuple):
     """The rows of the keys in one index file, or the reason why they are unknown."""
 
     number: int
@@ -212,7 +212,7 @@ class _Search:
         )
         return await asyncio.to_thread(self._merge_results, results)
 
-    def _search_parts(self, numbers_of_parts: range, numbers: Longs, high: Hashes, low: Hashes) -> list[_OfPart]:
+    def _search_parts(self, numbers_of_parts: range, numbers: Longs, high: Hashes, low: Hashes) -> list[_IndexFileRows]:
         results = []
         for number in numbers_of_parts:
             part = self._coverage.parts[number]
@@ -222,16 +222,16 @@ class _Search:
                 query, data_file, position = self._search_part(number, high, low)
             except ValueError as error:
                 # Results for earlier keys stay valid, because every page is verified before use.
-                results.append(_OfPart(number, None, str(error)))
+                results.append(_IndexFileRows(number, None, str(error)))
                 continue
-            results.append(_OfPart(number, (numbers[query], data_file, position)))
+            results.append(_IndexFileRows(number, (numbers[query], data_file, position)))
             with self._counting:
                 self._total += len(query)
             if self._total > ROWS_MAX:
                 raise TooLarge(f"The keys have more than {ROWS_MAX:,} rows; send fewer keys in one request")
         return results
 
-    def _merge_results(self, results: Sequence[Sequence[_OfPart]]) -> _Rows:
+    def _merge_results(self, results: Sequence[Sequence[_IndexFileRows]]) -> _Rows:
         parts = [_make_empty_result()[:3]]
         for result in sorted(chain.from_iterable(results), key=lambda result: result.number):
             if result.rows is None:

@@ -71,7 +71,7 @@ class PredicateMatcher:
             case Or(children):
                 return self._unite([self.match_rows(child, position, records) for child in children])
             case Bound():
-                return self._where(expression, position, records)
+                return self._find_rows(expression, position, records)
         raise TypeError(f"not a bound expression: {expression}")
 
     @staticmethod
@@ -93,7 +93,7 @@ class PredicateMatcher:
             widest = part.bits if widest is None else widest | part.bits
         return MatchingRows(widest, all(part.exact for part in parts))
 
-    def _where(self, predicate: Bound, position: int, records: int) -> MatchingRows:
+    def _find_rows(self, predicate: Bound, position: int, records: int) -> MatchingRows:
         covered = self.indexes.get((predicate.column_id, predicate.transform))
         ranges = None if covered is None else self._ranges_of(predicate, covered.definition)
         if covered is None or ranges is None:

@@ -180,8 +180,8 @@ class BoundScan(msgspec.Struct, frozen=True, dict=True):
         if self.snapshot is None:
             return ("",)
         if self.options.is_incremental:
-            return ("appends", *map(_name_list, list_appends(self.metadata, self.options)))
-        return (_name_list(self.snapshot),)
+            return ("appends", *map(_make_list_key, list_appends(self.metadata, self.options)))
+        return (_make_list_key(self.snapshot),)
 
     @computed_once
     def predicates(self) -> list[Bound]:
@@ -260,11 +260,11 @@ def names_are_ambiguous(metadata: TableMetadata) -> bool:
     snapshot_schema = None if snapshot is None or snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
     if snapshot_schema is None or snapshot_schema.id == metadata.current_schema_id:
         return False
-    by_name, current_ids = _ids_by_folded_name(snapshot_schema), _ids_by_folded_name(metadata.current_schema)
+    by_name, current_ids = _map_ids_by_folded_name(snapshot_schema), _map_ids_by_folded_name(metadata.current_schema)
     return any(ids != current_ids.get(name, ids) for name, ids in by_name.items())
 
 
-def _ids_by_folded_name(schema: Schema) -> dict[str, set[int]]:
+def _map_ids_by_folded_name(schema: Schema) -> dict[str, set[int]]:
     """Return the column ids by lower-case name, because Spark ignores case."""
     ids_by_name: dict[str, set[int]] = {}
     for name, column_id in schema.index.by_name.items():
@@ -309,10 +309,12 @@ class _Reading(msgspec.Struct, frozen=True):
             terms = terms_of(part, schema, metadata.schemas, case_sensitive=options.case_sensitive)
         except BadRequest:
             return cls(None, None)
-        return cls(bound, tuple((column_id, transform, _family(kind)) for column_id, transform, kind in terms))
+        return cls(
+            bound, tuple((column_id, transform, _find_type_family(kind)) for column_id, transform, kind in terms)
+        )
 
 
-def _family(kind: str) -> str:
+def _find_type_family(kind: str) -> str:
     """Return the type family. A literal means the same for all types of a family that a column can have over time."""
     if kind.startswith("decimal"):
         return f"decimal of scale {decimal_scale(kind)}"
@@ -408,7 +410,7 @@ def _walk_ancestors(metadata: TableMetadata, end: Snapshot) -> Iterator[Snapshot
         current = None if parent is None else metadata.snapshot(parent)
 
 
-def _name_list(snapshot: Snapshot) -> str:
+def _make_list_key(snapshot: Snapshot) -> str:
     return snapshot.manifest_list or "\n".join(snapshot.manifests or ())
 
 

@@ -165,10 +165,10 @@ class ScanPlan:
         spec = self.metadata.spec(spec_id)
         if spec is None:
             return True
-        condition = self._projection(spec_id, spec).possible
+        condition = self._project_filter(spec_id, spec).possible
         return may_match(condition, self._values_of(spec_id, fields, partition))
 
-    def _projection(self, spec_id: int, spec: PartitionSpec) -> ProjectedExpression:
+    def _project_filter(self, spec_id: int, spec: PartitionSpec) -> ProjectedExpression:
         projection = self._projections.get(spec_id)
         if projection is None:
             projection = self._projections[spec_id] = project(self.bound, spec)
@@ -193,14 +193,14 @@ class ScanPlan:
         kinds = self._kinds.get(spec_id)
         if kinds is None:
             spec = self.metadata.spec(spec_id)
-            kinds = {} if spec is None else deciding_fields(self._projection(spec_id, spec), spec)
+            kinds = {} if spec is None else deciding_fields(self._project_filter(spec_id, spec), spec)
             self._kinds[spec_id] = kinds
         return kinds
 
     def _residuals_of(self, spec_id: int) -> Residuals | None:
         if spec_id not in self._by_spec:
             spec = self.metadata.spec(spec_id)
-            projection = None if spec is None else self._projection(spec_id, spec)
+            projection = None if spec is None else self._project_filter(spec_id, spec)
             self._by_spec[spec_id] = None if spec is None else Residuals(self.bound, spec, projection)
         return self._by_spec[spec_id]
 

@@ -83,7 +83,7 @@ class BoundColumn:
             if column is not None:
                 view.blocks[number].verify(column)
                 positions.append(number)
-                rows.append(_layout(view.blocks[number], column))
+                rows.append(_make_layout(view.blocks[number], column))
                 low.append(column.low)
                 high.append(column.high)
         if positions:
@@ -241,7 +241,7 @@ class TableView:
         self.ordinals: Longs = np.array(range(len(self.blocks)) if ordinals is None else ordinals, dtype=np.int64)
         self.base_blocks = 0 if base is None else len(base.blocks)
         self._numbers: dict[int, int] = dict(zip(self.ordinals.tolist(), range(len(self.blocks)), strict=True))
-        self._identities = _identities(self.blocks)
+        self._identities = _list_identities(self.blocks)
         self._base = None if base is None else weakref.ref(base)
         self.shared_blocks = _find_shared(self._identities, None if base is None else base._identities)
         """int64[shared] each: the numbers of the blocks that the base also has, in this view and in the base."""
@@ -306,7 +306,7 @@ class TableView:
 
     def blocks_of(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
         """Return the view's block of each manifest, or None for a manifest whose object is not in the view."""
-        here, of_view = _find_shared(_identities(manifests), _identities(self.manifests))
+        here, of_view = _find_shared(_list_identities(manifests), _list_identities(self.manifests))
         blocks = np.full(len(manifests), None, dtype=np.object_)
         blocks[here] = objects(self.blocks)[of_view]
         entry_blocks: list[Block | None] = blocks.tolist()
@@ -417,7 +417,7 @@ def _starts(blocks: Sequence[Block]) -> list[int]:
     return starts
 
 
-def _layout(block: Block, packed: Packed) -> tuple[int, ...]:
+def _make_layout(block: Block, packed: Packed) -> tuple[int, ...]:
     """Return the row of `BoundColumn.layout` for a block, without a sketch. Its first position is 0."""
     address = block.address
 
@@ -485,7 +485,7 @@ def _read_head(block: Block) -> tuple[int, int, bool]:
     return block.rows, block.spec_id, counts is None or counts.low <= 0
 
 
-def _identities(values: Sequence[object]) -> Longs:
+def _list_identities(values: Sequence[object]) -> Longs:
     """Return int64[objects], the identities of the objects.
 
     As long as the objects are alive, equal numbers mean the same object.

@@ -138,7 +138,7 @@ class SparkSubmit:
     async def close(self) -> None:
         """Do nothing, because each job has its own driver."""
 
-    def _command(self, program: str, folder: Path) -> list[str]:
+    def _make_command(self, program: str, folder: Path) -> list[str]:
         local = self._master.startswith("local")
         defaults = [*_QUIET, *(_LOOPBACK if local else ())]
         if self._process_bytes:
@@ -160,7 +160,7 @@ class SparkSubmit:
     async def _drive(self, program: str, folder: Path, report: Report) -> JobAnswer:
         with (folder / "output").open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                *self._command(program, folder),
+                *self._make_command(program, folder),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,

@@ -1,12 +1,15 @@
 """The pointer store on PostgreSQL: an asyncpg pool, for any number of server replicas.
 
-The rules: - Transactions use READ COMMITTED. Every change is conditional in its statement (see `operations`), so no
-replica relies on earlier reads. Deadlocks and serialization failures roll the transaction back. Then it runs again
-from its generator. - If a connection is lost before COMMIT was sent, nothing happened, and the transaction is
-retried on another connection. If the connection is lost after that, the result is CommitUnknown. - Every wait is
-bounded, for a connection and for a statement. The server has a limit, too, so that locks are released. - Error
-messages never contain the URL, which may contain a password. Messages of a running store also contain no address,
-and no text of PostgreSQL that may quote values, because unauthenticated clients may receive them.
+The rules:
+
+- Transactions use READ COMMITTED. Every change is conditional in its statement (see `operations`), so no replica
+  relies on earlier reads. A deadlock or a serialization failure rolls the transaction back. Then the transaction
+  runs again from its generator.
+- If a connection is lost before COMMIT was sent, nothing happened, and the transaction is retried on another
+  connection. If the connection is lost after that, the result is CommitUnknown.
+- Every wait is bounded, for a connection and for a statement. The server has a limit, too, so that locks are released.
+- Error messages never contain the URL, which may contain a password. Messages of a running store also contain no
+  address, and no text of PostgreSQL that may quote values, because unauthenticated clients may receive them.
 """
 
 from __future__ import annotations
@@ -242,8 +245,7 @@ class _PostgresStore(GeneratorStore):
             except (asyncpg.PostgresError, *LOST) as error:
                 if not _is_lost(error):
                     raise self._error(error) from error
-                # Otherwise the pool would reuse the connection, or wait for a server that does not
-                # answer.
+                # Otherwise the pool would reuse the connection, or wait for a server that does not answer.
                 _terminate(connection)
                 if isinstance(error, TimeoutError):
                     raise RetryLater(f"PostgreSQL took longer than {self._timeout_s:g} s") from error

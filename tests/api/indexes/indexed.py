@@ -35,15 +35,15 @@ def write(build: dict[str, Any], name: str, data: bytes) -> dict[str, Any]:
 async def define(api: Api, name: str = "i", **body: Any) -> dict[str, Any]:
     answer = await api("PUT", f"{INDEXES}/{name}", body or {"kind": "bloom", "columns": ["id"]})
     assert answer.status == 200, answer.raw
-    found: dict[str, Any] = answer.json
-    return found
+    answer_body: dict[str, Any] = answer.json
+    return answer_body
 
 
 async def begin(api: Api, name: str = "i") -> dict[str, Any]:
     answer = await api("POST", f"{INDEXES}/{name}/builds")
     assert answer.status == 200, answer.raw
-    found: dict[str, Any] = answer.json
-    return found
+    body: dict[str, Any] = answer.json
+    return body
 
 
 async def register(api: Api, build: dict[str, Any], *files: dict[str, Any], **more: Any) -> Answer:
@@ -56,21 +56,21 @@ async def register(api: Api, build: dict[str, Any], *files: dict[str, Any], **mo
 
 async def missing(api: Api, build: dict[str, Any], **query: Any) -> list[str]:
     """Return the paths of the files that the build still has to index, from all pages."""
-    found: list[str] = []
+    results: list[str] = []
     token = None
     while True:
-        asked = {**query, **({} if token is None else {"page-token": token})}
-        text = "&".join(f"{name}={value}" for name, value in asked.items())
+        request = {**query, **({} if token is None else {"page-token": token})}
+        text = "&".join(f"{name}={value}" for name, value in request.items())
         answer = await api("GET", f"{INDEXES}/{build['index']}/builds/{build['build-id']}/files?{text}")
         assert answer.status == 200, answer.raw
-        found += [file["file-path"] for file in answer.json["files"]]
+        results += [file["file-path"] for file in answer.json["files"]]
         token = answer.json["next-page-token"]
         if token is None:
-            return found
+            return results
 
 
 async def load_index(api: Api, name: str = "i") -> dict[str, Any]:
     answer = await api("GET", f"{INDEXES}/{name}")
     assert answer.status == 200, answer.raw
-    found: dict[str, Any] = answer.json
-    return found
+    body: dict[str, Any] = answer.json
+    return body

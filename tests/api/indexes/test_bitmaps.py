@@ -49,8 +49,8 @@ Tree = Any
 
 def some_tree(rng: random.Random, depth: int, columns: tuple[int, ...]) -> Tree:
     if depth and rng.random() < 0.7:
-        what = rng.choice(["and", "or", "not"])
-        return (what, [some_tree(rng, depth - 1, columns) for _ in range(1 if what == "not" else 2)])
+        operator = rng.choice(["and", "or", "not"])
+        return (operator, [some_tree(rng, depth - 1, columns) for _ in range(1 if operator == "not" else 2)])
     column = rng.choice(columns)
     if rng.random() < 0.15:
         return Leaf(column, rng.choice(["is-null", "not-null"]), None)
@@ -65,20 +65,20 @@ def sql_text(tree: Tree) -> str:
             return f"{name} IS {'NOT ' if tree.op == 'not-null' else ''}NULL"
         literal = f"'{tree.value}'" if isinstance(tree.value, str) else f"{tree.value}"
         return f"{name} {next(one for one, op in SQLS.items() if op == tree.op)} {literal}"
-    what, children = tree
-    if what == "not":
+    operator, children = tree
+    if operator == "not":
         return f"NOT ({sql_text(children[0])})"
-    return "(" + f" {what.upper()} ".join(map(sql_text, children)) + ")"
+    return "(" + f" {operator.upper()} ".join(map(sql_text, children)) + ")"
 
 
 def filter_json(tree: Tree) -> dict[str, Any]:
     if isinstance(tree, Leaf):
         leaf = {"type": tree.op, "term": COLUMNS[tree.column]}
         return leaf if tree.value is None else {**leaf, "value": tree.value}
-    what, children = tree
-    if what == "not":
+    operator, children = tree
+    if operator == "not":
         return {"type": "not", "child": filter_json(children[0])}
-    return {"type": what, "left": filter_json(children[0]), "right": filter_json(children[1])}
+    return {"type": operator, "left": filter_json(children[0]), "right": filter_json(children[1])}
 
 
 def evaluate_as_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
@@ -95,12 +95,12 @@ def evaluate_as_sql(tree: Tree, row: Row, *, nan_is_high: bool) -> Verdict:
         if isinstance(value, float) and math.isnan(value) and nan_is_high:
             return tree.op in ("not-eq", "gt", "gt-eq")
         return compare(tree.op, value, tree.value)
-    what, children = tree
-    found = [evaluate_as_sql(child, row, nan_is_high=nan_is_high) for child in children]
-    if what == "not":
-        return None if found[0] is None else not found[0]
-    decisive = what == "or"
-    return decisive if decisive in found else None if None in found else not decisive
+    operator, children = tree
+    results = [evaluate_as_sql(child, row, nan_is_high=nan_is_high) for child in children]
+    if operator == "not":
+        return None if results[0] is None else not results[0]
+    decisive = operator == "or"
+    return decisive if decisive in results else None if None in results else not decisive
 
 
 def evaluate_as_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
@@ -115,11 +115,11 @@ def evaluate_as_iceberg(tree: Tree, row: Row, *, negated: bool = False) -> bool:
         if isinstance(value, float):
             return compare(op, java_order(value), java_order(tree.value))
         return compare(op, value, tree.value)
-    what, children = tree
-    if what == "not":
+    operator, children = tree
+    if operator == "not":
         return evaluate_as_iceberg(children[0], row, negated=not negated)
-    found = [evaluate_as_iceberg(child, row, negated=negated) for child in children]
-    return any(found) if (what == "or") != negated else all(found)
+    results = [evaluate_as_iceberg(child, row, negated=negated) for child in children]
+    return any(results) if (operator == "or") != negated else all(results)
 
 
 def java_order(value: float) -> tuple[bool, float, float]:
@@ -140,15 +140,15 @@ def compare(op: str, left: Any, right: Any) -> bool:
 
 async def pages(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the files of all pages."""
-    found, token = [], None
+    results, token = [], None
     while True:
         answer = await api("POST", BITMAP, body | ({} if token is None else {"page-token": token}))
         assert answer.status == 200, answer.raw
-        found += answer.json["files"]
-        assert answer.json["exact"] == all(one["exact"] for one in answer.json["files"])
+        results += answer.json["files"]
+        assert answer.json["exact"] == all(file["exact"] for file in answer.json["files"])
         token = answer.json["next-page-token"]
         if token is None:
-            return found
+            return results
 
 
 def decode_rows(rows: Any) -> set[int] | None:
@@ -163,19 +163,19 @@ def odd_row(rng: random.Random) -> Row:
 
 
 async def create_indexed_table(api: Api, rng: random.Random) -> Stored:
-    stored = await Stored.create(api)
-    files = [stored.data_file([odd_row(rng) for _ in range(rng.choice([1, 30, 200]))]) for _ in range(5)]
-    files += [stored.data_file([(n, "a", 1.5, 1) for n in range(70)])]  # This file has no NaN and no null.
-    await stored.commit(files)
+    table = await Stored.create(api)
+    files = [table.data_file([odd_row(rng) for _ in range(rng.choice([1, 30, 200]))]) for _ in range(5)]
+    files += [table.data_file([(n, "a", 1.5, 1) for n in range(70)])]  # This file has no NaN and no null.
+    await table.commit(files)
     for name in ("id", "name", "price"):
-        await stored.index(f"by_{name}", "bitmap", [name], files, parts=2)
-    return stored
+        await table.index(f"by_{name}", "bitmap", [name], files, parts=2)
+    return table
 
 
 @pytest.mark.parametrize("seed", quick(range(6), 2))
 async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
     rng = random.Random(seed)
-    stored = await create_indexed_table(api, rng)
+    indexed_table = await create_indexed_table(api, rng)
     seen: Counter[str] = Counter()
     for _ in range(25):
         tree = some_tree(rng, 3, (0, 1, 2) if rng.random() < 0.8 else (0, 1, 2, 3))
@@ -184,18 +184,20 @@ async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
             ({"where": sql_text(tree)}, [partial(evaluate_as_sql, tree, nan_is_high=high) for high in (True, False)]),
             ({"filter": filter_json(tree)}, [partial(evaluate_as_iceberg, tree)]),
         ):
-            answer = {one["file-path"]: one for one in await pages(api, {**body, "rows": form, "limit": 2})}
-            for file in stored.snapshots[-1].data:
+            answer = {page["file-path"]: page for page in await pages(api, {**body, "rows": form, "limit": 2})}
+            for file in indexed_table.snapshots[-1].data:
                 rows = rows_of(file)
-                wanted = [{at for at, row in enumerate(rows) if matches(row) is True} for matches in meanings]
+                expected = [{at for at, row in enumerate(rows) if matches(row) is True} for matches in meanings]
                 reported = answer.get(file.path)
-                got = set() if reported is None else decode_rows(reported["rows"])
+                actual_rows = set() if reported is None else decode_rows(reported["rows"])
                 if reported is None or reported["exact"]:
-                    assert all(got == one for one in wanted), f"seed {seed}: {body} in {file.path}"
+                    assert all(actual_rows == one for one in expected), f"seed {seed}: {body} in {file.path}"
                 else:
-                    assert got is None or all(got >= one for one in wanted), f"seed {seed}: {body} in {file.path}"
+                    assert actual_rows is None or all(actual_rows >= one for one in expected), (
+                        f"seed {seed}: {body} in {file.path}"
+                    )
                 if reported is not None:
-                    assert reported["count"] == (None if got is None else len(got))
+                    assert reported["count"] == (None if actual_rows is None else len(actual_rows))
                     assert reported["record-count"] == len(rows)
                 seen["absent" if reported is None else "exact" if reported["exact"] else "inexact"] += 1
     assert min(seen[one] for one in ("absent", "exact", "inexact")) > 10, seen
@@ -204,21 +206,21 @@ async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
 @pytest.mark.parametrize("version", [2, 3])
 async def test_deleted_rows_are_excluded_on_request(api: Api, version: int) -> None:
     rng = random.Random(version)
-    stored = await a_table(api, rng, version=version, partitioned=version == 2)
-    data = stored.snapshots[-1].data
-    await stored.index("by_id", "bitmap", ["id"], data)
-    for snapshot in stored.snapshots:
-        live = stored.live_rows(snapshot)
+    table = await a_table(api, rng, version=version, partitioned=version == 2)
+    data = table.snapshots[-1].data
+    await table.index("by_id", "bitmap", ["id"], data)
+    for snapshot in table.snapshots:
+        live = table.live_rows(snapshot)
         for at in rng.sample(range(40), 4):
             body = {"where": f"id < {at}", "snapshot-id": snapshot.id}
-            kept = {one["file-path"]: one for one in await pages(api, {**body, "deletes": True})}
-            every = {one["file-path"]: one for one in await pages(api, body)}
+            kept = {page["file-path"]: page for page in await pages(api, {**body, "deletes": True})}
+            every = {page["file-path"]: page for page in await pages(api, body)}
             for file in snapshot.data:
-                wanted = {n for n, row in enumerate(rows_of(file)) if row[0] is not None and row[0] < at}
-                alive = {n for path, n, row in live if path == file.path and n in wanted}
-                assert (decode_rows(every[file.path]["rows"]) if file.path in every else set()) == wanted
+                expected = {n for n, row in enumerate(rows_of(file)) if row[0] is not None and row[0] < at}
+                alive = {n for path, n, row in live if path == file.path and n in expected}
+                assert (decode_rows(every[file.path]["rows"]) if file.path in every else set()) == expected
                 assert (decode_rows(kept[file.path]["rows"]) if file.path in kept else set()) == alive
-            assert all(one["exact"] and one["undecided"] == 0 for one in kept.values())
+            assert all(value["exact"] and value["undecided"] == 0 for value in kept.values())
 
 
 async def test_arrow_and_json_answers_are_equal(api: Api) -> None:
@@ -232,11 +234,11 @@ async def test_arrow_and_json_answers_are_equal(api: Api) -> None:
         about = {name.decode(): value.decode() for name, value in table.schema.metadata.items()}
         assert (about["snapshot-id"], about["meaning"], about["exact"]) == ("1", "sql", "false")
         assert json.loads(about["not-used"]) == []
-        for one, row in zip(plain["files"], table.to_pylist(), strict=True):
+        for file, row in zip(plain["files"], table.to_pylist(), strict=True):
             rows = row["rows"]
-            got = set(pyroaring.BitMap.deserialize(rows)) if isinstance(rows, bytes) else set(rows)
-            assert got == decode_rows(one["rows"])
-            assert (row["file_path"], row["count"], row["exact"]) == (one["file-path"], one["count"], one["exact"])
+            actual_rows = set(pyroaring.BitMap.deserialize(rows)) if isinstance(rows, bytes) else set(rows)
+            assert actual_rows == decode_rows(file["rows"])
+            assert (row["file_path"], row["count"], row["exact"]) == (file["file-path"], file["count"], file["exact"])
 
 
 async def test_sql_without_an_equivalent_expression_is_reported_and_makes_rows_inexact(api: Api) -> None:
@@ -244,27 +246,27 @@ async def test_sql_without_an_equivalent_expression_is_reported_and_makes_rows_i
     await create_indexed_table(api, rng)
     answer = (await api("POST", BITMAP, {"where": "id = 3 AND length(name) = 1"})).json
     assert answer["not-used"] == ["LENGTH(name) = 1"]
-    assert not any(one["exact"] for one in answer["files"])
+    assert not any(file["exact"] for file in answer["files"])
     assert not (await api("POST", BITMAP, {"where": "id < 5.5 AND price = 1.5"})).json["not-used"]
 
 
 async def test_any_row_of_a_file_without_a_bitmap_may_match(api: Api) -> None:
-    stored = await Stored.create(api)
-    files = [stored.data_file([(n, "a", 1.5, 1) for n in range(10)]) for _ in range(2)]
-    await stored.commit(files)
-    await stored.index("by_id", "bitmap", ["id"], files[:1])
-    found = {one["file-path"]: one for one in (await api("POST", BITMAP, {"where": "id = 3"})).json["files"]}
-    assert decode_rows(found[files[0].path]["rows"]) == {3}
-    reported = found[files[1].path]
+    table = await Stored.create(api)
+    files = [table.data_file([(n, "a", 1.5, 1) for n in range(10)]) for _ in range(2)]
+    await table.commit(files)
+    await table.index("by_id", "bitmap", ["id"], files[:1])
+    actual = {file["file-path"]: file for file in (await api("POST", BITMAP, {"where": "id = 3"})).json["files"]}
+    assert decode_rows(actual[files[0].path]["rows"]) == {3}
+    reported = actual[files[1].path]
     assert (reported["rows"], reported["count"], reported["exact"], reported["record-count"]) == (None, None, False, 10)
 
 
 async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
-    stored = await Stored.create(api)
-    files = [stored.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
-    await stored.commit(files)
-    await stored.index("by_id", "bitmap", ["id"], files)
-    (path,) = (stored.folder / "_seamark" / "index").glob("**/*.puffin")
+    table = await Stored.create(api)
+    files = [table.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
+    await table.commit(files)
+    await table.index("by_id", "bitmap", ["id"], files)
+    (path,) = (table.folder / "_seamark" / "index").glob("**/*.puffin")
     data = bytearray(path.read_bytes())
     middle = len(data) // 2
     data[middle : middle + 64] = bytes(64)
@@ -275,10 +277,10 @@ async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
 
 
 async def test_all_rows_match_without_a_predicate(api: Api) -> None:
-    stored = await Stored.create(api)
-    file = stored.data_file([(n, "a", 1.5, 1) for n in range(70)])
-    await stored.commit([file])
-    await stored.commit(deletes=[stored.position_deletes([(file.path, 69)])])
+    table = await Stored.create(api)
+    file = table.data_file([(n, "a", 1.5, 1) for n in range(70)])
+    await table.commit([file])
+    await table.commit(deletes=[table.position_deletes([(file.path, 69)])])
     reported = (await api("POST", BITMAP, {"deletes": True})).json["files"][0]
     assert decode_rows(reported["rows"]) == set(range(69))
     assert (reported["exact"], reported["delete-files"], reported["count"]) == (True, 1, 69)
@@ -293,9 +295,9 @@ async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_l
     done: list[tuple[str, int]] = []
 
     def noting(work: Callable[..., Any]) -> Callable[..., Any]:
-        def record_thread(*given: Any, **options: Any) -> Any:
+        def record_thread(*arguments: Any, **options: Any) -> Any:
             done.append((work.__name__, threading.get_ident()))
-            return work(*given, **options)
+            return work(*arguments, **options)
 
         return record_thread
 
@@ -305,7 +307,7 @@ async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_l
     answer = await api("POST", BITMAP, body, headers={"Content-Type": "application/json"})
     assert {name for name, _ in done} == {"parse_now", "parse_expression", "bind"}
     assert threading.get_ident() not in {thread for _, thread in done}, "the event loop's, which is this one"
-    assert [one["file-path"] for one in answer.json["files"]] == [path]
+    assert [file["file-path"] for file in answer.json["files"]] == [path]
 
 
 @contextmanager
@@ -320,11 +322,11 @@ def little_memory() -> Iterator[None]:
 
 async def create_file_with_row_count(api: Api, rows: int, *, deleted: bool = False) -> str:
     """Create a table whose only file has `rows` rows by its manifest entry, and return the file's path."""
-    stored = await Stored.create(api)
-    file = replace(stored.data_file([(1, "a", 1.5, 1)]), record_count=rows)
-    await stored.commit([file])
+    table = await Stored.create(api)
+    file = replace(table.data_file([(1, "a", 1.5, 1)]), record_count=rows)
+    await table.commit([file])
     if deleted:
-        await stored.commit(deletes=[stored.position_deletes([(file.path, 0)])])
+        await table.commit(deletes=[table.position_deletes([(file.path, 0)])])
     return file.path
 
 
@@ -350,8 +352,8 @@ async def test_answer_that_all_rows_match_needs_no_memory(api: Api, rows: int) -
     with little_memory():
         answer = await api("POST", BITMAP, {})
     (reported,) = answer.json["files"]
-    found = pyroaring.BitMap.deserialize(base64.b64decode(reported["rows"]))
-    assert (len(found), found.min(), found.max()) == (rows, 0, rows - 1)
+    actual = pyroaring.BitMap.deserialize(base64.b64decode(reported["rows"]))
+    assert (len(actual), actual.min(), actual.max()) == (rows, 0, rows - 1)
     assert (reported["count"], reported["exact"]) == (rows, True)
 
 
@@ -384,26 +386,26 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
 ) -> None:
     monkeypatch.setattr(bitmaps, "CANDIDATES_MAX", 128)
     rng = random.Random(3)
-    stored = await Stored.create(api)
+    table = await Stored.create(api)
     sizes = (1000, 70, 20, 129, 1)
-    files = [stored.data_file([(n, "a", 1.5, 1) for n in range(rows)]) for rows in sizes]
-    await stored.commit(files)
-    await stored.index("by_id", "bitmap", ["id"], files[:3])
-    gone = {file.path: set(rng.sample(range(rows), rows // 3)) for file, rows in zip(files, sizes, strict=True)}
-    lost = [(path, at) for path, positions in gone.items() for at in positions]
-    await stored.commit(deletes=[stored.position_deletes(lost)])
+    files = [table.data_file([(n, "a", 1.5, 1) for n in range(rows)]) for rows in sizes]
+    await table.commit(files)
+    await table.index("by_id", "bitmap", ["id"], files[:3])
+    removed = {file.path: set(rng.sample(range(rows), rows // 3)) for file, rows in zip(files, sizes, strict=True)}
+    lost = [(path, at) for path, positions in removed.items() for at in positions]
+    await table.commit(deletes=[table.position_deletes(lost)])
     for body, least in (({}, 0), ({"where": "id >= 10"}, 10)):
-        found = {one["file-path"]: one for one in await pages(api, {**body, "deletes": True, "limit": 2})}
+        actual = {page["file-path"]: page for page in await pages(api, {**body, "deletes": True, "limit": 2})}
         for number, (file, rows) in enumerate(zip(files, sizes, strict=True)):
             first = least if number < 3 else 0  # The other files have no index: any of their rows may match.
-            wanted = set(range(first, rows)) - gone[file.path]
-            assert decode_rows(found[file.path]["rows"]) == wanted
-            assert found[file.path]["count"] == len(wanted)
+            expected = set(range(first, rows)) - removed[file.path]
+            assert decode_rows(actual[file.path]["rows"]) == expected
+            assert actual[file.path]["count"] == len(expected)
 
 
 async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
-    stored = await Stored.create(api)
-    await stored.commit([stored.data_file([(1, "a", 1.5, 1)])])
+    table = await Stored.create(api)
+    await table.commit([table.data_file([(1, "a", 1.5, 1)])])
     cases: list[tuple[dict[str, Any], str]] = [
         ({"where": "nope = 1"}, "Cannot find column 'nope'"),
         ({"where": "id = "}, "not valid SQL"),
@@ -423,20 +425,20 @@ async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
 
 
 async def test_page_token_is_valid_for_its_request_and_snapshot_only(api: Api) -> None:
-    stored = await Stored.create(api)
-    files = [stored.data_file([(n, "a", 1.5, 1)]) for n in range(3)]
-    await stored.commit(files)
+    table = await Stored.create(api)
+    files = [table.data_file([(n, "a", 1.5, 1)]) for n in range(3)]
+    await table.commit(files)
     first = (await api("POST", BITMAP, {"where": "id >= 0", "limit": 1})).json
-    await stored.commit([stored.data_file([(9, "a", 1.5, 1)])], removed=[files[2].path])
+    await table.commit([table.data_file([(9, "a", 1.5, 1)])], removed=[files[2].path])
     other = await api("POST", BITMAP, {"where": "id >= 1", "limit": 1, "page-token": first["next-page-token"]})
     assert "start again" in other.error[2]
-    found = list(first["files"])
+    actual_files = list(first["files"])
     token = first["next-page-token"]
     while token:
         page = (await api("POST", BITMAP, {"where": "id >= 0", "limit": 1, "page-token": token})).json
         assert page["snapshot-id"] == 1
-        found, token = found + page["files"], page["next-page-token"]
-    assert [one["file-path"] for one in found] == [file.path for file in files]
+        actual_files, token = actual_files + page["files"], page["next-page-token"]
+    assert [file["file-path"] for file in actual_files] == [file.path for file in files]
 
 
 async def test_table_without_a_snapshot_has_no_matching_rows(api: Api) -> None:

@@ -28,14 +28,14 @@ async def table(api: Api) -> Api:
     return api
 
 
-def at(build: dict[str, Any], what: str = "") -> str:
-    return f"{INDEXES}/{build['index']}/builds/{build['build-id']}{what}"
+def at(build: dict[str, Any], suffix: str = "") -> str:
+    return f"{INDEXES}/{build['index']}/builds/{build['build-id']}{suffix}"
 
 
 async def instants(api: Api, **query: str) -> list[dict[str, Any]]:
-    asked = "&".join(f"{name}={value}" for name, value in {"action": "indexing", **query}.items())
-    found: list[dict[str, Any]] = (await api("GET", f"/api/v1/tables/db/t/timeline?{asked}")).json["instants"]
-    return found
+    text = "&".join(f"{name}={value}" for name, value in {"action": "indexing", **query}.items())
+    actual_instants: list[dict[str, Any]] = (await api("GET", f"/api/v1/tables/db/t/timeline?{text}")).json["instants"]
+    return actual_instants
 
 
 async def test_build_returns_the_files_to_index_and_its_folder(table: Api) -> None:
@@ -91,8 +91,8 @@ async def test_listing_skips_no_file_while_files_become_covered(table: Api) -> N
     first = (await table("GET", at(build, "/files?limit=2"))).json
     await register(table, build, write(build, "a", index_bytes(build, FILES[:2])))
     await append(table, "t", [file_of("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
-    rest = (await table("GET", at(build, f"/files?page-token={first['next-page-token']}"))).json
-    assert (rest["snapshot-id"], [file["file-path"] for file in rest["files"]]) == (1, PATHS[2:])
+    next_page = (await table("GET", at(build, f"/files?page-token={first['next-page-token']}"))).json
+    assert (next_page["snapshot-id"], [file["file-path"] for file in next_page["files"]]) == (1, PATHS[2:])
     # A restarted build lists the current files.
     assert sorted(await missing(table, build, limit=2)) == sorted([*PATHS[2:], "file:///t/new.parquet"])
 
@@ -104,14 +104,14 @@ async def test_files_of_branches_and_tags_are_listed_once_after_the_current_file
     await append(table, "t", on_branch[2:], snapshot_id=3, parent=2, branch="more")
     build = await begin(table)
     assert build["progress"]["files-total"] == 9
-    found = await load_index(table)
-    assert (found["lag-files"], found["lag-files-of-refs"], found["files-total"]) == (6, 3, 6)
-    listed = await missing(table, build, limit=limit)
-    assert listed[:6] == PATHS
-    assert sorted(listed[6:]) == [one.path for one in on_branch]
+    index = await load_index(table)
+    assert (index["lag-files"], index["lag-files-of-refs"], index["files-total"]) == (6, 3, 6)
+    listing = await missing(table, build, limit=limit)
+    assert listing[:6] == PATHS
+    assert sorted(listing[6:]) == [one.path for one in on_branch]
     await register(table, build, write(build, "a", index_bytes(build, [*FILES, on_branch[0]])))
-    found = await load_index(table)
-    assert (found["health"], found["lag-files"], found["lag-files-of-refs"]) == ("ok", 0, 2)
+    index = await load_index(table)
+    assert (index["health"], index["lag-files"], index["lag-files-of-refs"]) == ("ok", 0, 2)
     assert sorted(await missing(table, build, limit=limit)) == [one.path for one in on_branch[1:]]
 
 
@@ -172,12 +172,12 @@ async def test_exclusive_build_yields_to_a_live_build_of_its_index(table: Api, m
 
 async def test_only_one_of_concurrent_exclusive_builds_continues(table: Api) -> None:
     for _ in range(5):
-        begun = await asyncio.gather(
+        results = await asyncio.gather(
             *(table("POST", f"{INDEXES}/i/builds", {"exclusive": True}) for _ in range(8)),
         )
-        assert {answer.status for answer in begun} <= {200, 409}
-        going = [one["id"] for one in await instants(table) if one["state"] == "inflight"]
-        won = [answer.json for answer in begun if answer.status == 200]
+        assert {answer.status for answer in results} <= {200, 409}
+        going = [instant["id"] for instant in await instants(table) if instant["state"] == "inflight"]
+        won = [answer.json for answer in results if answer.status == 200]
         assert [one["build-id"] for one in won] == going
         assert len(won) <= 1
         for one in won:
@@ -186,8 +186,8 @@ async def test_only_one_of_concurrent_exclusive_builds_continues(table: Api) -> 
 
 async def test_registering_a_file_twice_changes_nothing(table: Api) -> None:
     build = await begin(table)
-    one = write(build, "a", index_bytes(build, FILES[:3]))
-    answers = [await register(table, build, one) for _ in range(3)]
+    registration = write(build, "a", index_bytes(build, FILES[:3]))
+    answers = [await register(table, build, registration) for _ in range(3)]
     assert [answer.json["progress"]["files-done"] for answer in answers] == [3, 3, 3]
     assert len((await load_index(table))["index-files"]) == 1
 
@@ -195,7 +195,7 @@ async def test_registering_a_file_twice_changes_nothing(table: Api) -> None:
 async def test_concurrent_registrations_all_succeed(table: Api) -> None:
     build = await begin(table)
     files = [write(build, f"{n}", index_bytes(build, [one])) for n, one in enumerate(FILES)]
-    answers = await asyncio.gather(*(register(table, build, one) for one in files))
+    answers = await asyncio.gather(*(register(table, build, file) for file in files))
     assert [answer.status for answer in answers] == [200] * 6
     assert (await table("GET", at(build))).json["progress"]["files-done"] == 6
     assert (await load_index(table))["files"] == 6
@@ -221,7 +221,7 @@ async def test_builds_and_commits_do_not_block_each_other(table: Api) -> None:
             new = file_of(f"file:///t/new{number}.parquet", 9, 9)
             await append(table, "t", [new], snapshot_id=number, parent=number - 1)
 
-    results = await asyncio.gather(commits(), *(register(table, build, one) for one in files))
+    results = await asyncio.gather(commits(), *(register(table, build, file) for file in files))
     assert [answer.status for answer in results[1:] if answer is not None] == [200] * 6
     assert len(await missing(table, build)) == 6
 
@@ -257,10 +257,10 @@ async def test_index_file_that_is_damaged_missing_or_of_another_size_is_rejected
         ("text", b"no index file at all", 20),
         ("empty", b"", 0),
     ):
-        wanted = {**write(build, name, content), "size-in-bytes": size}
-        answer = await register(table, build, wanted)
+        expected = {**write(build, name, content), "size-in-bytes": size}
+        answer = await register(table, build, expected)
         assert answer.error[0] == 400, name
-        assert wanted["location"] in answer.error[2], name
+        assert expected["location"] in answer.error[2], name
     answer = await register(table, build, {"location": f"{build['folder']}/nope", "size-in-bytes": 9})
     assert answer.error[0] == 400
 
@@ -352,10 +352,10 @@ async def test_abandoned_build_is_rolled_back_by_the_next(table: Api, monkeypatc
     silent = await begin(table)
     await register(table, silent, write(silent, "a", index_bytes(silent, FILES[:2])))
     await begin(table)
-    assert [one["state"] for one in await instants(table)] == ["inflight", "inflight"]
+    assert [instant["state"] for instant in await instants(table)] == ["inflight", "inflight"]
     monkeypatch.setattr(build_state, "ABANDONED_MS", -1)
     await begin(table)
-    states = [one["state"] for one in await instants(table)]
+    states = [instant["state"] for instant in await instants(table)]
     assert sorted(states) == ["inflight", "rolled_back", "rolled_back"]
     assert "abandoned" in (await table("GET", at(silent))).json["reason"]
     assert (await load_index(table))["files"] == 2

@@ -51,15 +51,15 @@ def delay_whole_files(server: Running) -> SlowWholeFiles:
 
 async def test_few_keys_are_looked_up_by_range_in_every_snapshot(served: Running) -> None:
     api, rng = Api(served), random.Random(7)
-    stored = await a_table(api, rng, version=2, partitioned=False)
-    await stored.index("keys", "record", ["name", "id"], stored.snapshots[-1].data, parts=3)
+    table = await a_table(api, rng, version=2, partitioned=False)
+    await table.index("keys", "record", ["name", "id"], table.snapshots[-1].data, parts=3)
     storage = delay_whole_files(served)
-    for snapshot in stored.snapshots:
+    for snapshot in table.snapshots:
         for count in (1, 5, 16):
             keys = [some_row(rng, 1)[:2] for _ in range(count)]
-            given = [key_as_json((name, id)) for id, name in keys]
-            answer = await ask(api, given, index="keys", **{"snapshot-id": snapshot.id})
-            assert found_rows(answer) == expected_rows(stored, snapshot, keys, (1, 2))
+            json_keys = [key_as_json((name, id)) for id, name in keys]
+            answer = await ask(api, json_keys, index="keys", **{"snapshot-id": snapshot.id})
+            assert found_rows(answer) == expected_rows(table, snapshot, keys, (1, 2))
             assert answer["complete"]
     assert storage.ranges
     assert not any(name.endswith(".puffin") for name in storage.reads)
@@ -67,15 +67,15 @@ async def test_few_keys_are_looked_up_by_range_in_every_snapshot(served: Running
 
 async def test_many_keys_wait_for_the_whole_file(served: Running) -> None:
     api, rng = Api(served), random.Random(8)
-    stored = await a_table(api, rng)
-    await stored.index("keys", "record", ["id"], stored.snapshots[-1].data)
+    table = await a_table(api, rng)
+    await table.index("keys", "record", ["id"], table.snapshots[-1].data)
     storage = delay_whole_files(served)
     keys = [some_row(rng, 1)[:1] for _ in range(30)]
     asking = asyncio.create_task(ask(api, list(map(key_as_json, keys)), index="keys"))
     await asyncio.sleep(0.1)
     assert not asking.done()
     storage.let_go()
-    assert found_rows(await asking) == expected_rows(stored, stored.snapshots[-1], keys, (1,))
+    assert found_rows(await asking) == expected_rows(table, table.snapshots[-1], keys, (1,))
 
 
 async def test_rows_by_predicate_are_the_same_by_range(served: Running) -> None:
@@ -96,11 +96,11 @@ async def test_rows_by_predicate_are_the_same_by_range(served: Running) -> None:
 @pytest.mark.parametrize("kind", ["bitmap", "record"])
 async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(served: Running, kind: str) -> None:
     api = Api(served)
-    stored = await Stored.create(api)
-    files = [stored.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
-    await stored.commit(files)
-    await stored.index("by_id", kind, ["id"], files)
-    (path,) = (stored.folder / "_seamark" / "index").glob("**/*.puffin")
+    table = await Stored.create(api)
+    files = [table.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
+    await table.commit(files)
+    await table.index("by_id", kind, ["id"], files)
+    (path,) = (table.folder / "_seamark" / "index").glob("**/*.puffin")
     data = bytearray(path.read_bytes())
     middle = len(data) // 2
     data[middle : middle + 64] = bytes(64)
@@ -110,18 +110,18 @@ async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(ser
     async def read_answers() -> Any:
         if kind == "record":
             return [(await ask(api, list(range(n, n + 10)), index="by_id"))["complete"] for n in range(0, 1000, 10)]
-        (one,) = await pages(api, {"where": "id = 3"})
-        return decode_rows(one["rows"]), one["exact"]
+        (page,) = await pages(api, {"where": "id = 3"})
+        return decode_rows(page["rows"]), page["exact"]
 
     asking = asyncio.create_task(read_answers())
     while not any(name.endswith(".puffin") for name in storage.reads):
         storage.let_go()  # After damage found by range, the server examines the whole file.
         await asyncio.sleep(0.01)
-    found = await asking
-    assert found == (None, False) if kind == "bitmap" else not all(found)
+    actual = await asking
+    assert actual == (None, False) if kind == "bitmap" else not all(actual)
     for _ in range(1000):
-        shown = (await api("GET", "/api/v1/tables/db/t/indexes/by_id")).json
-        if shown["quarantined"]:
+        body = (await api("GET", "/api/v1/tables/db/t/indexes/by_id")).json
+        if body["quarantined"]:
             break
         await asyncio.sleep(0.02)
-    assert shown["quarantined"] == 1
+    assert body["quarantined"] == 1

@@ -43,20 +43,20 @@ async def made(api: Api) -> Api:
 
 def valid_index_file(build: Mapping[str, Any], files: Sequence[DataFile], **other: Any) -> bytes:
     """Return a completely valid index file."""
-    paths, sizes, records = zip(*((one.path, one.size, one.record_count) for one in files), strict=True)
-    listed = FilesTable.of(file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
+    paths, sizes, records = zip(*((file.path, file.size, file.record_count) for file in files), strict=True)
+    listed_table = FilesTable.of(file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
     entries = [bloom.build(keys_of(pa.array(IDS[path], pa.int64()), "long"), 1e-6) for path in paths]
     given = {"table_uuid": build["table-uuid"], "field_ids": [1]} | other
     blob = map(memoryview, bloom.encode(entries))
-    return b"".join(assemble(build["definition-id"], "bloom", listed, blob, **given))
+    return b"".join(assemble(build["definition-id"], "bloom", listed_table, blob, **given))
 
 
 async def built(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str, Any], list[str]]:
     """Return a build with a registered index file for each group, and their locations."""
     build = await begin(api)
-    sent = [write(build, str(number), valid_index_file(build, group)) for number, group in enumerate(groups)]
-    assert (await register(api, build, *sent)).status == 200
-    return build, [one["location"] for one in sent]
+    registrations = [write(build, str(number), valid_index_file(build, group)) for number, group in enumerate(groups)]
+    assert (await register(api, build, *registrations)).status == 200
+    return build, [one["location"] for one in registrations]
 
 
 async def kept_paths(api: Api, where: str) -> list[str]:
@@ -92,7 +92,10 @@ async def test_quarantined_index_file_is_unused_and_built_again(table: Api) -> N
     assert await kept_paths(table, "id = 102") == [file.path for file in FILES[:3]]
     index = await load_index(table)
     assert (index["health"], index["files"], index["quarantined"]) == ("damaged", 3, 1)
-    assert {one["location"]: one["state"] for one in index["index-files"]} == {first: "quarantined", second: "live"}
+    assert {index_file["location"]: index_file["state"] for index_file in index["index-files"]} == {
+        first: "quarantined",
+        second: "live",
+    }
     assert await missing(table, build) == [file.path for file in FILES[:3]]
     await register(table, build, write(build, "again", valid_index_file(build, FILES[:3])))
     assert (await load_index(table))["health"] == "ok"
@@ -159,7 +162,9 @@ async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same
         assert (reported["known"], reported["redundant"], reported["left-out"]) == (0, 0, [])
         assert [await kept_paths(api, f"id = {100 + n}") for n in range(9)] == before
         index = await load_index(api)
-        assert {one["location"]: one["state"] for one in index["index-files"]} == dict.fromkeys(locations, "live")
+        assert {index_file["location"]: index_file["state"] for index_file in index["index-files"]} == dict.fromkeys(
+            locations, "live"
+        )
         assert (index["files"], index["health"]) == (5, "behind")
         again = (await api("POST", REBUILD)).json
         assert (again["known"], again["registered"], again["redundant"]) == (2, [], 0)
@@ -182,7 +187,7 @@ async def test_merged_and_newer_files_are_preferred_among_equal_coverage(table: 
         os.utime(path, (1_700_000_000 - age, 1_700_000_000 - age))
     reported = (await table("POST", REBUILD)).json
     assert (reported["registered"][0]["index-files"], reported["redundant"]) == (3, 2)
-    names = {Path(one["location"]).name for one in (await load_index(table))["index-files"]}
+    names = {Path(index_file["location"]).name for index_file in (await load_index(table))["index-files"]}
     assert names == {"new", "merged", "alone"}
     assert (await load_index(table))["files"] == 6
 
@@ -193,7 +198,7 @@ async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(tab
     twin = write(build, "twin", valid_index_file(build, FILES[:3]))["location"]
     reported = (await table("POST", REBUILD)).json
     assert (reported["known"], reported["registered"][0]["index-files"]) == (1, 1)
-    states = {one["location"]: one["state"] for one in (await load_index(table))["index-files"]}
+    states = {index_file["location"]: index_file["state"] for index_file in (await load_index(table))["index-files"]}
     assert states == {first: "quarantined", twin: "live"}
 
 

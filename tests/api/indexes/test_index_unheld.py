@@ -21,9 +21,11 @@ async def built(api: Api) -> tuple[Api, list[str]]:
     await append(api, "t", FILES, snapshot_id=1, manifests=2)
     await define(api)
     build = await begin(api)
-    sent = [write(build, name, index_bytes(build, part)) for name, part in (("a", FILES[:4]), ("b", FILES[4:]))]
-    assert (await register(api, build, *sent)).status == 200
-    return api, [one["location"] for one in sent]
+    registrations = [
+        write(build, name, index_bytes(build, part)) for name, part in (("a", FILES[:4]), ("b", FILES[4:]))
+    ]
+    assert (await register(api, build, *registrations)).status == 200
+    return api, [one["location"] for one in registrations]
 
 
 async def find_unheld(api: Api, locations: list[str], name: str = "i") -> Answer:

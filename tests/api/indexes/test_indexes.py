@@ -26,8 +26,8 @@ async def table(api: Api) -> Api:
 
 
 async def properties(api: Api) -> dict[str, str]:
-    found = (await api("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
-    return {key: value for key, value in found.items() if key.startswith("seamark.")}
+    actual_properties = (await api("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
+    return {key: value for key, value in actual_properties.items() if key.startswith("seamark.")}
 
 
 async def commit(api: Api, body: dict[str, Any]) -> int:
@@ -35,23 +35,23 @@ async def commit(api: Api, body: dict[str, Any]) -> int:
 
 
 async def test_index_is_defined_in_table_properties_and_listed(table: Api) -> None:
-    made = await define(table, "ids", kind="bloom", columns=["id"], fpp=0.001)
+    index = await define(table, "ids", kind="bloom", columns=["id"], fpp=0.001)
     assert json.loads((await properties(table))["seamark.index.ids"]) == {
         "kind": "bloom",
         "columns": ["id"],
         "field-ids": [1],
         "fpp": 0.001,
     }
-    listed = (await table("GET", INDEXES)).json
-    assert listed["snapshot-id"] == 1
-    assert made.pop("index-files") == []
-    assert listed["indexes"] == [made]
-    assert made == {
+    body = (await table("GET", INDEXES)).json
+    assert body["snapshot-id"] == 1
+    assert index.pop("index-files") == []
+    assert body["indexes"] == [index]
+    assert index == {
         "name": "ids",
         "kind": "bloom",
         "state": "enabled",
         "definition": "bloom(id, fpp=0.001)",
-        "definition-id": made["definition-id"],
+        "definition-id": index["definition-id"],
         "columns": ["id"],
         "field-ids": [1],
         "fpp": 0.001,
@@ -137,24 +137,24 @@ async def test_dropped_index_is_gone_and_reuses_its_files_when_defined_again(tab
 async def test_coverage_counts_files_and_rows_of_the_current_snapshot(table: Api) -> None:
     await define(table)
     build = await begin(table)
-    gone = file_of("file:///t/gone.parquet", 0, 0, rows=999)
+    removed_file = file_of("file:///t/gone.parquet", 0, 0, rows=999)
     replaced = file_of(FILES[0].path, 1, 1, rows=11)
-    one = write(build, "one", index_bytes(build, [*FILES[1:3], gone, replaced]))
+    registration = write(build, "one", index_bytes(build, [*FILES[1:3], removed_file, replaced]))
     two = write(build, "two", index_bytes(build, FILES[2:6], level=2))
-    assert (await register(table, build, one, two)).status == 200
-    found = await load_index(table)
-    assert (found["files"], found["rows"], found["lag-files"], found["health"]) == (5, 200, 1, "behind")
-    assert found["levels"] == {"0": 1, "2": 1}
-    assert found["size-in-bytes"] == one["size-in-bytes"] + two["size-in-bytes"]
-    assert {file["location"]: (file["files"], file["state"]) for file in found["index-files"]} == {
-        one["location"]: (4, "live"),
+    assert (await register(table, build, registration, two)).status == 200
+    index = await load_index(table)
+    assert (index["files"], index["rows"], index["lag-files"], index["health"]) == (5, 200, 1, "behind")
+    assert index["levels"] == {"0": 1, "2": 1}
+    assert index["size-in-bytes"] == registration["size-in-bytes"] + two["size-in-bytes"]
+    assert {file["location"]: (file["files"], file["state"]) for file in index["index-files"]} == {
+        registration["location"]: (4, "live"),
         two["location"]: (4, "live"),
     }
     three = write(build, "three", index_bytes(build, FILES))
-    await register(table, build, three, replaces=[one["location"], two["location"]])
-    found = await load_index(table)
-    assert (found["files"], found["lag-files"], found["health"]) == (6, 0, "ok")
-    assert [file["state"] for file in found["index-files"]] == ["superseded", "superseded", "live"]
+    await register(table, build, three, replaces=[registration["location"], two["location"]])
+    index = await load_index(table)
+    assert (index["files"], index["lag-files"], index["health"]) == (6, 0, "ok")
+    assert [file["state"] for file in index["index-files"]] == ["superseded", "superseded", "live"]
     await append(table, "t", [file_of("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
     assert (await load_index(table))["lag-files"] == 1
 
@@ -166,19 +166,19 @@ async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_mis
     await define(table)
     build = await begin(table)
     data = index_bytes(build, FILES)
-    one = write(build, "one", data)
-    await register(table, build, one)
+    registration = write(build, "one", data)
+    await register(table, build, registration)
     assert (await load_index(table))["health"] == "ok"
     if damage == "missing":
-        Path(one["location"].removeprefix("file://")).unlink()
+        Path(registration["location"].removeprefix("file://")).unlink()
     else:
         write(build, "one", data[:-7] if damage == "truncated" else data[:90] + bytes([data[90] ^ 1]) + data[91:])
     async with running(tmp_path) as server:  # A new server has not read the file yet.
         other = Api(server)
         assert (await load_index(other))["files"] == 0
-        found = await load_index(other)
-        assert (found["health"], found["quarantined"], found["lag-files"]) == ("damaged", 1, 6)
-        assert one["location"] in found["index-files"][0]["reason"]
+        index = await load_index(other)
+        assert (index["health"], index["quarantined"], index["lag-files"]) == ("damaged", 1, 6)
+        assert registration["location"] in index["index-files"][0]["reason"]
         assert len(await missing(other, build)) == 6
     assert (await load_index(table))["files"] == 0
 
@@ -192,17 +192,17 @@ async def test_index_property_set_by_an_engine_defines_an_index(table: Api) -> N
 
 async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_replaced(table: Api) -> None:
     await commit(table, set_properties(**{"seamark.index.bad": "bitmap(nope)", "seamark.index.b/d": "bitmap(id)"}))
-    listed = (await table("GET", INDEXES)).json["indexes"]
-    assert [(one["name"], one["kind"], one["health"]) for one in listed] == [
+    indexes = (await table("GET", INDEXES)).json["indexes"]
+    assert [(index["name"], index["kind"], index["health"]) for index in indexes] == [
         ("b/d", None, "broken"),
         ("bad", None, "broken"),
     ]
-    assert "no such column" in listed[1]["problem"]
+    assert "no such column" in indexes[1]["problem"]
     sound = await define(table, "sound", kind="bitmap", columns=["id"])
-    assert set(listed[0]) == set(sound) - {"index-files"}
-    assert {one for one, value in listed[0].items() if value is not None} == {"name", "health", "problem"}
+    assert set(indexes[0]) == set(sound) - {"index-files"}
+    assert {one for one, value in indexes[0].items() if value is not None} == {"name", "health", "problem"}
     assert (await table("DELETE", f"{INDEXES}/sound")).status == 204
-    assert (await load_index(table, "bad")) == listed[1]
+    assert (await load_index(table, "bad")) == indexes[1]
     assert "no such column" in (await table("PUT", f"{INDEXES}/bad", {"state": "paused"})).error[2]
     assert (await table("POST", f"{INDEXES}/bad/builds")).error[0] == 400
     assert (await define(table, "bad", kind="bitmap", columns=["id"]))["health"] == "behind"
@@ -218,12 +218,12 @@ async def test_definition_follows_a_rename_and_reports_a_dropped_column(table: A
     fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
     renamed = {"id": 2, "name": "payload", "required": False, "type": "string"}
     await _evolve(table, [*fields, renamed], 1)
-    found = await load_index(table)
-    assert (found["columns"], found["files"]) == (["payload"], 6)
+    index = await load_index(table)
+    assert (index["columns"], index["files"]) == (["payload"], 6)
     assert (await load_index(table, "typed"))["columns"] == ["payload"]
     await _evolve(table, [*fields, {"id": 3, "name": "data", "required": False, "type": "int"}], 2)
-    found = await load_index(table)
-    assert (found["health"], found["problem"], found["field-ids"]) == (
+    index = await load_index(table)
+    assert (index["health"], index["problem"], index["field-ids"]) == (
         "broken",
         "The column was dropped from the table",
         [2],
@@ -250,19 +250,19 @@ async def _evolve(api: Api, fields: list[dict[str, Any]], schema_id: int) -> Non
 async def test_bucket_partitions_are_listed_as_indexes_and_cover_their_files(api: Api) -> None:
     spec = {"spec-id": 0, "fields": [{"source-id": 1, "transform": "bucket[8]", "name": "id_bucket"}]}
     await api.table(**{"partition-spec": spec})
-    listed = (await api("GET", INDEXES)).json["indexes"]
-    assert [(one["name"], one["kind"], one["definition"]) for one in listed] == [
+    indexes = (await api("GET", INDEXES)).json["indexes"]
+    assert [(index["name"], index["kind"], index["definition"]) for index in indexes] == [
         ("bucket:id_bucket", "bucket", "bucket(bucket[8](id))")
     ]
-    assert (await load_index(api, "bucket:id_bucket")) == listed[0]
+    assert (await load_index(api, "bucket:id_bucket")) == indexes[0]
     assert "partition spec" in (await api("DELETE", f"{INDEXES}/bucket:id_bucket")).error[2]
     assert (await api("POST", f"{INDEXES}/bucket:id_bucket/builds")).error[0] == 400
 
 
 async def test_indexes_of_a_table_without_a_snapshot_and_an_unknown_index(api: Api) -> None:
     await api.table()
-    made = await define(api)
-    assert (made["files-total"], made["health"]) == (0, "ok")
+    index = await define(api)
+    assert (index["files-total"], index["health"]) == (0, "ok")
     assert (await api("GET", INDEXES)).json["snapshot-id"] is None
     assert (await api("GET", "/api/v1/tables/db/nope/indexes")).error[0] == 404
     assert (await api("PUT", "/api/v1/tables/db/nope/indexes/i", {"kind": "bitmap", "columns": ["id"]})).error[0] == 404
@@ -278,18 +278,18 @@ async def test_concurrent_definitions_and_commits_all_succeed(table: Api) -> Non
 
     results = await asyncio.gather(*(work(number) for number in range(8) for work in (define_one, commit_one)))
     assert results == [200] * 16
-    found = (await table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
-    assert {f"p{number}" for number in range(8)} <= set(found)
+    actual_properties = (await table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
+    assert {f"p{number}" for number in range(8)} <= set(actual_properties)
     assert set(await properties(table)) == {f"seamark.index.i{number}" for number in range(8)}
 
 
 async def test_index_use_is_reported_as_the_planner_counts_it(api: Api) -> None:
     uuid = (await api.table())["metadata"]["table-uuid"]
-    made = await define(api)
-    assert made["used"] is None
+    index = await define(api)
+    assert index["used"] is None
     usage = api.server.components.usage
-    usage.note(uuid, made["definition-id"], files_in=10, files_removed=4, now_ms=50)
-    usage.note(uuid, made["definition-id"], files_in=10, files_removed=9, now_ms=60)
+    usage.note(uuid, index["definition-id"], files_in=10, files_removed=4, now_ms=50)
+    usage.note(uuid, index["definition-id"], files_in=10, files_removed=9, now_ms=60)
     usage.note(uuid, "another", files_in=10, files_removed=9, now_ms=70)
     assert (await load_index(api))["used"] == {"last-ms": 60, "plans": 2, "files-in": 20, "files-removed": 13}
 
@@ -297,8 +297,8 @@ async def test_index_use_is_reported_as_the_planner_counts_it(api: Api) -> None:
 async def test_purging_a_table_deletes_its_index_files(table: Api) -> None:
     await define(table)
     build = await begin(table)
-    one = write(build, "one", index_bytes(build, FILES))
-    await register(table, build, one)
+    registration = write(build, "one", index_bytes(build, FILES))
+    await register(table, build, registration)
     left = write(build, "never-registered", b"x")
     store = table.server.components.store
     assert (await table("DELETE", "/v1/namespaces/db/tables/t")).status == 204
@@ -310,4 +310,4 @@ async def test_purging_a_table_deletes_its_index_files(table: Api) -> None:
     (dropped,) = (await table("GET", "/api/v1/dropped")).json["dropped"]
     assert (await table("DELETE", f"/api/v1/dropped/{dropped['id']}")).status == 204
     assert await store.index_files(build["table-uuid"]) == []
-    assert not any(Path(file["location"].removeprefix("file://")).exists() for file in (one, left))
+    assert not any(Path(file["location"].removeprefix("file://")).exists() for file in (registration, left))

@@ -39,8 +39,8 @@ def stream(table: pa.Table, **options: Any) -> bytes:
 async def ask(api: Api, keys: Sequence[Any], **more: Any) -> dict[str, Any]:
     answer = await api("POST", LOOKUP, {"keys": list(keys), **more})
     assert answer.status == 200, answer.raw
-    found: dict[str, Any] = answer.json
-    return found
+    body: dict[str, Any] = answer.json
+    return body
 
 
 async def ask_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
@@ -50,13 +50,13 @@ async def ask_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
     return pa.ipc.open_stream(answer.raw).read_all()
 
 
-def expected_rows(stored: Stored, snapshot: Snapshot, keys: Sequence[Row], columns: Sequence[int]) -> list[Found]:
+def expected_rows(table: Stored, snapshot: Snapshot, keys: Sequence[Row], columns: Sequence[int]) -> list[Found]:
     """Return all live rows with these keys.
 
     The keys are compared as texts, so that NaN equals NaN.
     """
     by_key: dict[tuple[str, ...], list[tuple[str, int]]] = {}
-    for path, position, row in stored.live_rows(snapshot):
+    for path, position, row in table.live_rows(snapshot):
         by_key.setdefault(tuple(repr(row[at - 1]) for at in columns), []).append((path, position))
     return sorted(
         (number, *found) for number, key in enumerate(keys) for found in by_key.get(tuple(map(repr, key)), [])
@@ -74,39 +74,45 @@ def key_as_json(key: Row) -> list[Any]:
 
 async def a_table(api: Api, rng: random.Random, **options: Any) -> Stored:
     """Create a table with some files, then deletes of each kind that the format version allows, then more files."""
-    stored = await Stored.create(api, **options)
+    table = await Stored.create(api, **options)
     for _ in range(3):
         files = []
         for _ in range(rng.choice([1, 2, 3])):
             part = rng.choice([1, 2])
-            files.append(stored.data_file([some_row(rng, part) for _ in range(rng.choice([1, 20, 50]))], group_rows=8))
-        live = [*(stored.snapshots[-1].data if stored.snapshots else []), *files]
-        await stored.commit(files)
-        await stored.commit(deletes=some_deletes(stored, live, rng))
-    return stored
+            files.append(table.data_file([some_row(rng, part) for _ in range(rng.choice([1, 20, 50]))], group_rows=8))
+        live = [*(table.snapshots[-1].data if table.snapshots else []), *files]
+        await table.commit(files)
+        await table.commit(deletes=some_deletes(table, live, rng))
+    return table
 
 
-def some_deletes(stored: Stored, live: Sequence[Any], rng: random.Random) -> list[Any]:
-    made: list[Any] = []
+def some_deletes(table: Stored, live: Sequence[Any], rng: random.Random) -> list[Any]:
+    equality_deletes: list[Any] = []
     spots = {file.path: {rng.randrange(file.record_count) for _ in range(rng.choice([1, 5]))} for file in live}
-    taken = {delete.referenced for one in stored.snapshots[-1:] for delete in one.deletes if delete.is_vector}
+    vector_paths = {
+        delete.referenced for snapshot in table.snapshots[-1:] for delete in snapshot.deletes if delete.is_vector
+    }
     for part in (1, 2):
-        mine = [file for file in live if not stored.partitioned or file.partition == (part,)]
-        chosen = [file for file in mine if rng.random() < 0.5]
-        if not chosen:
+        mine = [file for file in live if not table.partitioned or file.partition == (part,)]
+        chosen_files = [file for file in mine if rng.random() < 0.5]
+        if not chosen_files:
             continue
-        if stored.version > 2:
-            fresh = {file.path: spots[file.path] for file in chosen if file.path not in taken}
-            taken |= set(fresh)
-            made += stored.vectors(fresh, part)
+        if table.version > 2:
+            fresh = {file.path: spots[file.path] for file in chosen_files if file.path not in vector_paths}
+            vector_paths |= set(fresh)
+            equality_deletes += table.vectors(fresh, part)
         else:
-            made.append(stored.position_deletes([(file.path, at) for file in chosen for at in spots[file.path]], part))
-            one = rng.choice(chosen)
-            made.append(stored.position_deletes([(one.path, at) for at in spots[one.path]], part, named=True))
+            equality_deletes.append(
+                table.position_deletes([(file.path, at) for file in chosen_files for at in spots[file.path]], part)
+            )
+            one = rng.choice(chosen_files)
+            equality_deletes.append(
+                table.position_deletes([(one.path, at) for at in spots[one.path]], part, named=True)
+            )
         ids = rng.choice([[1], [1, 2], [2, 3], [1, 2, 3]])
         rows = [some_row(rng, part) for _ in range(3)]
-        made.append(stored.equality_deletes(ids, [tuple(row[at - 1] for at in ids) for row in rows], part))
-    return made
+        equality_deletes.append(table.equality_deletes(ids, [tuple(row[at - 1] for at in ids) for row in rows], part))
+    return equality_deletes
 
 
 @pytest.mark.each_pair
@@ -118,14 +124,14 @@ async def test_lookups_equal_scans_in_every_snapshot(
 ) -> None:
     for seed in range(examples(2)):
         rng = random.Random(f"{seed} {version} {partitioned} {columns}")
-        stored = await a_table(api, rng, version=version, partitioned=partitioned)
-        ids = [("id", "name", "price", "part").index(one) + 1 for one in columns]
-        await stored.index("keys", "record", columns, stored.snapshots[-1].data, parts=2)
-        for snapshot in stored.snapshots:
+        table = await a_table(api, rng, version=version, partitioned=partitioned)
+        ids = [("id", "name", "price", "part").index(column) + 1 for column in columns]
+        await table.index("keys", "record", columns, table.snapshots[-1].data, parts=2)
+        for snapshot in table.snapshots:
             rows = [some_row(rng, 1) for _ in range(rng.choice([1, 30]))]
             keys = [tuple(row[at - 1] for at in ids) for row in rows]
             answer = await ask(api, list(map(key_as_json, keys)), index="keys", **{"snapshot-id": snapshot.id})
-            expected = expected_rows(stored, snapshot, keys, ids)
+            expected = expected_rows(table, snapshot, keys, ids)
             assert found_rows(answer) == expected, f"seed {seed}"
             assert answer["complete"]
             assert answer["missing"] == [n for n in range(len(keys)) if n not in {one[0] for one in expected}]
@@ -133,48 +139,48 @@ async def test_lookups_equal_scans_in_every_snapshot(
 
 
 async def two_files(api: Api, **options: Any) -> tuple[Stored, list[Any]]:
-    stored = await Stored.create(api, **options)
-    files = [stored.data_file([(100 * n + at, f"n{at}", 0.5 * at, 1) for at in range(10)]) for n in range(2)]
-    await stored.commit(files)
-    return stored, files
+    table = await Stored.create(api, **options)
+    files = [table.data_file([(100 * n + at, f"n{at}", 0.5 * at, 1) for at in range(10)]) for n in range(2)]
+    await table.commit(files)
+    return table, files
 
 
 async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> None:
     rng = random.Random(5)
-    stored = await a_table(api, rng)
-    await stored.index("keys", "record", ["name", "id"], stored.snapshots[-1].data)
+    stored_table = await a_table(api, rng)
+    await stored_table.index("keys", "record", ["name", "id"], stored_table.snapshots[-1].data)
     keys = [some_row(rng, 1)[:2] for _ in range(1000)]
     table = pa.table({"id": pa.array([one for one, _ in keys], pa.int32()), "name": [two for _, two in keys]})
     for query in ("index=keys", "partitions=true"):
-        found = await ask_arrow(api, table, query)
-        expected = expected_rows(stored, stored.snapshots[-1], keys, (1, 2))
-        columns = [found.column(name).to_pylist() for name in ("key", "file_path", "position")]
+        arrow = await ask_arrow(api, table, query)
+        expected = expected_rows(stored_table, stored_table.snapshots[-1], keys, (1, 2))
+        columns = [arrow.column(name).to_pylist() for name in ("key", "file_path", "position")]
         assert sorted(zip(*columns, strict=True)) == expected
         assert columns[0] == sorted(columns[0])
         assert len(expected) > 100
-        about = {name.decode(): value.decode() for name, value in found.schema.metadata.items()}
+        about = {name.decode(): value.decode() for name, value in arrow.schema.metadata.items()}
         assert (about["index"], about["keys"], about["complete"]) == ("keys", "1000", "true")
         assert about["missing"] == str(len(keys) - len({one[0] for one in expected}))
-    assert set(found.column("partition").to_pylist()) == {"{}"}
+    assert set(arrow.column("partition").to_pylist()) == {"{}"}
 
 
 async def test_lookup_reports_live_files_that_the_index_does_not_cover(api: Api) -> None:
-    stored, files = await two_files(api)
-    await stored.index("keys", "record", ["id"], files[:1])
+    table, files = await two_files(api)
+    await table.index("keys", "record", ["id"], files[:1])
     answer = await ask(api, [5, 105], index="keys")
     assert found_rows(answer) == [(0, files[0].path, 5)]
     assert (answer["complete"], answer["uncovered-files"], answer["uncovered"]) == (False, 1, [files[1].path])
     assert answer["missing"] == [1]
-    await stored.commit(removed=[files[1].path])
+    await table.commit(removed=[files[1].path])
     assert (await ask(api, [5], index="keys"))["complete"]
-    await stored.commit([stored.data_file([])])
+    await table.commit([table.data_file([])])
     assert (await ask(api, [5], index="keys"))["complete"], "a file without rows has none to miss"
 
 
 async def test_damaged_index_file_leaves_its_files_uncovered(api: Api) -> None:
-    stored, files = await two_files(api)
-    await stored.index("keys", "record", ["id"], files)
-    (path,) = (stored.folder / "_seamark" / "index").glob("**/*.puffin")
+    table, files = await two_files(api)
+    await table.index("keys", "record", ["id"], files)
+    (path,) = (table.folder / "_seamark" / "index").glob("**/*.puffin")
     data = bytearray(path.read_bytes())
     data[4100:4200] = bytes(100)
     path.write_bytes(data)
@@ -184,57 +190,59 @@ async def test_damaged_index_file_leaves_its_files_uncovered(api: Api) -> None:
 
 
 async def test_row_covered_by_two_index_files_is_returned_once(api: Api) -> None:
-    stored, files = await two_files(api)
-    await stored.index("keys", "record", ["id"], files)
-    await stored.index("keys", "record", ["id"], files[:1])
+    table, files = await two_files(api)
+    await table.index("keys", "record", ["id"], files)
+    await table.index("keys", "record", ["id"], files[:1])
     assert found_rows(await ask(api, [5, 105], index="keys")) == [(0, files[0].path, 5), (1, files[1].path, 5)]
 
 
 async def test_rows_have_their_partition_on_request(api: Api) -> None:
-    stored, files = await two_files(api, partitioned=True)
-    await stored.index("keys", "record", ["id"], files)
+    table, files = await two_files(api, partitioned=True)
+    await table.index("keys", "record", ["id"], files)
     row = (await ask(api, [5], index="keys", partitions=True))["rows"][0]
     assert (row["spec-id"], row["partition"]) == (0, {"part": 1})
 
 
 async def test_keys_of_functions_are_found_by_value_and_by_text_in_any_case(api: Api) -> None:
-    stored = await Stored.create(api)
-    file = stored.data_file([(n, name, None, 1) for n, name in enumerate(["Ab", "aB", None])])
-    await stored.commit([file])
-    await stored.index("keys", "record", ["lower(name)", "bucket[4](id)"], [file])
-    found = await ask(api, [{"lower(name)": "ab", "bucket[4](id)": n} for n in range(4)])
-    assert sorted(row["position"] for row in found["rows"]) == [0, 1]
-    found = await ask(api, [["AB", n] for n in range(4)], index="keys")
-    assert sorted(row["position"] for row in found["rows"]) == [0, 1]
+    table = await Stored.create(api)
+    file = table.data_file([(n, name, None, 1) for n, name in enumerate(["Ab", "aB", None])])
+    await table.commit([file])
+    await table.index("keys", "record", ["lower(name)", "bucket[4](id)"], [file])
+    actual = await ask(api, [{"lower(name)": "ab", "bucket[4](id)": n} for n in range(4)])
+    assert sorted(row["position"] for row in actual["rows"]) == [0, 1]
+    actual = await ask(api, [["AB", n] for n in range(4)], index="keys")
+    assert sorted(row["position"] for row in actual["rows"]) == [0, 1]
     assert (await ask(api, [["abc", n] for n in range(4)], index="keys"))["rows"] == []
 
 
 async def test_zeros_are_two_keys_and_a_delete_that_equates_them_leaves_the_row_undecided(api: Api) -> None:
-    stored = await Stored.create(api)
-    file = stored.data_file([(1, "a", 0.0, 1), (2, "b", -0.0, 1), (3, "c", float("nan"), 1), (4, "d", None, 1)])
-    await stored.commit([file])
-    await stored.index("keys", "record", ["price"], [file])
+    table = await Stored.create(api)
+    file = table.data_file([(1, "a", 0.0, 1), (2, "b", -0.0, 1), (3, "c", float("nan"), 1), (4, "d", None, 1)])
+    await table.commit([file])
+    await table.index("keys", "record", ["price"], [file])
     assert found_rows(await ask(api, [0.0, -0.0, "NaN", None], index="keys")) == [(n, file.path, n) for n in range(4)]
-    await stored.commit(deletes=[stored.equality_deletes([3], [(-0.0,), (float("nan"),)])])
+    await table.commit(deletes=[table.equality_deletes([3], [(-0.0,), (float("nan"),)])])
     answer = await ask(api, [0.0, -0.0, "NaN", None], index="keys")
     assert [(row["key"], row.get("undecided", False)) for row in answer["rows"]] == [(0, True), (3, False)]
     assert answer["undecided"] == 1
-    assert [(one["file-path"], "-0.0" in one["problem"]) for one in answer["problems"]] == [(file.path, True)]
+    assert [(problem["file-path"], "-0.0" in problem["problem"]) for problem in answer["problems"]] == [
+        (file.path, True)
+    ]
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("damage", ["gone", "short", "flipped", "of another format"])
 @pytest.mark.parametrize("kind", ["positions", "vector", "equality"])
 async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, damage: str) -> None:
-    stored, files = await two_files(api, version=3 if kind == "vector" else 2)
-    await stored.index("keys", "record", ["id"], files)
+    table, files = await two_files(api, version=3 if kind == "vector" else 2)
+    await table.index("keys", "record", ["id"], files)
     if kind == "vector":
-        made = stored.vectors({files[0].path: {5}})
+        vectors = table.vectors({files[0].path: {5}})
     elif kind == "positions":
-        made = [stored.position_deletes([(files[0].path, 5)], named=True)]
+        vectors = [table.position_deletes([(files[0].path, 5)], named=True)]
     else:
-        made = [stored.equality_deletes([1], [(5,)])]
-    path = Path(made[0].path.removeprefix("file://"))
+        vectors = [table.equality_deletes([1], [(5,)])]
+    path = Path(vectors[0].path.removeprefix("file://"))
     data = path.read_bytes()
     if damage == "gone":
         path.unlink()
@@ -243,19 +251,19 @@ async def test_row_with_unreadable_deletes_is_undecided(api: Api, kind: str, dam
     elif damage == "flipped":
         path.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:] if kind == "vector" else b"PAR2" * len(data))
     else:
-        made = [replace(one, format="ORC", content_offset=None) for one in made]
-    await stored.commit(deletes=made)
+        vectors = [replace(vector, format="ORC", content_offset=None) for vector in vectors]
+    await table.commit(deletes=vectors)
     answer = await ask(api, [5, 6, 105], index="keys")
     doubtful = {(row["key"], row.get("undecided", False)) for row in answer["rows"]}
     assert doubtful == {(0, True), (1, True), (2, kind == "equality")}
-    assert answer["problems"][0]["file-path"] == made[0].path
+    assert answer["problems"][0]["file-path"] == vectors[0].path
     assert answer["undecided"] == len([one for one in doubtful if one[1]])
 
 
 async def test_rows_of_an_unreadable_data_file_are_undecided(api: Api) -> None:
-    stored, files = await two_files(api)
-    await stored.index("keys", "record", ["id"], files)
-    await stored.commit(deletes=[stored.equality_deletes([2], [("n5",)])])
+    table, files = await two_files(api)
+    await table.index("keys", "record", ["id"], files)
+    await table.commit(deletes=[table.equality_deletes([2], [("n5",)])])
     assert found_rows(await ask(api, [5, 6, 105], index="keys")) == [(1, files[0].path, 6)]
     Path(files[0].path.removeprefix("file://")).unlink()
     answer = await ask(api, [5, 6, 105], index="keys")
@@ -264,9 +272,9 @@ async def test_rows_of_an_unreadable_data_file_are_undecided(api: Api) -> None:
 
 
 async def test_invalid_keys_are_named_in_the_error(api: Api) -> None:
-    stored, files = await two_files(api)
-    await stored.index("keys", "record", ["id", "name"], files)
-    await stored.index("marks", "bitmap", ["id"], files)
+    table, files = await two_files(api)
+    await table.index("keys", "record", ["id", "name"], files)
+    await table.index("marks", "bitmap", ["id"], files)
     cases: list[tuple[dict[str, Any], int, str]] = [
         ({"keys": [1], "index": "nope"}, 404, "no index 'nope'"),
         ({"keys": [1], "index": "marks"}, 400, "keys on record(id, name)"),
@@ -297,8 +305,8 @@ async def test_invalid_keys_are_named_in_the_error(api: Api) -> None:
 
 
 async def test_body_that_is_not_an_arrow_stream_of_keys_is_rejected(api: Api) -> None:
-    stored, files = await two_files(api)
-    await stored.index("keys", "record", ["id", "name"], files)
+    table, files = await two_files(api)
+    await table.index("keys", "record", ["id", "name"], files)
     dictionary_of_views = pa.DictionaryArray.from_arrays(pa.array([0], pa.int8()), pa.array(["a"], pa.string_view()))
     cases: list[tuple[bytes, int, str]] = [
         (b"", 400, "not an Arrow IPC stream"),
@@ -342,32 +350,32 @@ async def test_shared_key_values_count_against_limits_once_for_each_key(
     tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The limit applies to all batches together. During the lookup, the values count as bytes of the body."""
-    kept: list[int] = []
+    kept_sizes: list[int] = []
     keep = RequestSlot.keep
 
     def record_size(slot: RequestSlot, size: int) -> None:
-        kept.append(size)
+        kept_sizes.append(size)
         keep(slot, size)
 
     monkeypatch.setattr(RequestSlot, "keep", record_size)
     async with running(tmp_path, body_limit_bytes=1 << 20, auth="none") as server:
         api = Api(server)
-        stored, files = await two_files(api)
-        await stored.index("keys", "record", ["name"], files)
+        table, files = await two_files(api)
+        await table.index("keys", "record", ["name"], files)
         headers = {"Content-Type": ARROW_STREAM}
         for batches, refused in ((1, False), (3, True)):
             batch = repeat_value(form, "x" * 4096, 100)
             keys = pa.table({"name": pa.chunked_array([batch] * batches)})
             body = stream(keys)
             assert len(body) < 100_000
-            kept.clear()
+            kept_sizes.clear()
             answer = await api("POST", f"{LOOKUP}?index=keys", body, headers=headers)
             if refused:
                 assert answer.error[0] == 413, answer.raw
                 assert "With a value for each row the keys take 1,2" in answer.error[2]
             else:
                 assert answer.json["missing"] == list(range(100))
-                assert sum(kept) >= 100 * 4096
+                assert sum(kept_sizes) >= 100 * 4096
 
 
 def test_values_shared_on_two_levels_count_for_each_row() -> None:
@@ -380,14 +388,14 @@ def test_values_shared_on_two_levels_count_for_each_row() -> None:
 
 
 async def test_few_long_keys_are_hashed_off_the_event_loop(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    stored, files = await two_files(api)
-    await stored.index("keys", "record", ["name"], files)
+    table, files = await two_files(api)
+    await table.index("keys", "record", ["name"], files)
     threads: set[int] = set()
-    kept = hashing.hash_halves
+    original = hashing.hash_halves
 
     def hash_halves(columns: Any) -> Any:
         threads.add(threading.get_ident())
-        return kept(columns)
+        return original(columns)
 
     monkeypatch.setattr(record_lookup, "hash_halves", hash_halves)
     for count in (1, 100):
@@ -398,43 +406,43 @@ async def test_few_long_keys_are_hashed_off_the_event_loop(api: Api, monkeypatch
 
 
 async def test_impossible_values_are_missing_and_not_an_error(api: Api) -> None:
-    stored, files = await two_files(api)
-    await stored.index("keys", "record", ["id"], files)
+    table, files = await two_files(api)
+    await table.index("keys", "record", ["id"], files)
     answer = await ask(api, [5.5, 5.0, 10**30, -(10**30), "5", None], index="keys")
     assert [row["key"] for row in answer["rows"]] == [1, 4]
     assert answer["missing"] == [0, 2, 3, 5]
-    await stored.index("parts", "record", ["part"], files)
+    await table.index("parts", "record", ["part"], files)
     assert (await ask(api, [2**31, 1], index="parts"))["missing"] == [0]
 
 
 async def test_paused_index_is_not_used_for_lookups(api: Api) -> None:
-    stored, files = await two_files(api)
-    await stored.index("keys", "record", ["id"], files)
+    table, files = await two_files(api)
+    await table.index("keys", "record", ["id"], files)
     assert (await api("PUT", "/api/v1/tables/db/t/indexes/keys", {"state": "paused"})).status == 200
     assert "paused" in (await api("POST", LOOKUP, {"keys": [1], "index": "keys"})).error[2]
     assert "available: none" in (await api("POST", LOOKUP, {"keys": [{"id": 1}]})).error[2]
 
 
 async def test_lookup_in_a_table_without_a_snapshot_finds_no_rows(api: Api) -> None:
-    stored = await Stored.create(api)
-    await stored.index("keys", "record", ["id"], [])
+    table = await Stored.create(api)
+    await table.index("keys", "record", ["id"], [])
     answer = await ask(api, [1], index="keys")
     assert (answer["snapshot-id"], answer["rows"], answer["missing"], answer["complete"]) == (None, [], [0], True)
 
 
 @pytest.mark.slow
 async def test_million_keys_are_answered_in_one_request(api: Api) -> None:
-    stored = await Stored.create(api)
-    files = [stored.data_file([(4 * at + n, "a", None, 1) for at in range(150_000)]) for n in range(4)]
-    await stored.commit(files)
+    table = await Stored.create(api)
+    files = [table.data_file([(4 * at + n, "a", None, 1) for at in range(150_000)]) for n in range(4)]
+    await table.commit(files)
     gone = [(file.path, at) for file in files for at in range(0, 150_000, 1000)]
-    await stored.commit(deletes=[stored.position_deletes(gone)])
-    await stored.index("keys", "record", ["id"], files, parts=2)
+    await table.commit(deletes=[table.position_deletes(gone)])
+    await table.index("keys", "record", ["id"], files, parts=2)
     ids = np.random.default_rng(1).permutation(1_000_000)
-    found = await ask_arrow(api, pa.table({"id": ids}), "index=keys")
+    arrow = await ask_arrow(api, pa.table({"id": ids}), "index=keys")
     there = ids < 600_000
     alive = np.flatnonzero(there & ((ids // 4) % 1000 != 0))
-    assert np.array_equal(found.column("key").to_numpy(), alive)
-    assert np.array_equal(found.column("position").to_numpy(), ids[alive] // 4)
+    assert np.array_equal(arrow.column("key").to_numpy(), alive)
+    assert np.array_equal(arrow.column("position").to_numpy(), ids[alive] // 4)
     numbers = {file.path: n for n, file in enumerate(files)}
-    assert [numbers[path] for path in found.column("file_path").to_pylist()] == (ids[alive] % 4).tolist()
+    assert [numbers[path] for path in arrow.column("file_path").to_pylist()] == (ids[alive] % 4).tolist()

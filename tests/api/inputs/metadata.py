@@ -34,8 +34,8 @@ def _snapshot(**more: Any) -> dict[str, Any]:
 
 
 def schemas() -> Iterator[BadInput]:
-    def make(what: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
-        return BadInput("New tables", what, "POST", T, body, status, type_)
+    def make(description: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("New tables", description, "POST", T, body, status, type_)
 
     yield make("no schema", {"name": "new"})
     yield make("a schema that is no object", new_table(schema=[]))
@@ -85,8 +85,8 @@ def schemas() -> Iterator[BadInput]:
 
 
 def commits() -> Iterator[BadInput]:
-    def send(what: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
-        return BadInput("Commits", what, "POST", f"{T}/t", body, status, type_)
+    def send(description: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Commits", description, "POST", f"{T}/t", body, status, type_)
 
     conflict: dict[str, Any] = {"status": 409, "type_": "CommitFailedException"}
     yield send("no updates", {"requirements": []})
@@ -157,8 +157,10 @@ def commits() -> Iterator[BadInput]:
 
 
 def others() -> Iterator[BadInput]:
-    def send(what: str, path: str, body: Any, status: int = 400, type_: str = BAD, group: str = "Views") -> BadInput:
-        return BadInput(group, what, "POST", path, body, status, type_)
+    def send(
+        description: str, path: str, body: Any, status: int = 400, type_: str = BAD, group: str = "Views"
+    ) -> BadInput:
+        return BadInput(group, description, "POST", path, body, status, type_)
 
     view = {"name": "new", "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
     yield send("no version", V, {"name": "new", "schema": SCHEMA})

@@ -10,8 +10,8 @@ from tests.api.inputs.bad_input import BAD, BODY_LIMIT_BYTES, BadInput, D, N, T,
 
 
 def bodies() -> Iterator[BadInput]:
-    def post(what: str, body: Any, path: str = N, status: int = 400, type_: str = BAD) -> BadInput:
-        return BadInput("Bodies", what, "POST", path, body, status, type_)
+    def post(description: str, body: Any, path: str = N, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Bodies", description, "POST", path, body, status, type_)
 
     yield post("no body", None)
     yield post("an empty body", b"")
@@ -41,11 +41,11 @@ def bodies() -> Iterator[BadInput]:
 
 
 def names() -> Iterator[BadInput]:
-    def get(what: str, path: str, status: int = 400, type_: str = BAD) -> BadInput:
-        return BadInput("Names and paths", what, "GET", path, None, status, type_)
+    def get(description: str, path: str, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Names and paths", description, "GET", path, None, status, type_)
 
-    def post(what: str, path: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
-        return BadInput("Names and paths", what, "POST", path, body, status, type_)
+    def post(description: str, path: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Names and paths", description, "POST", path, body, status, type_)
 
     yield get("a NUL in a path", f"{N}/a%00b")
     yield get("a line break in a path", f"{N}/a%0D%0Ab")
@@ -84,7 +84,7 @@ def names() -> Iterator[BadInput]:
 
 
 def locations() -> Iterator[BadInput]:
-    for what, location in (
+    for description, location in (
         ("elsewhere on the disk", "file:///etc/passwd"),
         ("above the warehouse, by dots", "{warehouse}/../outside"),
         ("above the warehouse, by encoded dots", "{warehouse}/%2e%2e/outside"),
@@ -102,11 +102,11 @@ def locations() -> Iterator[BadInput]:
         ("a query", "{warehouse}/t?x=1"),
         ("5,000 characters", "{warehouse}/" + "x" * 5_000),
     ):
-        yield BadInput("Locations", f"a table at: {what}", "POST", T, new_table(location=location))
+        yield BadInput("Locations", f"a table at: {description}", "POST", T, new_table(location=location))
         update = {"action": "set-location", "location": location}
-        yield BadInput("Locations", f"a table moved to: {what}", "POST", f"{T}/t", table_commit(update))
+        yield BadInput("Locations", f"a table moved to: {description}", "POST", f"{T}/t", table_commit(update))
         body = {"name": "new", "metadata-location": location}
-        yield BadInput("Locations", f"a registered file at: {what}", "POST", f"{D}/register", body)
+        yield BadInput("Locations", f"a registered file at: {description}", "POST", f"{D}/register", body)
     outside = {"name": "new", "schema": SCHEMA, "view-version": VIEW_VERSION, "location": "file:///etc"}
     yield BadInput("Locations", "a view elsewhere on the disk", "POST", V, outside)
     view = {"name": "new", "metadata-location": "file:///etc/passwd"}
@@ -126,7 +126,7 @@ def locations() -> Iterator[BadInput]:
 
 
 def queries() -> Iterator[BadInput]:
-    for what, query in (
+    for description, query in (
         ("a page token we never gave out", "pageToken=%21%21"),
         ("a page token that is no text", "pageToken=_w"),
         ("a page token with a NUL", "pageToken=AA"),
@@ -139,15 +139,18 @@ def queries() -> Iterator[BadInput]:
     ):
         for path in (N, T, V, f"{D}/functions"):
             kind = path.rsplit("/", 1)[1]
-            yield BadInput("Queries", f"{what}, listing {kind}", "GET", f"{path}?{query}")
+            yield BadInput("Queries", f"{description}, listing {kind}", "GET", f"{path}?{query}")
     yield BadInput("Queries", "a parent with a control character", "GET", f"{N}?parent=a%00")
     yield BadInput("Queries", "a parent with an empty level", "GET", f"{N}?parent=a%1F")
     yield BadInput("Queries", "snapshots neither all nor refs", "GET", f"{T}/t?snapshots=some")
     yield BadInput("Queries", "a purge flag that is no boolean", "DELETE", f"{T}/t?purgeRequested=1")
-    for what, warehouse in (("a warehouse elsewhere", "s3://other"), ("a warehouse that does not exist", "prod")):
+    for description, warehouse in (
+        ("a warehouse elsewhere", "s3://other"),
+        ("a warehouse that does not exist", "prod"),
+    ):
         yield BadInput(
             "Queries",
-            what,
+            description,
             "GET",
             f"/v1/config?warehouse={warehouse}",
             None,
@@ -157,7 +160,7 @@ def queries() -> Iterator[BadInput]:
 
 
 def headers() -> Iterator[BadInput]:
-    for what, key in (
+    for description, key in (
         ("that is no UUID", "abc"),
         ("of version 4", "017f22e2-79b0-4cc3-98c4-dc0c0c07398f"),
         ("with a forbidden variant", "017f22e2-79b0-7cc3-18c4-dc0c0c07398f"),
@@ -165,4 +168,4 @@ def headers() -> Iterator[BadInput]:
         ("of 10,000 characters", "0" * 8_000),
     ):
         header = (("Idempotency-Key", key),)
-        yield BadInput("Headers", f"an idempotency key {what}", "DELETE", f"{T}/t", headers=header)
+        yield BadInput("Headers", f"an idempotency key {description}", "DELETE", f"{T}/t", headers=header)

@@ -11,8 +11,8 @@ from tests.api.inputs.bad_input import BAD, BadInput
 def changes() -> Iterator[BadInput]:
     path = "/api/v1/tables/db/t/commit"
 
-    def send(what: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
-        return BadInput("Changes", what, "POST", path, body, status, type_)
+    def send(description: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Changes", description, "POST", path, body, status, type_)
 
     def add(**more: Any) -> dict[str, Any]:
         file = {
@@ -97,8 +97,8 @@ def changes() -> Iterator[BadInput]:
 def indexes() -> Iterator[BadInput]:
     index = "/api/v1/tables/db/t/indexes/i"
 
-    def put_index(what: str, body: Any, path: str = index, status: int = 400, type_: str = BAD) -> BadInput:
-        return BadInput("Indexes", what, "PUT", path, body, status, type_)
+    def put_index(description: str, body: Any, path: str = index, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Indexes", description, "PUT", path, body, status, type_)
 
     def bloom(*columns: Any, **more: Any) -> dict[str, Any]:
         return {"kind": "bloom", "columns": list(columns), **more}
@@ -129,8 +129,8 @@ def indexes() -> Iterator[BadInput]:
 
 
 def rows() -> Iterator[BadInput]:
-    def ask(what: str, route: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
-        return BadInput("Rows", what, "POST", f"/api/v1/tables/db/t/{route}", body, status, type_)
+    def ask(description: str, route: str, body: Any, status: int = 400, type_: str = BAD) -> BadInput:
+        return BadInput("Rows", description, "POST", f"/api/v1/tables/db/t/{route}", body, status, type_)
 
     yield ask("a lookup in an index that there is not", "lookup", {"index": "i", "keys": [1]}, 404, "NotFoundException")
     yield ask("keys of no index", "lookup", {"keys": [1]})
@@ -161,10 +161,10 @@ def joins() -> Iterator[BadInput]:
         return {name.replace("_", "-"): value for name, value in fields.items() if value is not None}
 
     def nested_joins(depth: int) -> dict[str, Any]:
-        made = join()
+        text = join()
         for _ in range(depth - 1):
-            made = join(joins=[made])
-        return made
+            text = join(joins=[text])
+        return text
 
     yield ask("one that is not in a list", join())
     yield ask("one that is a number", [1])
@@ -215,9 +215,9 @@ def joins() -> Iterator[BadInput]:
     yield ask("five levels", [nested_joins(5)])
     yield ask("33 joins", [join()] * 33)
     level = b'{"table": ["db", "t"], "on": {"id": "id"}, "joins": ['
-    for what, depth in (("400 levels", 400), ("4,000 levels", 4_000)):
+    for description, depth in (("400 levels", 400), ("4,000 levels", 4_000)):
         deep = b'{"joins": [' + level * depth + b"]}" * (depth + 1)
-        yield BadInput("Joins", what, "POST", "/api/v1/tables/db/t/plan-tables", deep)
+        yield BadInput("Joins", description, "POST", "/api/v1/tables/db/t/plan-tables", deep)
     wrong = {"joins": [join(on={"id": "idd"})]}
     yield BadInput(
         "Joins", "a plan explained, by a column that there is not", "POST", "/api/v1/tables/db/t/explain", wrong

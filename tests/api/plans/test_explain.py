@@ -30,14 +30,19 @@ async def table(api: Api) -> Api:
 async def explain_table(api: Api, path: str = T, **body: Any) -> dict[str, Any]:
     answer = await api("POST", f"{path}/explain", body)
     assert answer.status == 200, answer.raw
-    found: dict[str, Any] = answer.json
-    return found
+    answer_body: dict[str, Any] = answer.json
+    return answer_body
 
 
 async def test_stages_report_files_in_removed_and_left(table: Api) -> None:
-    found = await explain_table(table, where="id >= 150 AND data < 'm'")
-    assert (found["files"], found["bytes"], found["records"], found["delete-files"]) == (5, 50_000, 500, 0)
-    assert found["stages"][0] | {"microseconds": 0} == {
+    actual_table = await explain_table(table, where="id >= 150 AND data < 'm'")
+    assert (actual_table["files"], actual_table["bytes"], actual_table["records"], actual_table["delete-files"]) == (
+        5,
+        50_000,
+        500,
+        0,
+    )
+    assert actual_table["stages"][0] | {"microseconds": 0} == {
         "name": "manifests",
         "files-in": 20,
         "files-removed": 0,
@@ -48,36 +53,36 @@ async def test_stages_report_files_in_removed_and_left(table: Api) -> None:
         "microseconds": 0,
         "complete": True,
     }
-    for before, after in zip(found["stages"], found["stages"][1:], strict=False):
+    for before, after in zip(actual_table["stages"], actual_table["stages"][1:], strict=False):
         assert (after["files-in"], after["bytes-in"]) == (before["files-left"], before["bytes-left"])
         assert after["files-in"] - after["files-removed"] == after["files-left"]
-    assert found["stages"][-1]["files-left"] == 5
-    assert [column["name"] for column in found["columns"]] == ["id", "data"]
-    assert found["columns"][0] == {"name": "id", "id": 1, "type": "long"}
-    assert found["not-used"] == []
-    assert found["residuals"] == [{"residual": found["filter"], "files": 5}]
-    assert "kept" not in found
+    assert actual_table["stages"][-1]["files-left"] == 5
+    assert [column["name"] for column in actual_table["columns"]] == ["id", "data"]
+    assert actual_table["columns"][0] == {"name": "id", "id": 1, "type": "long"}
+    assert actual_table["not-used"] == []
+    assert actual_table["residuals"] == [{"residual": actual_table["filter"], "files": 5}]
+    assert "kept" not in actual_table
 
 
 async def test_remaining_files_are_listed_on_request_up_to_a_limit(table: Api) -> None:
-    found = await explain_table(table, where="id >= 150", files=True, limit=2)
-    assert [file["file-path"] for file in found["kept"]] == ["file:///t/15.parquet", "file:///t/16.parquet"]
-    assert found["files"] == 5
+    actual_table = await explain_table(table, where="id >= 150", files=True, limit=2)
+    assert [file["file-path"] for file in actual_table["kept"]] == ["file:///t/15.parquet", "file:///t/16.parquet"]
+    assert actual_table["files"] == 5
     assert (await explain_table(table, where="id > 900", files=True))["kept"] == []
 
 
 async def test_sql_without_an_equivalent_expression_is_reported_and_prunes_nothing(table: Api) -> None:
-    found = await explain_table(table, where="id = 5 OR length(data) = 3")
-    assert (found["files"], found["not-used"], found["filter"]) == (20, ["LENGTH(data) = 3"], True)
-    found = await explain_table(table, where="id = 5 AND length(data) = 3")
-    assert (found["files"], found["not-used"]) == (1, ["LENGTH(data) = 3"])
+    actual_table = await explain_table(table, where="id = 5 OR length(data) = 3")
+    assert (actual_table["files"], actual_table["not-used"], actual_table["filter"]) == (20, ["LENGTH(data) = 3"], True)
+    actual_table = await explain_table(table, where="id = 5 AND length(data) = 3")
+    assert (actual_table["files"], actual_table["not-used"]) == (1, ["LENGTH(data) = 3"])
 
 
 async def test_explain_accepts_an_iceberg_expression_as_filter(table: Api) -> None:
-    wanted = {"type": "lt", "term": "ID", "value": 25}
-    assert (await explain_table(table, filter=wanted, **{"case-sensitive": False}))["files"] == 3
+    expected = {"type": "lt", "term": "ID", "value": 25}
+    assert (await explain_table(table, filter=expected, **{"case-sensitive": False}))["files"] == 3
     assert (await explain_table(table))["files"] == 20
-    answer = await table("POST", f"{T}/explain", {"filter": wanted})
+    answer = await table("POST", f"{T}/explain", {"filter": expected})
     assert answer.error[:2] == (400, "BadRequestException")
 
 
@@ -112,8 +117,13 @@ async def test_invalid_explain_requests_are_rejected_with_the_reason(table: Api)
 
 async def test_explain_of_a_table_without_a_snapshot_has_nothing_to_plan(api: Api) -> None:
     await api.table()
-    found = await explain_table(api, where="id = 5", files=True)
-    assert (found["snapshot-id"], found["files"], found["kept"], found["residuals"]) == (None, 0, [], [])
+    actual_table = await explain_table(api, where="id = 5", files=True)
+    assert (actual_table["snapshot-id"], actual_table["files"], actual_table["kept"], actual_table["residuals"]) == (
+        None,
+        0,
+        [],
+        [],
+    )
 
 
 async def test_long_predicates_and_large_plans_are_explained_off_the_event_loop(
@@ -129,8 +139,8 @@ async def test_explain_reports_missing_residuals_beyond_the_partition_limit(
     table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "RESIDUAL_PARTITIONS_MAX", 0)
-    found = await explain_table(table, where="id = 5")
-    assert (found["residuals"], found["residuals-complete"]) == ([], False)
+    actual_table = await explain_table(table, where="id = 5")
+    assert (actual_table["residuals"], actual_table["residuals-complete"]) == ([], False)
 
 
 @pytest.fixture
@@ -145,30 +155,32 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lakes: Api, tmp_pat
 
     The comparison excludes files that pruning kept although their residual is false.
     """
-    seen = 0
+    count = 0
     for seed in range(300, 330):
         for case in cases(seed, tmp_path, 4):
             if case.number == 0:
                 body = {"name": f"t{seed}", "metadata-location": case.lake.metadata_location}
                 assert (await lakes("POST", "/v1/namespaces/db/register", body)).status == 200
-            asked = {"filter": case.filter, "snapshot-id": case.snapshot.id, "case-sensitive": case.case_sensitive}
-            plan = await lakes("POST", f"/v1/namespaces/db/tables/t{seed}/plan", asked)
+            request = {"filter": case.filter, "snapshot-id": case.snapshot.id, "case-sensitive": case.case_sensitive}
+            plan = await lakes("POST", f"/v1/namespaces/db/tables/t{seed}/plan", request)
             if plan.status != 200 or case.names_of_snapshot:
                 continue
-            found = await explain_table(lakes, f"/api/v1/tables/db/t{seed}", **asked, files=True, limit=1000)
+            actual_table = await explain_table(lakes, f"/api/v1/tables/db/t{seed}", **request, files=True, limit=1000)
             tasks = plan.json.get("file-scan-tasks", [])
             planned = {task["data-file"]["file-path"] for task in tasks}
-            kept = [file["file-path"] for file in found["kept"]]
-            assert [path for path in kept if path in planned] == [task["data-file"]["file-path"] for task in tasks]
-            never = sum(one["files"] for one in found["residuals"] if one["residual"] is False)
-            assert len(kept) == len(planned) + never
+            kept_file_paths = [file["file-path"] for file in actual_table["kept"]]
+            assert [path for path in kept_file_paths if path in planned] == [
+                task["data-file"]["file-path"] for task in tasks
+            ]
+            never = sum(residual["files"] for residual in actual_table["residuals"] if residual["residual"] is False)
+            assert len(kept_file_paths) == len(planned) + never
             if not never:
-                assert found["delete-files"] == len(plan.json.get("delete-files", [])), case
+                assert actual_table["delete-files"] == len(plan.json.get("delete-files", [])), case
             residuals: dict[str, int] = {}
             for task in tasks:
                 text = json.dumps(task["residual-filter"])
                 residuals[text] = residuals.get(text, 0) + 1
-            reported = {json.dumps(one["residual"]): one["files"] for one in found["residuals"]}
+            reported = {json.dumps(residual["residual"]): residual["files"] for residual in actual_table["residuals"]}
             assert {text: files for text, files in reported.items() if text != "false"} == residuals, case
-            seen += len(tasks)
-    assert seen > 200
+            count += len(tasks)
+    assert count > 200

@@ -38,30 +38,30 @@ async def explain_tables(star: Star, query: str, **body: Any) -> dict[str, dict[
     """Return the explanations by table name."""
     answer = await ask(star, query, **body)
     assert answer.status == 200, answer.raw
-    return {one["table"][-1]: one for one in answer.json["tables"]}
+    return {table["table"][-1]: table for table in answer.json["tables"]}
 
 
-def files_with_rows(star: Star, wanted: set[int]) -> int:
+def files_with_rows(star: Star, expected: set[int]) -> int:
     """Return the number of fact files that have a supplier in `wanted`.
 
     File n has every fifth supplier from 100 n on.
     """
-    return len({supplier // 100 for supplier in wanted if supplier % 5 == 0})
+    return len({supplier // 100 for supplier in expected if supplier % 5 == 0})
 
 
 @pytest.mark.parametrize("dialect", ["trino", "duckdb"])
 async def test_each_joined_table_is_planned_by_its_conditions_and_by_the_join(star: Star, dialect: str) -> None:
     query = f"SELECT sum(f.f_rate) {JOIN.format('db')} WHERE s.s_region = 'ASIA' AND f.f_key < 9000"
-    found = await explain_tables(star, query, dialect=dialect)
-    assert list(found) == ["fact", "supplier"]
-    assert found["fact"]["predicate"] == '"f_key" < 9000'
-    assert found["supplier"]["predicate"] == "\"s_region\" = 'ASIA'"
-    (join,) = found["fact"]["plan"]["joins"]
+    tables = await explain_tables(star, query, dialect=dialect)
+    assert list(tables) == ["fact", "supplier"]
+    assert tables["fact"]["predicate"] == '"f_key" < 9000'
+    assert tables["supplier"]["predicate"] == "\"s_region\" = 'ASIA'"
+    (join,) = tables["fact"]["plan"]["joins"]
     assert (join["table"], join["used"], join["keys"]) == (["db", "supplier"], True, 500)
-    stages = found["fact"]["plan"]["stages"]
+    stages = tables["fact"]["plan"]["stages"]
     assert stages[0]["files-in"] == 20
-    assert stages[-1]["files-left"] == found["fact"]["plan"]["files"] == 9
-    assert found["supplier"]["plan"]["files"] == 1, "suppliers of the facts that are left"
+    assert stages[-1]["files-left"] == tables["fact"]["plan"]["files"] == 9
+    assert tables["supplier"]["plan"]["files"] == 1, "suppliers of the facts that are left"
 
 
 async def test_plans_of_random_queries_keep_needed_rows_and_prune_as_far_as_the_join_allows(star: Star) -> None:
@@ -76,14 +76,14 @@ async def test_plans_of_random_queries_keep_needed_rows_and_prune_as_far_as_the_
             f"s.s_nation = {nation}": lambda n, of=nation: n % 25 == of,
             f"f.f_supplier >= {low}": lambda n, low=low: n >= low,
         }
-        chosen = rng.sample(sorted(parts), rng.randint(1, 3))
-        wanted = {n for n in range(2000) if all(parts[part](n) for part in chosen)}
-        query = f"SELECT count(*) {JOIN.format(rng.choice(('db', 'sea.db')))} WHERE {' AND '.join(chosen)}"
-        found = await explain_tables(star, query, dialect=rng.choice(("trino", "duckdb")))
-        assert found["fact"]["plan"]["files"] >= files_with_rows(star, wanted), query
-        if wanted and not any(part.startswith("f.") for part in chosen):
-            assert found["fact"]["plan"]["files"] <= len({n // 100 for n in wanted}), query
-        fewer += found["fact"]["plan"]["files"] < 20
+        chosen_parts = rng.sample(sorted(parts), rng.randint(1, 3))
+        expected = {n for n in range(2000) if all(parts[part](n) for part in chosen_parts)}
+        query = f"SELECT count(*) {JOIN.format(rng.choice(('db', 'sea.db')))} WHERE {' AND '.join(chosen_parts)}"
+        tables = await explain_tables(star, query, dialect=rng.choice(("trino", "duckdb")))
+        assert tables["fact"]["plan"]["files"] >= files_with_rows(star, expected), query
+        if expected and not any(part.startswith("f.") for part in chosen_parts):
+            assert tables["fact"]["plan"]["files"] <= len({n // 100 for n in expected}), query
+        fewer += tables["fact"]["plan"]["files"] < 20
     assert fewer > 10
 
 
@@ -92,15 +92,15 @@ async def test_names_without_a_namespace_use_the_requests_namespace(star: Star) 
     answer = await ask(star, query)
     assert answer.status == 400
     assert "The table fact has no namespace; write NAMESPACE.fact" in answer.json["error"]["message"]
-    found = await explain_tables(star, query, namespace=["db"])
-    assert found["fact"]["plan"]["files"] == 1
-    assert found["fact"]["reference"] == "fact"
+    tables = await explain_tables(star, query, namespace=["db"])
+    assert tables["fact"]["plan"]["files"] == 1
+    assert tables["fact"]["reference"] == "fact"
 
 
 async def test_each_reference_to_a_table_has_its_own_plan(star: Star) -> None:
     query = "SELECT 1 FROM db.fact a JOIN db.fact b ON a.f_key = b.f_key WHERE a.f_supplier = 3 AND b.f_rate > 0"
     answer = await ask(star, query)
-    assert [one["table"] for one in answer.json["tables"]] == [["db", "fact"]] * 2
+    assert [table["table"] for table in answer.json["tables"]] == [["db", "fact"]] * 2
     assert answer.json["tables"][0]["plan"]["files"] == 1
 
 
@@ -112,15 +112,15 @@ async def test_table_at_an_earlier_snapshot_is_planned_at_that_snapshot(star: St
     done = await star("POST", "/v1/namespaces/db/tables/fact", {"requirements": [], "updates": [tag]})
     assert done.status == 200
     for version, files in (("", 2), (f" FOR VERSION AS OF {first}", 1), (" FOR VERSION AS OF 'v1'", 1)):
-        found = await explain_tables(star, f"SELECT 1 FROM db.fact{version} WHERE f_key < 5")
-        assert found["fact"]["plan"]["files"] == files, version
+        tables = await explain_tables(star, f"SELECT 1 FROM db.fact{version} WHERE f_key < 5")
+        assert tables["fact"]["plan"]["files"] == files, version
     at = {"query": f"SELECT 1 FROM db.fact AS f AT (VERSION => {first}) WHERE f_key < 5", "dialect": "duckdb"}
     answer = await star("POST", "/api/v1/explain-query", at)
-    assert [one["plan"]["files"] for one in answer.json["tables"]] == [1]
+    assert [table["plan"]["files"] for table in answer.json["tables"]] == [1]
 
 
 async def test_statements_that_are_not_queries_are_rejected_with_the_reason(star: Star) -> None:
-    for query, why, dialect in (
+    for query, reason, dialect in (
         ("SELECT FROM WHERE", "The query is not valid SQL: ", "trino"),
         ("", "it is empty", "trino"),
         ("", "it is empty", "duckdb"),
@@ -136,7 +136,7 @@ async def test_statements_that_are_not_queries_are_rejected_with_the_reason(star
     ):
         answer = await ask(star, query, dialect=dialect)
         assert answer.status == 400, (query[:80], answer.raw)
-        assert why in answer.json["error"]["message"], (query[:80], answer.raw)
+        assert reason in answer.json["error"]["message"], (query[:80], answer.raw)
     assert (await ask(star, "SELECT 1 FROM db.nosuch")).status == 404
     assert (await ask(star, "SELECT 1 FROM nosuch.t")).status == 404
     assert (await ask(star, "SELECT 1 FROM db.fact", dialect="oracle")).status == 400
@@ -216,9 +216,9 @@ async def test_table_that_is_read_completely_has_reasons(star: Star) -> None:
     ],
 )
 def test_plan_of_nearly_all_files_has_a_reason(files: tuple[int, int], reasons: list[str]) -> None:
-    found = find_unpruned_reasons(files, [], [], has_condition=False, complete=False, max_kept_fraction=0.95)
-    assert len(found) == len(reasons), found
-    assert all(map(str.startswith, found, reasons)), found
+    unpruned_reasons = find_unpruned_reasons(files, [], [], has_condition=False, complete=False, max_kept_fraction=0.95)
+    assert len(unpruned_reasons) == len(reasons), unpruned_reasons
+    assert all(map(str.startswith, unpruned_reasons, reasons)), unpruned_reasons
 
 
 def test_unused_join_has_the_reason_of_its_outcome() -> None:
@@ -238,7 +238,7 @@ def test_unused_join_has_the_reason_of_its_outcome() -> None:
 
 async def test_unused_conditions_are_reported_with_the_reason(star: Star) -> None:
     query = f"SELECT sum(f.f_rate) {JOIN.format('db')} WHERE s_regio = 'ASIA' AND f.f_key = 'x' AND s.s_key < 9"
-    plans = {name: one["plan"] for name, one in (await explain_tables(star, query)).items()}
+    plans = {name: table["plan"] for name, table in (await explain_tables(star, query)).items()}
     reported = {name: list(zip(of["not-used"], of["not-used-reasons"], strict=True)) for name, of in plans.items()}
     assert reported["supplier"] == []
     unknown, unfit = reported["fact"]

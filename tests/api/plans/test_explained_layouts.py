@@ -52,10 +52,10 @@ def file_of(number: int, ids: np.ndarray, letters: np.ndarray) -> DataFile:
 async def layouts(api: Api, where: str) -> dict[tuple[str, ...], int]:
     answer = await api("POST", f"{T}/explain", {"where": where})
     assert answer.status == 200, answer.raw
-    found: list[dict[str, Any]] = answer.json["layouts"]
-    assert [one["files"] for one in found] == sorted(one["files"] for one in found)
-    assert all(one["files-in"] == FILES and one["files"] < answer.json["files"] for one in found)
-    return {tuple(one["columns"]): one["files"] for one in found}
+    actual_layouts: list[dict[str, Any]] = answer.json["layouts"]
+    assert [layout["files"] for layout in actual_layouts] == sorted(layout["files"] for layout in actual_layouts)
+    assert all(layout["files-in"] == FILES and layout["files"] < answer.json["files"] for layout in actual_layouts)
+    return {tuple(layout["columns"]): layout["files"] for layout in actual_layouts}
 
 
 def count_kept_files(keys: np.ndarray, *columns: tuple[np.ndarray, float, float]) -> int:
@@ -77,20 +77,20 @@ async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: i
     await api.table(properties=TARGET)
     files = [file_of(n, *rows) for n, rows in enumerate(zip(ids, letters, strict=True))]
     await append(api, "t", files, snapshot_id=1)
-    seen = 0
+    count = 0
     for _ in range(12):
         low, span = int(rng.integers(0, 50_000)), int(rng.integers(0, 8_000))
-        found = await layouts(api, f"id >= {low} AND id <= {low + span}")
-        if ("id",) in found:
-            seen += 1
+        actual_layouts = await layouts(api, f"id >= {low} AND id <= {low + span}")
+        if ("id",) in actual_layouts:
+            count += 1
             true = count_kept_files(ids.ravel(), (ids, low, low + span))
-            assert abs(found["id",] - true) <= max(2, 0.3 * true), (low, span)
+            assert abs(actual_layouts["id",] - true) <= max(2, 0.3 * true), (low, span)
         first = int(rng.integers(0, 26**3 - 600))
-        found = await layouts(api, f"data >= '{word(first)}' AND data < '{word(first + 500)}'")
-        seen += 1
+        actual_layouts = await layouts(api, f"data >= '{word(first)}' AND data < '{word(first + 500)}'")
+        count += 1
         true = count_kept_files(letters.ravel(), (letters, first, first + 499))
-        assert abs(found["data",] - true) <= max(2, 0.3 * true), first
-    assert seen > 15
+        assert abs(actual_layouts["data",] - true) <= max(2, 0.3 * true), first
+    assert count > 15
 
 
 async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api) -> None:
@@ -103,12 +103,12 @@ async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api)
     keys = np.argsort(np.argsort(np.array(curve)))
     for _ in range(10):
         low, first = int(rng.integers(0, 50_000)), int(rng.integers(0, 26**3 - 3000))
-        found = await layouts(
+        actual_layouts = await layouts(
             api, f"id BETWEEN {low} AND {low + 9000} AND data >= '{word(first)}' AND data < '{word(first + 2500)}'"
         )
         true = count_kept_files(keys, (ids, low, low + 9000), (letters, first, first + 2499))
-        both = next(files for columns, files in found.items() if len(columns) == 2)
-        assert both < min(found["id",], found["data",])
+        both = next(files for columns, files in actual_layouts.items() if len(columns) == 2)
+        assert both < min(actual_layouts["id",], actual_layouts["data",])
         assert true / 2.5 <= both <= 2.5 * true, (low, first)
 
 
@@ -129,8 +129,8 @@ async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> No
     ends = np.array([-(2**63) + 1, 2**63 - 1])
     files = [file_of(n, ends, np.array([5, 9])) for n in range(FILES)]
     await append(api, "t", files, snapshot_id=1)
-    found = await layouts(api, "id > 0 AND id < 1000000000000000000")
-    assert 2 <= found["id",] <= 5
+    actual_layouts = await layouts(api, "id > 0 AND id < 1000000000000000000")
+    assert 2 <= actual_layouts["id",] <= 5
     assert await layouts(api, "id IN (1, 2, 3, 9000000000000000000)") == {}, "nothing says how often they occur"
 
 

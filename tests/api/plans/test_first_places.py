@@ -38,14 +38,14 @@ async def _create(lake: Lake, name: str, *updates: dict[str, Any]) -> Answer:
 async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Lake) -> None:
     home = (await lake.folder("mine")).parent
     place, data = home / "ctas", home / "data-of-ctas"
-    held = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
-    made = manifest_list(place / "metadata" / "l.avro", [held])
+    held_manifest = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
+    new_manifest_list = manifest_list(place / "metadata" / "l.avro", [held_manifest])
     answer = await _create(
         lake,
         "ctas",
         {"action": "set-location", "location": f"file://{place}"},
         {"action": "set-properties", "updates": {"write.data.path": f"file://{data}"}},
-        *_snapshot(5, made),
+        *_snapshot(5, new_manifest_list),
     )
     assert answer.status == 200, answer.raw
 
@@ -53,12 +53,12 @@ async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Lak
 async def test_replaced_table_may_have_files_in_its_new_locations(lake: Lake) -> None:
     home = (await lake.folder("mine")).parent
     place, data = home / "rtas", home / "data-of-rtas"
-    held = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
-    made = manifest_list(place / "metadata" / "l.avro", [held])
+    held_manifest = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
+    new_manifest_list = manifest_list(place / "metadata" / "l.avro", [held_manifest])
     updates = [
         {"action": "set-location", "location": f"file://{place}"},
         {"action": "set-properties", "updates": {"write.data.path": f"file://{data}"}},
-        *_snapshot(5, made),
+        *_snapshot(5, new_manifest_list),
     ]
     body = {"requirements": [], "updates": updates}
     answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/t", body)
@@ -67,34 +67,34 @@ async def test_replaced_table_may_have_files_in_its_new_locations(lake: Lake) ->
 
 async def test_location_set_and_removed_by_one_commit_does_not_belong_to_the_table(lake: Lake) -> None:
     home, theirs = (await lake.folder("mine")).parent, await lake.folder("theirs")
-    there = f"file://{theirs}/metadata/snap.avro"
+    location = f"file://{theirs}/metadata/snap.avro"
     place = {"action": "set-location", "location": f"file://{home}/x"}
     by_location = [{"action": "set-location", "location": f"file://{theirs}"}, place]
     set_path = {"action": "set-properties", "updates": {"write.data.path": f"file://{theirs}"}}
     by_property = [place, set_path, {"action": "remove-properties", "removals": ["write.data.path"]}]
     for updates in (by_location, by_property):
-        answer = await _create(lake, "x", *updates, *_snapshot(5, there))
+        answer = await _create(lake, "x", *updates, *_snapshot(5, location))
         assert answer.status == 400, answer.raw
         assert "outside the table's folders" in answer.json["error"]["message"]
 
 
 async def test_malformed_updates_are_a_bad_request(lake: Lake) -> None:
     mine = await lake.folder("mine")
-    made = manifest_list(mine / "metadata" / "l.avro", [])
+    new_manifest_list = manifest_list(mine / "metadata" / "l.avro", [])
     for updates in (
-        [{"action": "set-location"}, *_snapshot(5, made)],
-        [{"action": "set-location", "location": 5}, *_snapshot(5, made)],
-        [{"action": "set-properties", "updates": []}, *_snapshot(5, made)],
-        [{"action": "remove-properties", "removals": [[]]}, *_snapshot(5, made)],
-        _snapshot(5, made, **{"parent-snapshot-id": [1]}),
-        _snapshot(5, made, **{"parent-snapshot-id": 2**70}),
+        [{"action": "set-location"}, *_snapshot(5, new_manifest_list)],
+        [{"action": "set-location", "location": 5}, *_snapshot(5, new_manifest_list)],
+        [{"action": "set-properties", "updates": []}, *_snapshot(5, new_manifest_list)],
+        [{"action": "remove-properties", "removals": [[]]}, *_snapshot(5, new_manifest_list)],
+        _snapshot(5, new_manifest_list, **{"parent-snapshot-id": [1]}),
+        _snapshot(5, new_manifest_list, **{"parent-snapshot-id": 2**70}),
     ):
         answer = await _create(lake, "x", *updates)
         assert answer.status == 400, answer.raw
-        for wanted in (
+        for expected in (
             [],
             [{"type": "assert-table-uuid", "uuid": str(uuid4())}],
         ):  # The server reads a body before it checks it.
-            body = {"requirements": wanted, "updates": updates}
+            body = {"requirements": expected, "updates": updates}
             answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/t", body)
             assert answer.status == 400, answer.raw

@@ -41,9 +41,9 @@ class Lake:
         self._secrets = secrets
 
     async def __call__(
-        self, who: str, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
+        self, principal: str, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
     ) -> Answer:
-        sent = {"Authorization": f"Bearer {self._secrets[who]}", **(headers or {})}
+        sent = {"Authorization": f"Bearer {self._secrets[principal]}", **(headers or {})}
         return await self._api(method, path, body, headers=sent)
 
     @property
@@ -52,8 +52,8 @@ class Lake:
 
     async def metadata(self, namespace: str) -> dict[str, Any]:
         answer = await self("root", "GET", f"/v1/namespaces/{namespace}/tables/t")
-        found: dict[str, Any] = answer.json["metadata"]
-        return found
+        metadata: dict[str, Any] = answer.json["metadata"]
+        return metadata
 
     async def folder(self, namespace: str) -> Path:
         return Path((await self.metadata(namespace))["location"].removeprefix("file://"))
@@ -78,10 +78,10 @@ class Lake:
         path.write_text(json.dumps(metadata))
         self._api.server.components.catalog.documents.cache.clear()
 
-    async def plan(self, who: str, namespace: str) -> Answer:
-        return await self(who, "POST", f"/v1/namespaces/{namespace}/tables/t/plan", {})
+    async def plan(self, principal: str, namespace: str) -> Answer:
+        return await self(principal, "POST", f"/v1/namespaces/{namespace}/tables/t/plan", {})
 
-    async def commit(self, who: str, namespace: str, snapshot_id: int, manifest_list: str, **more: Any) -> Answer:
+    async def commit(self, principal: str, namespace: str, snapshot_id: int, manifest_list: str, **more: Any) -> Answer:
         loaded = await self.metadata(namespace)
         snapshot = {
             "snapshot-id": snapshot_id,
@@ -94,7 +94,9 @@ class Lake:
         }
         ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
         updates = [{"action": "add-snapshot", "snapshot": snapshot}, ref]
-        return await self(who, "POST", f"/v1/namespaces/{namespace}/tables/t", {"requirements": [], "updates": updates})
+        return await self(
+            principal, "POST", f"/v1/namespaces/{namespace}/tables/t", {"requirements": [], "updates": updates}
+        )
 
 
 def manifest(
@@ -113,8 +115,8 @@ def manifest(
 
 def manifest_list(path: Path, manifests: list[Manifest]) -> str:
     path.parent.mkdir(parents=True, exist_ok=True)
-    listed = [(one, None) for one in manifests]
-    path.write_bytes(list_bytes(listed, version=2, style=STYLE, header={"format-version": "2"}))
+    listing = [(one, None) for one in manifests]
+    path.write_bytes(list_bytes(listing, version=2, style=STYLE, header={"format-version": "2"}))
     return f"file://{path}"
 
 
@@ -132,9 +134,9 @@ async def lake(tmp_path: Path) -> AsyncIterator[Lake]:
             assert (await lake("root", "POST", f"/v1/namespaces/{namespace}/tables", body)).status == 200
         theirs = await lake.folder("theirs")
         secret = file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9, text=(SECRET, SECRET))
-        held = manifest(theirs / "metadata" / "m.avro", [secret], 1)
-        made = manifest_list(theirs / "metadata" / "snap.avro", [held])
-        assert (await lake.commit("root", "theirs", 1, made)).status == 200
+        held_manifest = manifest(theirs / "metadata" / "m.avro", [secret], 1)
+        new_manifest_list = manifest_list(theirs / "metadata" / "snap.avro", [held_manifest])
+        assert (await lake.commit("root", "theirs", 1, new_manifest_list)).status == 200
         assert SECRET in (await lake.plan("rita", "theirs")).raw.decode()
         yield lake
 
@@ -155,10 +157,10 @@ async def test_confined_writer_cannot_commit_files_of_another_table(lake: Lake) 
     dotted = file_of(f"file://{mine}/../../theirs/data/{SECRET}.parquet", 1, 9)
     naming = manifest(mine / "metadata" / "dots.avro", [dotted], 7)
     attempts["its file, by dots"] = manifest_list(mine / "metadata" / "l4.avro", [naming])
-    for number, (what, location) in enumerate(attempts.items()):
+    for number, (description, location) in enumerate(attempts.items()):
         answer = await lake.commit("wendy", "mine", 100 + number, location)
-        assert answer.status in (400, 403), (what, answer.raw)
-        assert SECRET not in (await lake.plan("wendy", "mine")).raw.decode(), what
+        assert answer.status in (400, 403), (description, answer.raw)
+        assert SECRET not in (await lake.plan("wendy", "mine")).raw.decode(), description
     unlisted = {"manifest-list": None, "manifests": [f"file://{theirs}/metadata/m.avro"]}
     assert (await lake.commit("wendy", "mine", 200, "", **unlisted)).status in (400, 403)
     statistics = {
@@ -189,10 +191,14 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
         "its manifest list": f"{behind}/metadata/snap.avro",
         "its manifest list, by a link in its place": f"file://{mine}/metadata/snap-link.avro",
     }
-    for who in ("wendy", "root"):
-        for number, (what, location) in enumerate(attempts.items()):
-            answer = await lake.commit(who, "mine", 300 + number, location)
-            assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (who, what, answer.raw)
+    for principal in ("wendy", "root"):
+        for number, (description, location) in enumerate(attempts.items()):
+            answer = await lake.commit(principal, "mine", 300 + number, location)
+            assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (
+                principal,
+                description,
+                answer.raw,
+            )
         statistics = {
             "snapshot-id": 1,
             "statistics-path": f"{behind}/metadata/stats.puffin",
@@ -201,37 +207,37 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
             "blob-metadata": [],
         }
         updates = [{"action": "set-statistics", "snapshot-id": 1, "statistics": statistics}]
-        answer = await lake(who, "POST", "/v1/namespaces/mine/tables/t", {"requirements": [], "updates": updates})
-        assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (who, answer.raw)
+        answer = await lake(principal, "POST", "/v1/namespaces/mine/tables/t", {"requirements": [], "updates": updates})
+        assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), (principal, answer.raw)
     for number, path in enumerate((f"{behind}/data/{SECRET}.parquet", f"file://{mine}/data/link.parquet")):
         naming = manifest(mine / "metadata" / f"behind{number}.avro", [file_of(path, 1, 9)], 7)
-        listed = manifest_list(mine / "metadata" / f"behind-list{number}.avro", [naming])
-        answer = await lake.commit("wendy", "mine", 310 + number, listed)
+        listed_manifest_list = manifest_list(mine / "metadata" / f"behind-list{number}.avro", [naming])
+        answer = await lake.commit("wendy", "mine", 310 + number, listed_manifest_list)
         assert (answer.status, "symbolic link" in answer.error[2]) == (400, True), answer.raw
     hidden = manifest(mine / "metadata" / "hidden.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
-    listed = manifest_list(mine / "metadata" / "hidden-list.avro", [hidden])
+    listed_manifest_list = manifest_list(mine / "metadata" / "hidden-list.avro", [hidden])
     (mine / "metadata" / "hidden.avro").rename(theirs / "metadata" / "hidden.avro")
     (mine / "metadata" / "hidden.avro").symlink_to(theirs / "metadata" / "hidden.avro")
-    assert (await lake.commit("wendy", "mine", 320, listed)).status == 400
+    assert (await lake.commit("wendy", "mine", 320, listed_manifest_list)).status == 400
 
 
 async def test_confined_writer_can_commit_files_in_the_table(lake: Lake) -> None:
     mine = await lake.folder("mine")
     own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
-    made = manifest_list(mine / "metadata" / "l.avro", [own])
-    assert (await lake.commit("wendy", "mine", 7, made)).status == 200
+    new_manifest_list = manifest_list(mine / "metadata" / "l.avro", [own])
+    assert (await lake.commit("wendy", "mine", 7, new_manifest_list)).status == 200
     assert b"a.parquet" in (await lake.plan("wendy", "mine")).raw
 
 
 async def test_files_overwritten_after_their_commit_are_checked_when_they_are_planned(lake: Lake) -> None:
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
-    made = manifest_list(mine / "metadata" / "l.avro", [own])
-    assert (await lake.commit("wendy", "mine", 7, made)).status == 200
+    new_manifest_list = manifest_list(mine / "metadata" / "l.avro", [own])
+    assert (await lake.commit("wendy", "mine", 7, new_manifest_list)).status == 200
     secret = file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)
     manifest_list(mine / "metadata" / "l.avro", [manifest(theirs / "metadata" / "m.avro", [secret], 1, write=False)])
-    for who in ("wendy", "root"):
-        answer = await lake.plan(who, "mine")
+    for principal in ("wendy", "root"):
+        answer = await lake.plan(principal, "mine")
         assert answer.error[:2] == (403, "ForbiddenException")
         assert SECRET not in answer.raw.decode()
     for route in ("files", "partitions", "column-stats"):
@@ -279,8 +285,10 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     files = [file_of(f"file://{mine}/data/a.parquet", 1, 9), file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)]
     naming = manifest(mine / "metadata" / "own.avro", files, 7)
-    made = manifest_list(mine / "metadata" / "l.avro", [naming])
-    assert (await lake.commit("root", "mine", 7, made)).status == 200, "who may write everything may say so"
+    new_manifest_list = manifest_list(mine / "metadata" / "l.avro", [naming])
+    assert (await lake.commit("root", "mine", 7, new_manifest_list)).status == 200, (
+        "who may write everything may say so"
+    )
     assert (await lake.plan("wendy", "mine")).error[0] == 403
     allowed = {"seamark.allowed-locations": f"file://{theirs}/data"}
     table = "/v1/namespaces/mine/tables/t"
@@ -294,15 +302,15 @@ async def test_only_an_unconfined_writer_may_add_files_outside_all_tables(lake: 
     mine = await lake.folder("mine")
     legacy = f"file://{tmp_path}/warehouse/legacy/hive/p=1/a.parquet"
     naming = manifest(mine / "metadata" / "own.avro", [file_of(legacy, 1, 9)], 7)
-    made = manifest_list(mine / "metadata" / "l.avro", [naming])
-    assert (await lake.commit("wendy", "mine", 7, made)).status == 400
-    assert (await lake.commit("root", "mine", 7, made)).status == 200
+    new_manifest_list = manifest_list(mine / "metadata" / "l.avro", [naming])
+    assert (await lake.commit("wendy", "mine", 7, new_manifest_list)).status == 400
+    assert (await lake.commit("root", "mine", 7, new_manifest_list)).status == 200
     assert legacy in (await lake.plan("wendy", "mine")).raw.decode()
     # A merge of manifests copies the existing entries.
     files = [file_of(legacy, 1, 9), file_of(f"file://{mine}/data/b.parquet", 1, 9)]
     merged = manifest(mine / "metadata" / "merged.avro", files, 7, status=EXISTING)
-    made = manifest_list(mine / "metadata" / "l2.avro", [merged])
-    assert (await lake.commit("wendy", "mine", 8, made, **{"parent-snapshot-id": 7})).status == 200
+    new_manifest_list = manifest_list(mine / "metadata" / "l2.avro", [merged])
+    assert (await lake.commit("wendy", "mine", 8, new_manifest_list, **{"parent-snapshot-id": 7})).status == 200
 
 
 @pytest.mark.parametrize("kept", [None, "table-uuid", "location"])
@@ -326,10 +334,10 @@ async def test_native_commit_uses_locations_of_the_database_and_not_of_the_metad
     forged = {**metadata["properties"], "write.data.path": f"{theirs['location']}/data"}
     path.write_text(json.dumps({**metadata, "properties": forged}))
 
-    async def send(who: str, file: str) -> int:
+    async def send(principal: str, file: str) -> int:
         added = {"spec-id": 0, "content": "data", "file-path": file, "file-format": "parquet", "partition": []}
         added |= {"file-size-in-bytes": 100, "record-count": 1}
-        return (await lake(who, "POST", "/api/v1/tables/mine/forged/commit", {"add": [added]})).status
+        return (await lake(principal, "POST", "/api/v1/tables/mine/forged/commit", {"add": [added]})).status
 
     assert await send("wendy", f"{theirs['location']}/data/{SECRET}.parquet") == 403
     assert await send("wendy", f"{own}/data/0.parquet") == 200
@@ -339,8 +347,10 @@ async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(la
     """The server caches views by the path of the manifest list, and builds them with the specs of the first table."""
     folder = await lake.folder("theirs")
     file = file_of(f"file://{folder}/data/2.parquet", 1, 9)
-    made = manifest_list(folder / "metadata" / "l2.avro", [manifest(folder / "metadata" / "m2.avro", [file], 2)])
-    assert (await lake.commit("root", "theirs", 2, made)).status == 200
+    new_manifest_list = manifest_list(
+        folder / "metadata" / "l2.avro", [manifest(folder / "metadata" / "m2.avro", [file], 2)]
+    )
+    assert (await lake.commit("root", "theirs", 2, new_manifest_list)).status == 200
     theirs = await lake.metadata("theirs")
     path, own = await lake.table_of_another_catalog()
     path.write_text(json.dumps({**theirs, **{name: own[name] for name in ("table-uuid", "location")}}))
@@ -355,11 +365,11 @@ async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(la
 @pytest.mark.parametrize("many", [1, 100])
 async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: Lake, many: int) -> None:
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
-    made = manifest_list(
+    new_manifest_list = manifest_list(
         mine / "metadata" / "l.avro",
         [manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)],
     )
-    assert (await lake.commit("wendy", "mine", 7, made)).status == 200
+    assert (await lake.commit("wendy", "mine", 7, new_manifest_list)).status == 200
     files = [file_of(f"file://{mine}/data/{number}.parquet", 1, 9) for number in range(many)]
     dotted = file_of(f"file://{mine}/../../theirs/{theirs.name}/data/{SECRET}.parquet", 1, 9)
     overwritten = manifest(mine / "metadata" / "own.avro", [*files, dotted], 7)
@@ -376,20 +386,20 @@ async def test_expiration_neither_deletes_nor_reads_files_of_another_table(lake:
     metadata = mine / "metadata"
     for number in (7, 8):
         own = manifest(metadata / f"m{number}.avro", [file_of(f"file://{mine}/data/{number}.parquet", 1, 9)], number)
-        made = manifest_list(metadata / f"l{number}.avro", [own])
-        assert (await lake.commit("wendy", "mine", number, made)).status == 200
+        new_manifest_list = manifest_list(metadata / f"l{number}.avro", [own])
+        assert (await lake.commit("wendy", "mine", number, new_manifest_list)).status == 200
     secret = theirs / "data" / f"{SECRET}.parquet"
     for path in (secret, mine / "data" / "7.parquet", mine / "data" / "8.parquet"):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"rows")
-    named = f"file://{secret}" if overwritten == "manifest" else f"file://{mine}/../{theirs.name}/data/{secret.name}"
+    location = f"file://{secret}" if overwritten == "manifest" else f"file://{mine}/../{theirs.name}/data/{secret.name}"
     if overwritten == "manifest list":
         foreign = manifest(theirs / "metadata" / "m.avro", [file_of(f"file://{secret}", 1, 9)], 1, write=False)
         manifest_list(metadata / "l7.avro", [foreign])
     else:
         own = file_of(f"file://{mine}/data/7.parquet", 1, 9)
-        listed = [manifest(metadata / "m7.avro", [own, file_of(named, 1, 9)], 7)]
-        manifest_list(metadata / "l7.avro", listed)
+        listing = [manifest(metadata / "m7.avro", [own, file_of(location, 1, 9)], 7)]
+        manifest_list(metadata / "l7.avro", listing)
     before = {path for path in theirs.rglob("*") if path.is_file()}
     route = "/api/v1/tables/mine/t/expire-snapshots"
     body = {"older-than-ms": 1 << 60, "retain-last": 1}
@@ -417,8 +427,8 @@ async def test_expiration_keeps_a_live_file_whose_path_is_spelled_differently(
     for number, prefix in ((7, "file://"), (8, "file:")):
         file = file_of(f"{prefix}{mine}/data/7.parquet", 1, 9)
         own = manifest(mine / "metadata" / f"m{number}.avro", [file], number)
-        made = manifest_list(mine / "metadata" / f"l{number}.avro", [own])
-        assert (await lake.commit("root", "mine", number, made)).status == 200
+        new_manifest_list = manifest_list(mine / "metadata" / f"l{number}.avro", [own])
+        assert (await lake.commit("root", "mine", number, new_manifest_list)).status == 200
     (mine / "data").mkdir(exist_ok=True)
     (mine / "data" / "7.parquet").write_bytes(b"rows")
     body = {"older-than-ms": 1 << 60, "retain-last": 1}
@@ -438,13 +448,15 @@ async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_
     snapshots = []
     for number in (7, 8):
         files = [file_of(f"file://{legacy}/{number - 6}.parquet", 1, 9)]
-        made = manifest_list(folder / f"l{number}.avro", [manifest(folder / f"m{number}.avro", files, number)])
+        new_manifest_list = manifest_list(
+            folder / f"l{number}.avro", [manifest(folder / f"m{number}.avro", files, number)]
+        )
         snapshots.append(
             {
                 "snapshot-id": number,
                 "sequence-number": number - 6,
                 "timestamp-ms": metadata["last-updated-ms"] + number,
-                "manifest-list": made,
+                "manifest-list": new_manifest_list,
                 "summary": {"operation": "append"},
                 "schema-id": 0,
             }
@@ -469,8 +481,8 @@ async def test_manifest_rewrite_reads_no_file_of_another_table(lake: Lake) -> No
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     for number in (7, 8):
         own = manifest(mine / "metadata" / f"m{number}.avro", [file_of(f"file://{mine}/data/7.parquet", 1, 9)], number)
-        made = manifest_list(mine / "metadata" / f"l{number}.avro", [own])
-        assert (await lake.commit("wendy", "mine", number, made)).status == 200
+        new_manifest_list = manifest_list(mine / "metadata" / f"l{number}.avro", [own])
+        assert (await lake.commit("wendy", "mine", number, new_manifest_list)).status == 200
     secret = file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)
     foreign = [manifest(theirs / "metadata" / f"m{number}.avro", [secret], number) for number in (1, 2, 3)]
     manifest_list(mine / "metadata" / "l8.avro", foreign)

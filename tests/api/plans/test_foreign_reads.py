@@ -46,8 +46,8 @@ async def test_change_is_not_compared_with_rows_of_another_table(lake: Lake) -> 
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     secret = _write_secret_file(theirs / "data" / "victim.parquet")
     own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
-    made = manifest_list(mine / "metadata" / "l.avro", [own])
-    assert (await lake.commit("wendy", "mine", 7, made)).status == 200
+    new_manifest_list = manifest_list(mine / "metadata" / "l.avro", [own])
+    assert (await lake.commit("wendy", "mine", 7, new_manifest_list)).status == 200
     # The test overwrites both after the commit.
     manifest_list(mine / "metadata" / "l.avro", [manifest(mine / "metadata" / "own.avro", [secret], 7)])
     for value in (SECRET, "another"):
@@ -57,8 +57,8 @@ async def test_change_is_not_compared_with_rows_of_another_table(lake: Lake) -> 
 async def test_change_is_still_compared_with_rows_of_its_own_table(lake: Lake) -> None:
     mine = await lake.folder("mine")
     own = manifest(mine / "metadata" / "own.avro", [_write_secret_file(mine / "data" / "a.parquet")], 7)
-    made = manifest_list(mine / "metadata" / "l.avro", [own])
-    assert (await lake.commit("wendy", "mine", 7, made)).status == 200
+    new_manifest_list = manifest_list(mine / "metadata" / "l.avro", [own])
+    assert (await lake.commit("wendy", "mine", 7, new_manifest_list)).status == 200
     assert (await _send_change(lake, SECRET)).error[0] == 409
     assert (await _send_change(lake, "another")).status == 200
 
@@ -99,13 +99,18 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
     a, b, c, n = (file_of(f"file://{mine.parent}/data/{name}.parquet", 1, 9) for name in "abcn")
 
     async def commit(
-        snapshot_id: int, branch: str, parent: int | None, sequence: int, listed: list[Manifest], who: str = "wendy"
+        snapshot_id: int,
+        branch: str,
+        parent: int | None,
+        sequence: int,
+        manifests: list[Manifest],
+        principal: str = "wendy",
     ) -> int:
         snapshot = {
             "snapshot-id": snapshot_id,
             "sequence-number": sequence,
             "timestamp-ms": (await lake.metadata("mine"))["last-updated-ms"] + 1,
-            "manifest-list": manifest_list(mine / f"l{snapshot_id}.avro", listed),
+            "manifest-list": manifest_list(mine / f"l{snapshot_id}.avro", manifests),
             "summary": {"operation": "append", "added-data-files": "2"},
             "schema-id": 0,
         }
@@ -113,7 +118,7 @@ async def test_rebase_copies_no_manifest_of_another_table(lake: Lake) -> None:
         ref = {"action": "set-snapshot-ref", "ref-name": branch, "type": "branch", "snapshot-id": snapshot_id}
         demand = {"type": "assert-ref-snapshot-id", "ref": branch, "snapshot-id": parent}
         body = {"requirements": [demand], "updates": [{"action": "add-snapshot", "snapshot": snapshot}, ref]}
-        return (await lake(who, "POST", "/v1/namespaces/mine/tables/t", body)).status
+        return (await lake(principal, "POST", "/v1/namespaces/mine/tables/t", body)).status
 
     secrets = [Entry(ADDED, 2, None, None, file_of(f"file://{theirs}/{SECRET}-{i}.parquet", 1, 9)) for i in range(2)]
     victim = _manifest(theirs / "v.avro", secrets, 2, 2, 2, 0)

@@ -53,8 +53,8 @@ class Star:
     async def plan(self, *joins: dict[str, Any], **body: Any) -> dict[str, Any]:
         answer = await self("POST", f"{OWN}/fact/plan-tables", {**body, "joins": list(joins)})
         assert answer.status == 200, answer.raw
-        found: dict[str, Any] = answer.json
-        return found
+        answer_body: dict[str, Any] = answer.json
+        return answer_body
 
     async def kept_files(self, *joins: dict[str, Any], **body: Any) -> list[int]:
         """Return the numbers of the remaining files, and check that `explain` and a plan table agree."""
@@ -90,8 +90,8 @@ def _supplier(number: int) -> dict[str, Any]:
 
 
 def supplier(predicate: str | None = None, **more: Any) -> dict[str, Any]:
-    said = {} if predicate is None else {"predicate": predicate}
-    return {"table": ["db", "supplier"], "on": {"f_supplier": "s_key"}, **said, **more}
+    options = {} if predicate is None else {"predicate": predicate}
+    return {"table": ["db", "supplier"], "on": {"f_supplier": "s_key"}, **options, **more}
 
 
 async def test_files_that_may_have_a_row_of_the_joined_table_are_kept(star: Star) -> None:
@@ -104,14 +104,14 @@ async def test_files_that_may_have_a_row_of_the_joined_table_are_kept(star: Star
 async def test_outcome_of_each_join_is_reported_parents_first(star: Star) -> None:
     nation = {"table": ["db", "nation"], "on": {"s_nation": "n_key"}, "predicate": "n_name = 'n03'"}
     joins = [supplier("s_region = 'ASIA'", joins=[nation]), supplier("s_key < 700"), supplier("s_key < 0")]
-    made = await star.plan(*joins)
-    assert made["joins"] == [
+    plan = await star.plan(*joins)
+    assert plan["joins"] == [
         {"table": ["db", "supplier"], "snapshot-id": 1, "keys": 20, "used": True},
         {"table": ["db", "nation"], "snapshot-id": 1, "keys": 1, "used": True},
         {"table": ["db", "supplier"], "snapshot-id": 1, "keys": 700, "used": True},
         {"table": ["db", "supplier"], "snapshot-id": 1, "keys": 0, "used": True},
     ]
-    assert made["files"] == 0
+    assert plan["files"] == 0
     assert "joins" not in (await star("POST", f"{OWN}/fact/plan-tables", {})).json
 
 
@@ -146,10 +146,10 @@ async def test_joined_table_is_read_at_the_requested_snapshot_and_a_commit_reads
 async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star) -> None:
     floats = {"table": ["db", "supplier"], "on": {"f_rate": "s_rate"}, "predicate": "s_key = 5"}
     kinds = {"table": ["db", "supplier"], "on": {"f_supplier": "s_region"}}
-    made = await star.plan(floats, kinds, supplier("s_key = 255"))
-    assert [(one["used"], one["keys"]) for one in made["joins"]] == [(False, None), (False, None), (True, 1)]
-    assert "cannot be compared by keys" in made["joins"][0]["reason"]
-    assert made["files"] == 1
+    plan = await star.plan(floats, kinds, supplier("s_key = 255"))
+    assert [(join["used"], join["keys"]) for join in plan["joins"]] == [(False, None), (False, None), (True, 1)]
+    assert "cannot be compared by keys" in plan["joins"][0]["reason"]
+    assert plan["files"] == 1
     # If a join has several columns, the server uses those that it can use.
     both = {"table": ["db", "supplier"], "on": {"f_rate": "s_rate", "f_supplier": "s_key"}, "predicate": "s_key = 5"}
     assert await star.kept_files(both) == [0]
@@ -166,16 +166,16 @@ async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star)
 async def test_joined_table_over_a_limit_is_skipped(tmp_path: Path, settings: dict[str, Any], reason: str) -> None:
     async with running(tmp_path, **settings) as server:
         star = await create_star(Api(server))
-        made = await star.plan(supplier("s_region = 'ASIA'"))
-        assert [one["used"] for one in made["joins"]] == [False]
-        assert reason in made["joins"][0]["reason"]
-        assert made["files"] == 20
+        plan = await star.plan(supplier("s_region = 'ASIA'"))
+        assert [join["used"] for join in plan["joins"]] == [False]
+        assert reason in plan["joins"][0]["reason"]
+        assert plan["files"] == 20
 
 
 async def test_missing_data_file_skips_the_join(star: Star) -> None:
     Path(star.supplier.data[0].path.removeprefix("file://")).unlink()
-    made = await star.plan(supplier("s_key = 255"))
-    assert (made["joins"][0]["used"], made["files"]) == (False, 20)
+    plan = await star.plan(supplier("s_key = 255"))
+    assert (plan["joins"][0]["used"], plan["files"]) == (False, 20)
 
 
 def nested_joins(levels: int) -> dict[str, Any]:
@@ -220,8 +220,8 @@ async def test_request_without_the_right_to_read_a_joined_table_is_rejected(tmp_
     secrets, clock = {}, SystemClock()
     grants = {"root": [Grant("root", "admin")], "rita": [Grant("rita", "reader", ("db",))]}
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
-        for name, given in grants.items():
-            secrets[name] = await create_token(store, clock, name, None, given)
+        for name, grant in grants.items():
+            secrets[name] = await create_token(store, clock, name, None, grant)
         await store.transact([CreateNamespace(path=("secret",), properties={})])
     async with running(tmp_path, auth="token") as server:
         root, rita = (As(server, secrets[name]) for name in grants)
@@ -241,11 +241,11 @@ async def test_request_without_the_right_to_read_a_joined_table_is_rejected(tmp_
 async def test_client_sends_joins_and_reports_their_outcome(star: Star) -> None:
     client = SeamarkClient(star.server.url)
     join = supplier("s_key BETWEEN 250 AND 449")
-    made = await asyncio.to_thread(client.plan_table, "db.fact", joins=[join])
+    plans = await asyncio.to_thread(client.plan_table, "db.fact", joins=[join])
     explained = await asyncio.to_thread(client.explain, "db.fact", joins=[join])
-    assert made.files == explained.files == 3
-    assert made.joins == explained.joins
-    assert made.joins == ({"table": ["db", "supplier"], "snapshot-id": 1, "keys": 200, "used": True},)
+    assert plans.files == explained.files == 3
+    assert plans.joins == explained.joins
+    assert plans.joins == ({"table": ["db", "supplier"], "snapshot-id": 1, "keys": 200, "used": True},)
     assert (await asyncio.to_thread(client.plan_table, "db.fact", "f_key < 50")).joins == ()
 
 
@@ -287,13 +287,13 @@ async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, part: 
 async def test_tables_that_share_files_use_defaults_of_their_own_columns(api: Api) -> None:
     fact = await StarTable.create(api, "fact", [Col(1, "f_key", "int")])
     await fact.commit([fact.file([{"f_key": 7}]), fact.file([{"f_key": 8}])])
-    one = await StarTable.create(api, "one", [Col(1, "id", "int")], version=3)
-    await one.commit([one.file([{"id": number} for number in range(3)])])
+    lake = await StarTable.create(api, "one", [Col(1, "id", "int")], version=3)
+    await lake.commit([lake.file([{"id": number} for number in range(3)])])
     location = (await api("GET", "/v1/namespaces/db/tables/one")).json["metadata-location"]
     body = {"name": "other", "metadata-location": location}
     assert (await api("POST", "/v1/namespaces/db/register", body)).status == 200
-    other = dataclasses.replace(one, name="other")
-    await one.evolve([Col(1, "id", "int"), Col(2, "x", "int")])
+    other = dataclasses.replace(lake, name="other")
+    await lake.evolve([Col(1, "id", "int"), Col(2, "x", "int")])
     await other.evolve([Col(1, "id", "int"), Col(2, "x", "int", default=7)])
     files = {}
     for name in ("one", "other"):

@@ -58,17 +58,17 @@ async def test_plan_that_reads_very_much_is_answered_later(planned: Api, monkeyp
 
 async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow(monkeypatch, 10_000_000)
-    async with running(tmp_path) as one, running(tmp_path) as two:
-        here, there = Api(one), Api(two)
-        await here.table()
-        await append(here, "t", tens(3), snapshot_id=1)
-        plan_id = (await here("POST", f"{T}/plan", {})).json["plan-id"]
+    async with running(tmp_path) as first, running(tmp_path) as second:
+        first_api, second_api = Api(first), Api(second)
+        await first_api.table()
+        await append(first_api, "t", tens(3), snapshot_id=1)
+        plan_id = (await first_api("POST", f"{T}/plan", {})).json["plan-id"]
         slow.go.set()
-        while (done := await there("GET", f"{T}/plan/{plan_id}")).json["status"] == "submitted":
+        while (done := await second_api("GET", f"{T}/plan/{plan_id}")).json["status"] == "submitted":
             await asyncio.sleep(0.01)
         assert numbers(done) == [0, 1, 2]
-        assert (await there("DELETE", f"{T}/plan/{plan_id}")).status == 204
-        other = await there("GET", f"/v1/namespaces/db/tables/t/plan/{plan_id[:-4]}AAAA")
+        assert (await second_api("DELETE", f"{T}/plan/{plan_id}")).status == 204
+        other = await second_api("GET", f"/v1/namespaces/db/tables/t/plan/{plan_id[:-4]}AAAA")
         assert other.error[:2] == (404, "NoSuchPlanIdException")
 
 
@@ -76,12 +76,12 @@ async def test_cancelled_plan_is_not_continued(planned: Api, monkeypatch: pytest
     slow = Slow(monkeypatch, 10_000_000)
     plan_id = (await planned("POST", f"{T}/plan", {})).json["plan-id"]
     monkeypatch.setattr(planning, "POLL_S", 20)
-    asked = asyncio.create_task(planned("GET", f"{T}/plan/{plan_id}"))
+    task = asyncio.create_task(planned("GET", f"{T}/plan/{plan_id}"))
     await asyncio.sleep(0.1)
     assert (await planned("DELETE", f"{T}/plan/{plan_id}")).status == 204
     # The answer is not "cancelled", because another client may have the same plan. A client that has cancelled does not
     # poll.
-    assert (await asked).json == {"status": "submitted"}
+    assert (await task).json == {"status": "submitted"}
     slow.go.set()
     await asyncio.sleep(0.05)
     assert slow.made == 0
@@ -96,21 +96,23 @@ async def test_principal_cancels_its_own_plan_and_not_another_principals(
     async with running(tmp_path, auth="token") as server:
         api = Api(server)
 
-        async def send_as(who: str, method: str, path: str, body: Any = None) -> Any:
-            return await api(method, path, body, headers={"Authorization": f"Bearer {secrets[who]}"})
+        async def send_as(principal: str, method: str, path: str, body: Any = None) -> Any:
+            return await api(method, path, body, headers={"Authorization": f"Bearer {secrets[principal]}"})
 
         assert (
             await send_as("root", "POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})
         ).status == 200
         await append(cast(Api, partial(send_as, "root")), "t", tens(3), snapshot_id=1)
-        rita, ron = [(await send_as(who, "POST", f"{T}/plan", {})).json["plan-id"] for who in ("rita", "ron")]
+        rita, ron = [
+            (await send_as(principal, "POST", f"{T}/plan", {})).json["plan-id"] for principal in ("rita", "ron")
+        ]
         assert rita == ron
         monkeypatch.setattr(planning, "POLL_S", 60)
-        asked = asyncio.create_task(send_as("rita", "GET", f"{T}/plan/{rita}"))
+        task = asyncio.create_task(send_as("rita", "GET", f"{T}/plan/{rita}"))
         await asyncio.sleep(0)
         assert (await send_as("ron", "DELETE", f"{T}/plan/{ron}")).status == 204
         slow.go.set()
-        done = await asked
+        done = await task
         assert done.json["status"] == "completed"
         assert numbers(done) == [0, 1, 2]
 

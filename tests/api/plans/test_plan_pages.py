@@ -33,9 +33,9 @@ async def test_plan_tasks_cover_each_file_once_when_files_exceed_one_answer(page
     assert whole.json["file-scan-tasks"] == []
     assert len(whole.json["plan-tasks"]) == 8
     assert await pages(paged, whole) == list(range(30))
-    some = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 200}})
-    assert len(some.json["plan-tasks"]) == 3
-    assert await pages(paged, some) == list(range(20, 30))
+    answer = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 200}})
+    assert len(answer.json["plan-tasks"]) == 3
+    assert await pages(paged, answer) == list(range(20, 30))
     few = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 280}})
     assert "plan-tasks" not in few.json
     assert numbers(few) == [28, 29]
@@ -74,12 +74,12 @@ async def test_pages_belong_to_their_plan_whatever_is_committed_later(paged: Api
 
 async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
     settings = {"plan_inline_limit": 2, "plan_page_size": 10}
-    async with running(tmp_path, **settings) as one, running(tmp_path, **settings) as two:
-        here, there = Api(one), Api(two)
-        await here.table()
-        await append(here, "t", tens(30), snapshot_id=1)
-        whole = await here("POST", f"{T}/plan", {})
-        assert await pages(there, whole) == list(range(30))
+    async with running(tmp_path, **settings) as first, running(tmp_path, **settings) as second:
+        first_api, second_api = Api(first), Api(second)
+        await first_api.table()
+        await append(first_api, "t", tens(30), snapshot_id=1)
+        whole = await first_api("POST", f"{T}/plan", {})
+        assert await pages(second_api, whole) == list(range(30))
 
 
 async def test_replica_that_kept_fewer_files_answers_pages_without_loss(
@@ -117,8 +117,8 @@ async def test_plan_task_is_valid_for_its_table_while_its_snapshot_exists(paged:
 
 
 async def expire(api: Api, *snapshot_ids: int) -> None:
-    gone = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": list(snapshot_ids)}]}
-    assert (await api("POST", T, gone)).status == 200
+    removal = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": list(snapshot_ids)}]}
+    assert (await api("POST", T, removal)).status == 200
 
 
 async def test_pages_of_an_incremental_scan_work_after_its_start_expired(paged: Api) -> None:
@@ -174,12 +174,16 @@ async def fetch_tasks(api: Api, answer: Answer, headers: dict[str, str], residua
     Check that the residuals of each answer have at most `residual_bytes` bytes.
     """
     assert answer.status == 200, answer.raw
-    found = answer.json["file-scan-tasks"]
-    assert len(found) < 2 or sum(len(json.dumps(one["residual-filter"])) for one in found) < residual_bytes
+    file_scan_tasks = answer.json["file-scan-tasks"]
+    assert (
+        len(file_scan_tasks) < 2
+        or sum(len(json.dumps(file_scan_task["residual-filter"])) for file_scan_task in file_scan_tasks)
+        < residual_bytes
+    )
     for token in answer.json.get("plan-tasks", []):
         page = await api("POST", f"{T}/tasks", {"plan-task": token}, headers=headers)
-        found = found + await fetch_tasks(api, page, headers, residual_bytes)
-    return found
+        file_scan_tasks = file_scan_tasks + await fetch_tasks(api, page, headers, residual_bytes)
+    return file_scan_tasks
 
 
 @pytest.fixture

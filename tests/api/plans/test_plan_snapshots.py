@@ -20,15 +20,15 @@ async def make_plan(
 ) -> dict[str, Any]:
     answer = await late("POST", f"{OWN}/t/plan-tables", {"predicate": predicate, **body}, headers=headers)
     assert answer.status == 200, answer.raw
-    found: dict[str, Any] = answer.json
-    return found
+    answer_body: dict[str, Any] = answer.json
+    return answer_body
 
 
 async def load_snapshots(late: Late, headers: dict[str, str] = PLANS, query: str = "") -> dict[int, dict[str, Any]]:
     """Return the snapshots in the answer of loadTable."""
     answer = await late("GET", f"{STANDARD}/t{query}", headers=headers)
     assert answer.status == 200, answer.raw
-    return {one["snapshot-id"]: one for one in answer.json["metadata"]["snapshots"]}
+    return {snapshot["snapshot-id"]: snapshot for snapshot in answer.json["metadata"]["snapshots"]}
 
 
 async def request_lease(late: Late, ids: list[Any], lease_s: Any, headers: dict[str, str] = PLANS) -> Answer:
@@ -42,14 +42,14 @@ async def test_plan_is_a_snapshot_only_for_requests_with_its_header(late: Late) 
     plan_id = plan["plan-snapshot-id"]
     assert plan["name"] is None
     assert plan_id > 1 << 31
-    seen = await load_snapshots(late)
-    assert set(seen) == {1, plan_id}
-    assert seen[1] == real
-    one = seen[plan_id]
-    assert list(read_data_files(read_manifest_list(one["manifest-list"]), 2)) == ["file:///t/data/000000.parquet"]
-    assert (one["parent-snapshot-id"], one["schema-id"]) == (1, 0)
-    assert one["sequence-number"] == real["sequence-number"]
-    assert one["timestamp-ms"] == real["timestamp-ms"] - 1  # The newest snapshot is the table's own.
+    snapshots = await load_snapshots(late)
+    assert set(snapshots) == {1, plan_id}
+    assert snapshots[1] == real
+    snapshot = snapshots[plan_id]
+    assert list(read_data_files(read_manifest_list(snapshot["manifest-list"]), 2)) == ["file:///t/data/000000.parquet"]
+    assert (snapshot["parent-snapshot-id"], snapshot["schema-id"]) == (1, 0)
+    assert snapshot["sequence-number"] == real["sequence-number"]
+    assert snapshot["timestamp-ms"] == real["timestamp-ms"] - 1  # The newest snapshot is the table's own.
     for headers in ({}, OTHERS):
         for query in ("", "?snapshots=refs"):
             assert set(await load_snapshots(late, headers, query)) == {1}
@@ -79,7 +79,7 @@ async def test_etag_depends_on_the_plans_in_the_answer(late: Late) -> None:
 async def test_catalog_with_the_header_resolves_no_plan_names(late: Late) -> None:
     name = (await late.plan(predicate="id = 5"))["name"]
     assert (await late("GET", f"{STANDARD}/{name}")).status == 200
-    asked = [
+    requests = [
         ("GET", f"{STANDARD}/{name}"),
         ("HEAD", f"{STANDARD}/{name}"),
         ("GET", f"{STANDARD}/{name}/credentials"),
@@ -87,7 +87,7 @@ async def test_catalog_with_the_header_resolves_no_plan_names(late: Late) -> Non
         ("GET", f"/api/v1/tables/db/{name}/files"),
         ("POST", f"/api/v1/tables/db/{name}/explain"),
     ]
-    for method, path in asked:
+    for method, path in requests:
         answer = await late(method, path, {} if method == "POST" else None, headers=PLANS)
         assert answer.status == 404, path
         if method != "HEAD":
@@ -98,7 +98,7 @@ async def test_plan_made_as_a_snapshot_has_no_usable_name(late: Late, tmp_path: 
     """A reader can compute the name under which the database stores the plan. The server must not accept it."""
     await make_plan(late)
     store = late.server.components.store
-    digests = {one.name[:32] for one in plans(tmp_path)}
+    digests = {plan.name[:32] for plan in plans(tmp_path)}
     assert len(digests) == 1
     for digest in digests:
         name = f"t~plan~{digest}"
@@ -148,8 +148,8 @@ async def test_plan_is_read_with_the_schema_of_its_request(late: Late) -> None:
     ]
     assert (await late("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates})).status == 200
     after = (await make_plan(late, "old = 5"))["plan-snapshot-id"]
-    seen = await load_snapshots(late)
-    assert (seen[before]["schema-id"], seen[after]["schema-id"]) == (0, 1)
+    snapshots = await load_snapshots(late)
+    assert (snapshots[before]["schema-id"], snapshots[after]["schema-id"]) == (0, 1)
 
 
 async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(late: Late) -> None:
@@ -161,7 +161,7 @@ async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(late: La
     body = {"requirements": [{"type": "assert-table-uuid", "uuid": uuid}], "updates": updates}
     answer = await late("POST", f"{STANDARD}/t", body, headers=PLANS)
     assert answer.status == 200, answer.raw
-    assert [one["snapshot-id"] for one in answer.json["metadata"]["snapshots"]] == [2]
+    assert [snapshot["snapshot-id"] for snapshot in answer.json["metadata"]["snapshots"]] == [2]
     assert set(await load_snapshots(late)) == {2}
     again = (await make_plan(late))["plan-snapshot-id"]
     assert again != plan_id
@@ -197,8 +197,8 @@ async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(late: Late)
     for updates in refused:
         answer = await late("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates}, headers=PLANS)
         assert answer.error[:2] == (400, "BadRequestException")
-    wanted = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": plan_id}
-    answer = await late("POST", f"{STANDARD}/t", {"requirements": [wanted], "updates": []}, headers=PLANS)
+    expected = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": plan_id}
+    answer = await late("POST", f"{STANDARD}/t", {"requirements": [expected], "updates": []}, headers=PLANS)
     assert answer.error[:2] == (409, "CommitFailedException")
     await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
     assert {one["snapshot-id"] for one in (await late.load("t"))["metadata"]["snapshots"]} == {1, 2}

@@ -45,14 +45,14 @@ class Late(Api):
     async def plan(self, table: str = "t", **body: Any) -> dict[str, Any]:
         answer = await self("POST", f"{OWN}/{table}/plan-tables", body)
         assert answer.status == 200, answer.raw
-        found: dict[str, Any] = answer.json
-        return found
+        answer_body: dict[str, Any] = answer.json
+        return answer_body
 
     async def load(self, name: str) -> dict[str, Any]:
         answer = await self("GET", f"{STANDARD}/{name}")
         assert answer.status == 200, answer.raw
-        found: dict[str, Any] = answer.json
-        return found
+        body: dict[str, Any] = answer.json
+        return body
 
     async def files_of_plan(self, name: str) -> list[int]:
         """Return the numbers of the files in the plan table with this name."""
@@ -66,10 +66,10 @@ def numbers(loaded: dict[str, Any]) -> list[int]:
 
 
 @asynccontextmanager
-async def late_server(tmp_path: Path, **given: Any) -> AsyncIterator[Late]:
+async def late_server(tmp_path: Path, **arguments: Any) -> AsyncIterator[Late]:
     clock = LateClock()
     lengths = {"plan_table_lease_s": LEASE_S, "plan_table_grace_s": GRACE_S, "housekeeping_interval_s": 1e6}
-    async with running(tmp_path, clock=clock, **lengths, **given) as server:
+    async with running(tmp_path, clock=clock, **lengths, **arguments) as server:
         late = Late(server)
         late.clock = clock
         await late.table()
@@ -83,10 +83,10 @@ def plans(tmp_path: Path) -> list[Path]:
 
 
 async def test_plan_answer_has_the_name_of_a_table_with_its_files(late: Late) -> None:
-    made = await late.plan(predicate="id BETWEEN 95 AND 118")
+    plan = await late.plan(predicate="id BETWEEN 95 AND 118")
     now_ms = late.clock.now_ms()
-    name, expires_ms = made.pop("name"), made.pop("expires-at-ms")
-    assert made == {
+    name, expires_ms = plan.pop("name"), plan.pop("expires-at-ms")
+    assert plan == {
         "snapshot-id": 1,
         "files": 3,
         "bytes": 30_000,
@@ -124,9 +124,9 @@ async def test_plan_answer_has_the_name_of_a_table_with_its_files(late: Late) ->
 async def test_plan_table_lists_the_files_that_the_plan_keeps(
     late: Late, body: dict[str, Any], kept: list[int]
 ) -> None:
-    made = await late.plan(**body)
-    assert (made["files"], made["considered-files"]) == (len(kept), 30)
-    assert await late.files_of_plan(made["name"]) == kept
+    plan = await late.plan(**body)
+    assert (plan["files"], plan["considered-files"]) == (len(kept), 30)
+    assert await late.files_of_plan(plan["name"]) == kept
 
 
 async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(late: Late) -> None:
@@ -140,16 +140,16 @@ async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(late: Lat
     schema = {"type": "struct", "schema-id": 1, "fields": fields}
     updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
     assert (await late("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates})).status == 200
-    made = await late.plan(predicate="data = 5", **past)
-    assert (made["name"], made["snapshot-id"]) == (None, 1)
+    plan = await late.plan(predicate="data = 5", **past)
+    assert (plan["name"], plan["snapshot-id"]) == (None, 1)
     assert await late.files_of_plan((await late.plan(predicate="data = 5"))["name"]) == [0]
 
 
 async def test_table_without_a_snapshot_has_no_plan_table(late: Late) -> None:
     await late.table("empty")
-    made = await late.plan("empty", predicate="id = 5")
-    assert made["name"] is None
-    assert (made["snapshot-id"], made["files"], made["considered-files"], made["expires-at-ms"]) == (None, 0, 0, None)
+    plan = await late.plan("empty", predicate="id = 5")
+    assert plan["name"] is None
+    assert (plan["snapshot-id"], plan["files"], plan["considered-files"], plan["expires-at-ms"]) == (None, 0, 0, None)
 
 
 async def test_error_names_the_invalid_part_of_a_plan_table_request(late: Late) -> None:
@@ -176,12 +176,12 @@ async def test_error_names_the_invalid_part_of_a_plan_table_request(late: Late) 
 async def test_no_plan_table_is_made_when_the_plan_keeps_more_than_the_requested_share(
     late: Late, tmp_path: Path
 ) -> None:
-    for share, wanted in ((0.3, None), (0.32, None), (0.34, "t"), (1.0, "t"), (0.0, None)):
-        made = await late.plan(predicate="id < 100", **{"kept-max": share})
-        assert made["files"] == 10
-        assert (made["name"] is not None) == (share >= 10 / 30), share
-        assert (made["expires-at-ms"] is None) == (made["name"] is None)
-        assert bool(plans(tmp_path)) == (wanted is not None or share == 0.0)
+    for share, expected in ((0.3, None), (0.32, None), (0.34, "t"), (1.0, "t"), (0.0, None)):
+        plan = await late.plan(predicate="id < 100", **{"kept-max": share})
+        assert plan["files"] == 10
+        assert (plan["name"] is not None) == (share >= 10 / 30), share
+        assert (plan["expires-at-ms"] is None) == (plan["name"] is None)
+        assert bool(plans(tmp_path)) == (expected is not None or share == 0.0)
     # The answer does not reveal either that the plan exists.
     assert (await late.plan(predicate="id < 100", **{"kept-max": 0.2}))["name"] is None
     assert (await late.plan(predicate="id < -5", **{"kept-max": 0.0}))["name"] is not None
@@ -193,8 +193,8 @@ async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the
         await api.table()
         await append(api, "t", tens(30), snapshot_id=1, manifests=3)
         for predicate, named in (("id < 40", True), ("id < 50", False), ("id < 100", True), ("id < 150", False)):
-            made = (await api("POST", f"{OWN}/t/plan-tables", {"predicate": predicate})).json
-            assert (made["name"] is not None) == named, predicate
+            body = (await api("POST", f"{OWN}/t/plan-tables", {"predicate": predicate})).json
+            assert (body["name"] is not None) == named, predicate
 
 
 @pytest.mark.parametrize("limits", [{"plan_table_files_limit": 4}, {"plan_tables_limit": 0}])
@@ -212,10 +212,10 @@ async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
             await api.table(name, **{"partition-spec": spec})
             await append(api, name, tens(30), snapshot_id=1, manifests=3)
             body = {"predicate": "id < 50", "hide-partitions": True}
-            made = (await api("POST", f"{OWN}/{name}/plan-tables", body)).json
-            assert made["name"] is None
-            assert made.get("misread", "").endswith(("limit is 4", "plan_tables_bytes)") if name == "t" else "")
-            assert ("misread" in made) == (name == "t")
+            new_body = (await api("POST", f"{OWN}/{name}/plan-tables", body)).json
+            assert new_body["name"] is None
+            assert new_body.get("misread", "").endswith(("limit is 4", "plan_tables_bytes)") if name == "t" else "")
+            assert ("misread" in new_body) == (name == "t")
             (again,) = [(await api("POST", f"{OWN}/{name}/plan-tables", {**body, "hide-partitions": False})).json]
             assert "misread" not in again
 
@@ -225,10 +225,10 @@ async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -
         api = Api(server)
         await api.table()
         await append(api, "t", tens(30), snapshot_id=1, manifests=3)
-        made = [(await api("POST", f"{OWN}/t/plan-tables", {"predicate": f"id = {n}"})).json for n in (5, 15, 25, 5)]
-        assert [one["name"] is not None for one in made] == [True, True, False, True]
-        assert made[2]["files"] == 1
-        assert made[3] == made[0]
+        plan = [(await api("POST", f"{OWN}/t/plan-tables", {"predicate": f"id = {n}"})).json for n in (5, 15, 25, 5)]
+        assert [one["name"] is not None for one in plan] == [True, True, False, True]
+        assert plan[2]["files"] == 1
+        assert plan[3] == plan[0]
 
 
 async def test_identical_plans_share_a_name_and_its_files(late: Late, tmp_path: Path) -> None:
@@ -246,60 +246,60 @@ async def test_identical_plans_share_a_name_and_its_files(late: Late, tmp_path: 
 async def test_incomplete_plan_is_not_shared(tmp_path: Path) -> None:
     """Otherwise later requests would get too many files while any reader renews the plan."""
     async with late_server(tmp_path, plan_time_budget_s=0) as late:
-        made = [await late.plan(predicate="id = 5") for _ in range(3)]
-        assert len({one["name"] for one in made}) == 3
-        assert [await late.files_of_plan(one["name"]) for one in made] == [list(range(30))] * 3
+        new_plans = [await late.plan(predicate="id = 5") for _ in range(3)]
+        assert len({plan["name"] for plan in new_plans}) == 3
+        assert [await late.files_of_plan(plan["name"]) for plan in new_plans] == [list(range(30))] * 3
 
 
 async def test_only_one_of_concurrent_identical_plans_is_made(late: Late, tmp_path: Path) -> None:
-    made = await asyncio.gather(*(late.plan(predicate="id = 5") for _ in range(20)))
-    assert len({one["name"] for one in made}) == 1
+    results = await asyncio.gather(*(late.plan(predicate="id = 5") for _ in range(20)))
+    assert len({result["name"] for result in results}) == 1
     assert len(plans(tmp_path)) == 3
 
 
 async def test_files_of_only_one_server_stay_when_two_make_one_plan(late: Late, tmp_path: Path) -> None:
     """Single flight joins neither requests with different leases nor requests to two processes."""
-    made = await asyncio.gather(*(late.plan(predicate="id = 5", **{"lease-s": 100 + each}) for each in range(8)))
-    (name,) = {one["name"] for one in made}
+    results = await asyncio.gather(*(late.plan(predicate="id = 5", **{"lease-s": 100 + each}) for each in range(8)))
+    (name,) = {result["name"] for result in results}
     assert len(plans(tmp_path)) == 3
     assert await late.files_of_plan(name) == [0]
-    assert max(one["expires-at-ms"] for one in made) > late.clock.now_ms() + 100_000
+    assert max(result["expires-at-ms"] for result in results) > late.clock.now_ms() + 100_000
 
 
 async def test_plan_table_name_is_valid_until_its_lease_ends(late: Late) -> None:
-    made = await late.plan(predicate="id = 5")
+    plan = await late.plan(predicate="id = 5")
     late.clock.ahead_ms += (LEASE_S - 2) * 1000
-    assert (await late("HEAD", f"{STANDARD}/{made['name']}")).status == 204
-    tag = (await late("GET", f"{STANDARD}/{made['name']}")).headers["ETag"]
+    assert (await late("HEAD", f"{STANDARD}/{plan['name']}")).status == 204
+    tag = (await late("GET", f"{STANDARD}/{plan['name']}")).headers["ETag"]
     late.clock.ahead_ms += 2000
     for method, path in (("GET", ""), ("GET", "/credentials"), ("POST", "/plan"), ("POST", "/metrics")):
-        answer = await late(method, f"{STANDARD}/{made['name']}{path}", {} if method == "POST" else None)
+        answer = await late(method, f"{STANDARD}/{plan['name']}{path}", {} if method == "POST" else None)
         assert answer.error[:2] == (404, "NoSuchTableException"), path
-    assert (await late("HEAD", f"{STANDARD}/{made['name']}")).status == 404
-    answer = await late("GET", f"{STANDARD}/{made['name']}", headers={"If-None-Match": tag})
+    assert (await late("HEAD", f"{STANDARD}/{plan['name']}")).status == 404
+    answer = await late("GET", f"{STANDARD}/{plan['name']}", headers={"If-None-Match": tag})
     assert answer.status == 404
 
 
 async def test_lease_has_the_requested_length_up_to_the_limit(late: Late) -> None:
-    for asked, granted in ((7, 7), (3600, 3600), (10**6, 3600)):
-        made = await late.plan(predicate=f"id = {asked}", **{"lease-s": asked})
-        assert abs(made["expires-at-ms"] - late.clock.now_ms() - granted * 1000) < 1000
+    for request, granted in ((7, 7), (3600, 3600), (10**6, 3600)):
+        plan = await late.plan(predicate=f"id = {request}", **{"lease-s": request})
+        assert abs(plan["expires-at-ms"] - late.clock.now_ms() - granted * 1000) < 1000
 
 
 async def test_requested_plan_is_renewed_after_half_of_its_lease(late: Late, tmp_path: Path) -> None:
-    made = await late.plan(predicate="id = 5")
+    plan = await late.plan(predicate="id = 5")
     files = plans(tmp_path)
     late.clock.ahead_ms += LEASE_S * 400
-    assert await late.plan(predicate="id = 5") == made
+    assert await late.plan(predicate="id = 5") == plan
     late.clock.ahead_ms += LEASE_S * 200
     again = await late.plan(predicate="id = 5")
-    assert again["name"] == made["name"]
-    assert again["expires-at-ms"] >= made["expires-at-ms"] + LEASE_S * 500
+    assert again["name"] == plan["name"]
+    assert again["expires-at-ms"] >= plan["expires-at-ms"] + LEASE_S * 500
     late.clock.ahead_ms += LEASE_S * 1100
-    assert (await late("HEAD", f"{STANDARD}/{made['name']}")).status == 404
+    assert (await late("HEAD", f"{STANDARD}/{plan['name']}")).status == 404
     # The plan's files still exist, so another lease reuses them.
     back = await late.plan(predicate="id = 5")
-    assert back["name"] == made["name"]
+    assert back["name"] == plan["name"]
     assert plans(tmp_path) == files
     assert await late.files_of_plan(back["name"]) == [0]
 
@@ -321,14 +321,14 @@ async def test_name_can_be_renewed_whatever_happens_to_its_table(late: Late, tmp
     assert await late.files_of_plan(name) == [0]
     late.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
     await late.server.components.housekeeping.round()
-    for gone in (name, NAME, "t", "nosuch"):
-        assert (await late("POST", f"{OWN}/{gone}/lease", {})).error[:2] == (404, "NoSuchTableException")
+    for removed_ids in (name, NAME, "t", "nosuch"):
+        assert (await late("POST", f"{OWN}/{removed_ids}/lease", {})).error[:2] == (404, "NoSuchTableException")
     for bad in ({"lease-s": 0}, {"lease": 5}, []):
         assert (await late("POST", f"{OWN}/{name}/lease", bad)).error[:2] == (400, "BadRequestException")
 
 
 async def test_files_are_deleted_after_the_lease_and_the_plan_can_be_made_again(late: Late, tmp_path: Path) -> None:
-    made = await late.plan(predicate="id = 5")
+    plan = await late.plan(predicate="id = 5")
     other = await late.plan(predicate="id = 15", **{"lease-s": 1000})
     late.clock.ahead_ms += (LEASE_S + GRACE_S - 1) * 1000
     assert (await late.server.components.housekeeping.round())["plan_tables_cleaned"] == 0
@@ -339,13 +339,13 @@ async def test_files_are_deleted_after_the_lease_and_the_plan_can_be_made_again(
     assert await late.files_of_plan(other["name"]) == [1]
     assert await late.server.components.store.list_retired_plan_tables(None, 10) == []
     again = await late.plan(predicate="id = 5")
-    assert again["name"] == made["name"]
+    assert again["name"] == plan["name"]
     assert await late.files_of_plan(again["name"]) == [0]
     assert len(plans(tmp_path)) == 6
 
 
 async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(late: Late, tmp_path: Path) -> None:
-    made = await late.plan(predicate="id = 5")
+    plan = await late.plan(predicate="id = 5")
     old = set(plans(tmp_path))
     late.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
     objects, delete = late.server.components.objects, late.server.components.objects.delete
@@ -353,25 +353,25 @@ async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(late: Late,
     async def meanwhile(location: str) -> None:
         objects.delete = delete  # type: ignore[method-assign]
         again = await late.plan(predicate="id = 5")
-        assert again["name"] == made["name"]
+        assert again["name"] == plan["name"]
         await delete(location)
 
     objects.delete = meanwhile  # type: ignore[method-assign]
     assert (await late.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert old.isdisjoint(plans(tmp_path))
-    assert await late.files_of_plan(made["name"]) == [0]
+    assert await late.files_of_plan(plan["name"]) == [0]
 
 
 async def test_plan_table_name_belongs_to_the_table_it_was_made_for(late: Late) -> None:
-    made = await late.plan(predicate="id = 5")
-    path = f"{STANDARD}/{made['name']}"
+    plan = await late.plan(predicate="id = 5")
+    path = f"{STANDARD}/{plan['name']}"
     assert (await late("DELETE", f"{STANDARD}/t")).status == 204
     assert (await late("GET", path)).error[:2] == (404, "NoSuchTableException")
     await late.table()
     assert (await late("GET", path)).error[:2] == (404, "NoSuchTableException")
     await append(late, "t", tens(3), snapshot_id=1)
     fresh = await late.plan(predicate="id = 5")
-    assert fresh["name"] != made["name"]
+    assert fresh["name"] != plan["name"]
     assert await late.files_of_plan(fresh["name"]) == [0]
     body = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "moved"}}
     assert (await late("POST", "/v1/tables/rename", body)).status == 204
@@ -380,12 +380,12 @@ async def test_plan_table_name_belongs_to_the_table_it_was_made_for(late: Late) 
 
 
 async def test_plan_table_survives_commits_and_the_expiry_of_its_snapshot(late: Late) -> None:
-    made = await late.plan(predicate="id = 5")
+    plan = await late.plan(predicate="id = 5")
     await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
-    assert await late.files_of_plan(made["name"]) == [0]
-    gone = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
-    assert (await late("POST", f"{STANDARD}/t", gone)).status == 200
-    assert await late.files_of_plan(made["name"]) == [0]
+    assert await late.files_of_plan(plan["name"]) == [0]
+    removal = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
+    assert (await late("POST", f"{STANDARD}/t", removal)).status == 200
+    assert await late.files_of_plan(plan["name"]) == [0]
     answer = await late("POST", f"{OWN}/t/plan-tables", {"predicate": "id = 5", "snapshot-id": 1})
     assert "Cannot find snapshot 1" in answer.error[2]
 
@@ -393,9 +393,9 @@ async def test_plan_table_survives_commits_and_the_expiry_of_its_snapshot(late: 
 async def test_plan_table_of_a_mixed_case_table_has_a_lower_case_name(late: Late) -> None:
     await late.table("Größe T")
     await append(late, "Gr%C3%B6%C3%9Fe%20T", tens(3), snapshot_id=1)
-    made = await late.plan("Gr%C3%B6%C3%9Fe%20T", predicate="id = 15")
-    assert made["name"].startswith("größe t~plan~")
-    loaded = await late("GET", f"{STANDARD}/gr%C3%B6%C3%9Fe%20t~plan~{made['name'].rpartition('~')[2]}")
+    plan = await late.plan("Gr%C3%B6%C3%9Fe%20T", predicate="id = 15")
+    assert plan["name"].startswith("größe t~plan~")
+    loaded = await late("GET", f"{STANDARD}/gr%C3%B6%C3%9Fe%20t~plan~{plan['name'].rpartition('~')[2]}")
     assert numbers(loaded.json) == [1]
     await late.table("x" * 250)
     await append(late, "x" * 250, tens(3), snapshot_id=1)
@@ -403,38 +403,38 @@ async def test_plan_table_of_a_mixed_case_table_has_a_lower_case_name(late: Late
 
 
 async def test_client_with_server_side_planning_can_plan_a_plan_table(late: Late) -> None:
-    made = await late.plan(predicate="id < 100")
+    plan = await late.plan(predicate="id < 100")
     answer = await late(
-        "POST", f"{STANDARD}/{made['name']}/plan", {"filter": {"type": "gt", "term": "id", "value": 75}}
+        "POST", f"{STANDARD}/{plan['name']}/plan", {"filter": {"type": "gt", "term": "id", "value": 75}}
     )
-    found = [task["data-file"]["file-path"][-14:] for task in answer.json["file-scan-tasks"]]
-    assert found == ["000007.parquet", "000008.parquet", "000009.parquet"]
+    file_paths = [task["data-file"]["file-path"][-14:] for task in answer.json["file-scan-tasks"]]
+    assert file_paths == ["000007.parquet", "000008.parquet", "000009.parquet"]
 
 
 async def test_reports_on_a_plan_table_are_stored_for_its_table(late: Late) -> None:
-    made = await late.plan(predicate="id = 5")
+    plan = await late.plan(predicate="id = 5")
     report = {"report-type": "scan-report", "table-name": "t", "snapshot-id": 1, "filter": True, "metrics": {}}
-    assert (await late("POST", f"{STANDARD}/{made['name']}/metrics", report)).status == 204
+    assert (await late("POST", f"{STANDARD}/{plan['name']}/metrics", report)).status == 204
     assert len((await late("GET", f"{OWN}/t/metrics")).json["reports"]) == 1
 
 
 async def test_plan_tables_are_never_listed(late: Late) -> None:
-    made = await late.plan(predicate="id = 5")
-    assert [one["name"] for one in (await late("GET", STANDARD)).json["identifiers"]] == ["t"]
+    plan = await late.plan(predicate="id = 5")
+    assert [identifier["name"] for identifier in (await late("GET", STANDARD)).json["identifiers"]] == ["t"]
     assert (await late("GET", "/v1/namespaces/db/views")).json["identifiers"] == []
-    assert made["name"] not in (await late("GET", "/api/v1/timeline")).raw.decode()
+    assert plan["name"] not in (await late("GET", "/api/v1/timeline")).raw.decode()
 
 
 NAME = "t~plan~" + "0" * 32
 
 
 async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejected(late: Late) -> None:
-    made = (await late.plan(predicate="id = 5"))["name"]
+    name = (await late.plan(predicate="id = 5"))["name"]
     create = {"name": NAME, "schema": SCHEMA}
     view = {**create, "view-version": VIEW_VERSION, "properties": {}}
     loaded = await late.load("t")
     register = {"name": NAME, "metadata-location": loaded["metadata-location"]}
-    change = {"identifier": {"namespace": ["db"], "name": made}, **set_properties(a="b")}
+    change = {"identifier": {"namespace": ["db"], "name": name}, **set_properties(a="b")}
     staged = {"requirements": [{"type": "assert-create"}], "updates": []}
 
     def rename(source: str, target: str) -> dict[str, Any]:
@@ -444,12 +444,12 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
         }
 
     asked: list[tuple[str, str, Any]] = [
-        ("POST", f"{STANDARD}/{made}", set_properties(a="b")),
+        ("POST", f"{STANDARD}/{name}", set_properties(a="b")),
         ("POST", f"{STANDARD}/{NAME}", staged),
-        ("DELETE", f"{STANDARD}/{made}", None),
-        ("DELETE", f"{STANDARD}/{made}?purgeRequested=true", None),
-        ("POST", f"{STANDARD}/{made}/unregister", None),
-        ("POST", "/v1/tables/rename", rename(made, "other")),
+        ("DELETE", f"{STANDARD}/{name}", None),
+        ("DELETE", f"{STANDARD}/{name}?purgeRequested=true", None),
+        ("POST", f"{STANDARD}/{name}/unregister", None),
+        ("POST", "/v1/tables/rename", rename(name, "other")),
         ("POST", "/v1/tables/rename", rename("t", NAME)),
         ("POST", "/v1/views/rename", rename("v", NAME)),
         ("POST", "/v1/transactions/commit", {"table-changes": [change]}),
@@ -459,16 +459,16 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
         ("POST", "/v1/namespaces/db/register", register),
         ("POST", "/v1/namespaces/db/register", {**register, "overwrite": True}),
         ("POST", "/v1/namespaces/db/views", view),
-        ("POST", f"{OWN}/{made}/commit", {"add": []}),
-        ("PUT", f"{OWN}/{made}/indexes/i", {"kind": "bloom", "columns": ["id"]}),
-        ("POST", f"{OWN}/{made}/indexes/i/builds", {}),
+        ("POST", f"{OWN}/{name}/commit", {"add": []}),
+        ("PUT", f"{OWN}/{name}/indexes/i", {"kind": "bloom", "columns": ["id"]}),
+        ("POST", f"{OWN}/{name}/indexes/i/builds", {}),
     ]
     for method, path, body in asked:
         code, kind, message = (await late(method, path, body)).error
         assert (code, kind) == (400, "BadRequestException"), (method, path)
         assert "plan table" in message, (method, path)
-    assert await late.files_of_plan(made) == [0]
-    assert [one["name"] for one in (await late("GET", STANDARD)).json["identifiers"]] == ["t"]
+    assert await late.files_of_plan(name) == [0]
+    assert [identifier["name"] for identifier in (await late("GET", STANDARD)).json["identifiers"]] == ["t"]
 
 
 async def test_dropped_table_cannot_be_restored_under_a_plan_name(late: Late) -> None:
@@ -479,8 +479,8 @@ async def test_dropped_table_cannot_be_restored_under_a_plan_name(late: Late) ->
 
 
 async def test_plan_of_a_plan_table_is_rejected(late: Late) -> None:
-    made = await late.plan(predicate="id < 100")
-    answer = await late("POST", f"{OWN}/{made['name']}/plan-tables", {"predicate": "id = 5"})
+    plan = await late.plan(predicate="id < 100")
+    answer = await late("POST", f"{OWN}/{plan['name']}/plan-tables", {"predicate": "id = 5"})
     assert answer.error[:2] == (404, "NoSuchTableException")
 
 
@@ -488,8 +488,8 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
     secrets, clock = {}, SystemClock()
     grants = {"root": [Grant("root", "admin")], "rita": [Grant("rita", "reader", ("db",))], "deep": []}
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
-        for name, given in grants.items():
-            secrets[name] = await create_token(store, clock, name, None, given)
+        for name, grant in grants.items():
+            secrets[name] = await create_token(store, clock, name, None, grant)
     async with running(tmp_path, auth="token") as server:
         root, rita, deep = (As(server, secrets[name]) for name in grants)
         await root.table()

@@ -13,34 +13,34 @@ PLAN_TABLES = "/api/v1/tables/db/t/plan-tables"
 async def plan(api: Api, **body: Any) -> dict[str, Any]:
     answer = await api("POST", PLAN_TABLES, body)
     assert answer.status == 200, answer.raw
-    found: dict[str, Any] = answer.json
-    return found
+    answer_body: dict[str, Any] = answer.json
+    return answer_body
 
 
 async def test_declined_request_is_planned_again_after_a_commit(planned: Api) -> None:
-    asked = {"predicate": "id < 200", "kept-max": 0.5}
-    declined = await plan(planned, **asked)
+    request = {"predicate": "id < 200", "kept-max": 0.5}
+    declined = await plan(planned, **request)
     assert declined["name"] is None
-    assert await plan(planned, **asked) == declined
+    assert await plan(planned, **request) == declined
     assert (declined["files"], declined["considered-files"]) == (20, 30)
     await append(planned, "t", tens(60)[30:], snapshot_id=2, parent=1)
-    made = await plan(planned, **asked)
-    assert (made["files"], made["considered-files"], made["name"] is not None) == (20, 60, True)
+    new_plan = await plan(planned, **request)
+    assert (new_plan["files"], new_plan["considered-files"], new_plan["name"] is not None) == (20, 60, True)
 
 
 async def test_declined_request_is_planned_again_for_a_larger_share_of_files(planned: Api) -> None:
-    asked = {"predicate": "id < 200"}
-    assert (await plan(planned, **asked, **{"kept-max": 0.5}))["name"] is None
-    assert (await plan(planned, **asked, **{"kept-max": 0.7}))["name"] is not None
-    assert (await plan(planned, **asked))["name"] is not None
-    assert (await plan(planned, **asked, **{"kept-max": 0.5}))["name"] is None
+    request = {"predicate": "id < 200"}
+    assert (await plan(planned, **request, **{"kept-max": 0.5}))["name"] is None
+    assert (await plan(planned, **request, **{"kept-max": 0.7}))["name"] is not None
+    assert (await plan(planned, **request))["name"] is not None
+    assert (await plan(planned, **request, **{"kept-max": 0.5}))["name"] is None
 
 
 async def test_request_is_bound_again_under_another_schema(planned: Api) -> None:
     """Two columns swap their names, so each name then belongs to the other column."""
-    asked = {"predicate": "id = 5"}
+    request = {"predicate": "id = 5"}
     for _ in range(2):
-        assert (await plan(planned, **asked))["files"] == 1
+        assert (await plan(planned, **request))["files"] == 1
     fields = [
         {"id": 1, "name": "data", "required": True, "type": "long"},
         {"id": 2, "name": "id", "required": False, "type": "string"},
@@ -48,6 +48,6 @@ async def test_request_is_bound_again_under_another_schema(planned: Api) -> None
     schema = {"type": "struct", "schema-id": 1, "fields": fields}
     updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
     assert (await planned("POST", T, {"requirements": [], "updates": updates})).status == 200
-    assert (await plan(planned, **asked))["files"] == 30
+    assert (await plan(planned, **request))["files"] == 30
     assert (await plan(planned, predicate="data = 5"))["files"] == 1
     assert (await plan(planned, predicate="id = 'm'"))["files"] == 30

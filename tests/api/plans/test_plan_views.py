@@ -65,9 +65,9 @@ async def test_plan_view_is_the_view_with_another_text(late: Late) -> None:
     same = ("view-uuid", "properties", "schemas", "current-version-id", "location", "format-version")
     assert all(loaded["metadata"][key] == view["metadata"][key] for key in same)
     (version_of,) = loaded["metadata"]["versions"]
-    (stored,) = view["metadata"]["versions"]
-    del version_of["representations"], stored["representations"]
-    assert version_of == stored
+    (stored_version,) = view["metadata"]["versions"]
+    del version_of["representations"], stored_version["representations"]
+    assert version_of == stored_version
     assert (await late("HEAD", f"{VIEWS}/{name}")).status == 204
     assert (await late("GET", f"{STANDARD}/{name}")).status == 404, "it is no table"
 
@@ -248,8 +248,8 @@ async def test_leases_and_files_of_plan_views_equal_those_of_plan_tables(late: L
 async def test_plan_view_is_never_listed_and_cannot_be_changed(late: Late) -> None:
     await late.view(**{"view-version": version()})
     name = await make_plan_view(late)
-    listed = (await late("GET", VIEWS)).json["identifiers"]
-    assert [one["name"] for one in listed] == ["v"]
+    identifiers = (await late("GET", VIEWS)).json["identifiers"]
+    assert [identifier["name"] for identifier in identifiers] == ["v"]
     assert (await late("POST", f"{VIEWS}/{name}", set_properties(a="b"))).status == 400
     assert (await late("DELETE", f"{VIEWS}/{name}")).status == 400
     renaming = {
@@ -281,32 +281,32 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         "nobody": [],
     }
     async with open_store(f"sqlite:///{tmp_path}/seamark.db", clock=clock, queue_limit=10) as store:
-        for name, given in grants.items():
-            secrets[name] = await create_token(store, clock, name, None, given)
+        for name, grant in grants.items():
+            secrets[name] = await create_token(store, clock, name, None, grant)
     async with running(tmp_path, auth="token") as server:
-        who = {name: As(server, secret) for name, secret in secrets.items()}
-        root = who["root"]
+        principal = {name: As(server, secret) for name, secret in secrets.items()}
+        root = principal["root"]
         await root.table()
         await append(root, "t", tens(30), snapshot_id=1, manifests=3)
         await root.view(**{"view-version": version()})
         body = await view_request(root)
-        assert (await who["reader"]("POST", f"{OWN}/v/plan-views", body)).status == 403
-        assert (await who["nobody"]("POST", f"{OWN}/v/plan-views", body)).status == 403
-        answer = await who["writer"]("POST", f"{OWN}/v/plan-views", body)
+        assert (await principal["reader"]("POST", f"{OWN}/v/plan-views", body)).status == 403
+        assert (await principal["nobody"]("POST", f"{OWN}/v/plan-views", body)).status == 403
+        answer = await principal["writer"]("POST", f"{OWN}/v/plan-views", body)
         assert answer.status == 200, answer.raw
         name = answer.json["name"]
-        assert (await who["reader"]("GET", f"{VIEWS}/{name}")).status == 200, "as the view"
-        by_plan = (await who["nobody"]("GET", f"{VIEWS}/{name}")).error
-        assert by_plan == (await who["nobody"]("GET", f"{VIEWS}/v")).error
-        assert (await who["nobody"]("HEAD", f"{VIEWS}/{name}")).status == 403
+        assert (await principal["reader"]("GET", f"{VIEWS}/{name}")).status == 200, "as the view"
+        by_plan = (await principal["nobody"]("GET", f"{VIEWS}/{name}")).error
+        assert by_plan == (await principal["nobody"]("GET", f"{VIEWS}/v")).error
+        assert (await principal["nobody"]("HEAD", f"{VIEWS}/{name}")).status == 403
 
         assert (await root("POST", "/v1/namespaces", {"namespace": ["views"]})).status == 200
         created = {"name": "v", "schema": (await root("GET", f"{VIEWS}/v")).json["metadata"]["schemas"][0]}
         created |= {"view-version": version(), "properties": {}}
         loaded = (await root("POST", "/v1/namespaces/views/views", created)).json
         body["metadata-location"] = loaded["metadata-location"]
-        assert (await who["views"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 403
-        assert (await who["both"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 200
+        assert (await principal["views"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 403
+        assert (await principal["both"]("POST", "/api/v1/views/views/v/plan-views", body)).status == 200
 
         inner = created | {"name": "w", "view-version": version("SELECT id, data FROM db.v")}
         loaded = (await root("POST", "/v1/namespaces/views/views", inner)).json
@@ -314,7 +314,7 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         table |= {"start": 21, "end": 25, "plan": ["db", name]}
         body["metadata-location"] = loaded["metadata-location"]
         for who_asks, status in (("views", 403), ("reader", 403), ("both", 200)):
-            answer = await who[who_asks]("POST", "/api/v1/views/views/w/plan-views", body)
+            answer = await principal[who_asks]("POST", "/api/v1/views/views/w/plan-views", body)
             assert answer.status == status, f"{who_asks}: the views behind it are to be read, too"
 
 

@@ -33,8 +33,8 @@ async def view_request(late: Late, **more: Any) -> dict[str, Any]:
 async def make_plan_view(late: Late, **more: Any) -> dict[str, Any]:
     answer = await late("POST", f"{OWN}/v/plan-views", await view_request(late, **more), headers=PLANS)
     assert answer.status == 200, answer.raw
-    found: dict[str, Any] = answer.json
-    return found
+    body: dict[str, Any] = answer.json
+    return body
 
 
 async def test_plan_views_tables_are_versions_and_its_rows_are_visible_to_one_user(late: Late) -> None:
@@ -117,6 +117,6 @@ async def test_contradictory_parts_of_a_request_are_rejected(late: Late) -> None
         ({**body, "tables": [{**table, "start": AT + 1, "end": AT + 2}]}, PLANS, 400),
         (body, OTHERS, 404),
     ]
-    for given, headers, status in wrong:
-        answer = await late("POST", f"{OWN}/v/plan-views", given, headers=headers)
-        assert answer.error[0] == status, (given, headers, answer.raw)
+    for input_value, headers, status in wrong:
+        answer = await late("POST", f"{OWN}/v/plan-views", input_value, headers=headers)
+        assert answer.error[0] == status, (input_value, headers, answer.raw)

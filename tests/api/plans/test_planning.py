@@ -385,8 +385,7 @@ async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
     planned: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyIceberg gets residuals with the filter's text. The server writes them twice: to compute the page's
-    length, and then
-    for the files.
+    length, and then for the files.
     """
     threads = []
 
@@ -397,9 +396,9 @@ async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
     monkeypatch.setattr(answers, "expression_json", record_encode_thread)
     values = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
     headers = {**PYICEBERG, "X-Seamark-Residuals": "exact"}
-    sent = await planned("POST", f"{T}/plan", {"filter": values}, headers=headers)
-    assert sent.status == 200, sent.raw
-    assert 0 in await pages(planned, sent, headers=headers)
+    answer = await planned("POST", f"{T}/plan", {"filter": values}, headers=headers)
+    assert answer.status == 200, answer.raw
+    assert 0 in await pages(planned, answer, headers=headers)
     assert threads
     assert threading.get_ident() not in threads
 
@@ -415,15 +414,15 @@ async def test_idempotency_key_is_accepted_and_a_repeat_gets_an_equal_answer_wit
 
 async def test_plan_uses_the_newest_snapshot_whoever_committed_it(tmp_path: Path) -> None:
     """The cached answer to an equal request must not be used after the commit."""
-    async with running(tmp_path) as one, running(tmp_path) as two:
-        here, there = Api(one), Api(two)
-        await here.table()
+    async with running(tmp_path) as first, running(tmp_path) as second:
+        first_api, second_api = Api(first), Api(second)
+        await first_api.table()
         for count in range(1, 5):
-            await append(here, "t", tens(count), snapshot_id=count)
-            for api in (there, there, here):
+            await append(first_api, "t", tens(count), snapshot_id=count)
+            for api in (second_api, second_api, first_api):
                 assert numbers(await api("POST", f"{T}/plan", {})) == list(range(count))
-        await here("DELETE", T)
-        assert (await there("POST", f"{T}/plan", {})).error[:2] == (404, "NoSuchTableException")
+        await first_api("DELETE", T)
+        assert (await second_api("POST", f"{T}/plan", {})).error[:2] == (404, "NoSuchTableException")
 
 
 async def test_cached_answer_is_refused_after_the_grant_was_revoked(tmp_path: Path) -> None:
@@ -481,15 +480,15 @@ MODES = [
 ]
 
 
-@pytest.mark.parametrize(("setting", "version", "wanted", "mode"), MODES)
+@pytest.mark.parametrize(("setting", "version", "expected", "mode"), MODES)
 async def test_clients_learn_for_each_table_who_plans(
-    tmp_path: Path, setting: str, version: int, wanted: str | None, mode: str
+    tmp_path: Path, setting: str, version: int, expected: str | None, mode: str
 ) -> None:
     async with running(tmp_path, scan_planning_mode=setting) as server:
         api = Api(server)
         properties = {"format-version": str(version)}
-        if wanted is not None:
-            properties["seamark.scan-planning-mode"] = wanted
+        if expected is not None:
+            properties["seamark.scan-planning-mode"] = expected
         created = await api.table(properties=properties)
         assert created["config"]["scan-planning-mode"] == mode
         assert (await api("GET", T)).json["config"]["scan-planning-mode"] == mode

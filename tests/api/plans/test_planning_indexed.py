@@ -48,18 +48,22 @@ async def paged(tmp_path: Path) -> AsyncIterator[Api]:
         yield api
 
 
-async def index(api: Api, chosen: range) -> Path:
+async def index(api: Api, chosen_range: range) -> Path:
     """Build and register an index file of these data files."""
     build = await begin(api)
     term = Term(1, "id", "identity", "long", "long")
-    files = [tens(FILES)[number] for number in chosen]
-    listed = [ListedFile(one.path, one.size, one.record_count) for one in files]
-    built = [bitmap.build(keys_of(pa.array(range(10 * number, 10 * number + 10, 2)), "long")) for number in chosen]
-    data = b"".join(encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed, built))
-    said = write(build, f"{chosen.start}-{chosen.stop}.puffin", data)
-    answer = await register(api, build, said)
+    files = [tens(FILES)[number] for number in chosen_range]
+    listed_files = [ListedFile(file.path, file.size, file.record_count) for file in files]
+    built = [
+        bitmap.build(keys_of(pa.array(range(10 * number, 10 * number + 10, 2)), "long")) for number in chosen_range
+    ]
+    data = b"".join(
+        encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, built)
+    )
+    registration = write(build, f"{chosen_range.start}-{chosen_range.stop}.puffin", data)
+    answer = await register(api, build, registration)
     assert answer.status == 200, answer.raw
-    return Path(said["location"].removeprefix("file://"))
+    return Path(registration["location"].removeprefix("file://"))
 
 
 async def page(api: Api, token: str) -> list[int]:
@@ -69,13 +73,13 @@ async def page(api: Api, token: str) -> list[int]:
 async def test_index_added_between_a_plan_and_its_pages_loses_no_matching_file(paged: Api) -> None:
     answer = await paged("POST", f"{T}/plan", {"filter": FILTER})
     tokens = answer.json["plan-tasks"]
-    found = []
+    results = []
     for place, token in enumerate(tokens):
         if place == 2:
             await index(paged, range(FILES))
-        found += await page(paged, token)
-    assert len(set(found)) == len(found) < FILES
-    assert set(WANTED) <= set(found)
+        results += await page(paged, token)
+    assert len(set(results)) == len(results) < FILES
+    assert set(WANTED) <= set(results)
     again = await paged("POST", f"{T}/plan", {"filter": FILTER})
     assert [one for token in again.json["plan-tasks"] for one in await page(paged, token)] == list(WANTED)
 
@@ -85,14 +89,14 @@ async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paged:
     answer = await paged("POST", f"{T}/plan", {"filter": FILTER})
     tokens = answer.json["plan-tasks"]
     assert len(tokens) == 3
-    found = await page(paged, tokens[0])
-    assert found == [0, 3, 6, 9]
+    actual_page = await page(paged, tokens[0])
+    assert actual_page == [0, 3, 6, 9]
     registry, uuid = paged.server.components.indexes.registry, (await begin(paged))["table-uuid"]
     await registry.quarantine(uuid, paths[0].as_uri(), "said so")
     for token in tokens[1:]:
-        found += await page(paged, token)
-    assert len(set(found)) == len(found) > len(WANTED)
-    assert set(WANTED) <= set(found)
+        actual_page += await page(paged, token)
+    assert len(set(actual_page)) == len(actual_page) > len(WANTED)
+    assert set(WANTED) <= set(actual_page)
     assert (await load_index(paged))["quarantined"] == 1
     again = await asyncio.gather(*(page(paged, token) for token in tokens))
     assert sorted(one for part in again for one in part) == [*range(20), *(number for number in WANTED if number >= 20)]
@@ -107,9 +111,9 @@ async def test_cached_answer_is_not_used_after_indexes_changed(paged: Api) -> No
 
 
 async def test_declined_plan_table_is_made_once_an_index_prunes_files(paged: Api) -> None:
-    asked = {"filter": {"type": "eq", "term": "id", "value": 15}, "kept-max": 0.02}
+    request = {"filter": {"type": "eq", "term": "id", "value": 15}, "kept-max": 0.02}
     for _ in range(2):
-        assert (await paged("POST", PLAN_TABLES, asked)).json["name"] is None
+        assert (await paged("POST", PLAN_TABLES, request)).json["name"] is None
     await index(paged, range(FILES))
-    made = (await paged("POST", PLAN_TABLES, asked)).json
-    assert (made["files"], made["name"] is not None) == (0, True)
+    body = (await paged("POST", PLAN_TABLES, request)).json
+    assert (body["files"], body["name"] is not None) == (0, True)

@@ -43,12 +43,14 @@ async def indexed(tmp_path: Path) -> AsyncIterator[Api]:
         await api.table()
         await append(api, "t", tens(FILES), snapshot_id=1)
         await define(api, kind="bitmap", columns=["id"])
-        begun = await begin(api)
+        build = await begin(api)
         term = Term(1, "id", "identity", "long", "long")
-        listed = [ListedFile(one.path, one.size, one.record_count) for one in tens(FILES)]
+        listed_files = [ListedFile(one.path, one.size, one.record_count) for one in tens(FILES)]
         built = [bitmap.build(keys_of(pa.array(range(10 * n, 10 * n + 10, 2)), "long")) for n in range(FILES)]
-        data = b"".join(encode_index_file(begun["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed, built))
-        assert (await register(api, begun, write(begun, "i.puffin", data))).status == 200
+        data = b"".join(
+            encode_index_file(build["table-uuid"], IndexDefinition("i", "bitmap", (term,)), listed_files, built)
+        )
+        assert (await register(api, build, write(build, "i.puffin", data))).status == 200
         yield api
 
 
@@ -73,13 +75,13 @@ async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_met
 
 
 async def test_no_file_is_added_when_statistics_keep_none_or_a_file_remains(indexed: Api) -> None:
-    for filter, wanted in (
+    for filter, expected in (
         ({"type": "eq", "term": "id", "value": 5000}, []),
         ({"type": "eq", "term": "id", "value": 14}, [1]),
         ({"type": "in", "term": "id", "values": [14, 15, 37, 38, 51, 52, 53, 55, 70]}, [1, 3, 5, 7]),
         ({"type": "and", "left": ODD, "right": {"type": "eq", "term": "data", "value": "zz"}}, []),
     ):
-        assert await plan_numbers(indexed, filter, JAVA, **ALL) == wanted
+        assert await plan_numbers(indexed, filter, JAVA, **ALL) == expected
 
 
 async def test_lists_that_iceberg_does_not_compare_with_bounds_count_as_not_pruned(indexed: Api) -> None:
@@ -104,7 +106,7 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
         (task,) = answer.json["file-scan-tasks"]
         return task["residual-filter"]
 
-    for headers, more, wanted in (
+    for headers, more, expected in (
         (JAVA, ALL, whole),
         (JAVA, COPIES, whole),
         (JAVA, {"select": ["_file"]}, whole),
@@ -117,7 +119,7 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
         (PYICEBERG, ALL, plain),
         ({}, COPIES, plain),
     ):
-        assert await residual(headers, **more) == wanted, (headers, more)
+        assert await residual(headers, **more) == expected, (headers, more)
     modes = {f"write.{one}.mode": "merge-on-read" for one in ("delete", "update", "merge")}
     assert (await indexed("POST", T, set_properties(**modes))).status == 200
     assert await residual(JAVA, **MERGES) == plain, "merge-on-read never writes the other rows of a file"
@@ -187,7 +189,7 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
 
     path = f"{T[:-1]}doubles/plan"
     below = {"type": "and", "left": comparison("gt", 3.0), "right": comparison("lt", 9.0)}
-    for filter, kept in (
+    for filter, kept_count in (
         (comparison("gt", 3.0), [1, 2, 3]),
         (comparison("gt-eq", 3.0), [1, 2, 3]),
         ({"type": "not", "child": comparison("lt", 3.0)}, [1, 2, 3]),
@@ -200,7 +202,7 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
         (below, []),
     ):
         for headers in (JAVA, SHORT, {}, {"User-Agent": "DuckDB/1.5"}):
-            assert numbers(await doubles("POST", path, {"filter": filter}, headers=headers)) == kept, filter
+            assert numbers(await doubles("POST", path, {"filter": filter}, headers=headers)) == kept_count, filter
     assert numbers(await doubles("POST", path, {"filter": comparison("gt", 3.0)}, headers=PYICEBERG)) == []
     assert numbers(await doubles("POST", path, {"filter": comparison("gt", 0.5)}, headers=PYICEBERG)) == [0, 1, 3]
 
@@ -225,9 +227,9 @@ async def test_server_plans_a_plan_table_whose_filter_nan_may_match(doubles: Api
 
     async def planning_mode(predicate: str) -> str:
         table = "/api/v1/tables/db/doubles/plan-tables"
-        made = await doubles("POST", table, {"predicate": predicate, "kept-max": 1.0})
-        assert made.status == 200, made.raw
-        mode = (await doubles("GET", f"{T[:-1]}{made.json['name']}")).json["config"]["scan-planning-mode"]
+        new_doubles = await doubles("POST", table, {"predicate": predicate, "kept-max": 1.0})
+        assert new_doubles.status == 200, new_doubles.raw
+        mode = (await doubles("GET", f"{T[:-1]}{new_doubles.json['name']}")).json["config"]["scan-planning-mode"]
         assert isinstance(mode, str)
         return mode
 
@@ -249,8 +251,8 @@ async def test_only_seamarks_clients_get_functions_of_columns_as_terms(api: Api)
     refused = await api("POST", f"{T}/plan", {**body, "seamark": {**own, "residuals": True}})
     assert (refused.status, "residuals: false" in refused.json["error"]["message"]) == (400, True)
     assert len((await api("POST", f"{T}/plan", {**body, "seamark": own})).json["file-scan-tasks"]) == 3
-    made = await api("POST", "/api/v1/tables/db/t/plan-tables", body)
-    assert (made.status, made.json["files"]) == (200, 3)
+    answer = await api("POST", "/api/v1/tables/db/t/plan-tables", body)
+    assert (answer.status, answer.json["files"]) == (200, 3)
     number = {"type": "eq", "term": {**term, "term": "id"}, "value": "a"}
     refused = await api("POST", f"{T}/plan", {"filter": number, "seamark": own})
     assert (refused.status, "lower cannot transform long values" in refused.json["error"]["message"]) == (400, True)

@@ -59,13 +59,13 @@ def bound(json: Any) -> Expression:
 def test_predicate_with_an_unknown_literal_matches_every_row_negated_or_not(op: str) -> None:
     predicate = {"type": op, "term": "d", "value": None}
     for json in (predicate, {"type": "not", "child": predicate}):
-        found = bound(json)
-        assert isinstance(found, AnyOf)
-        assert {child.op.value for child in found.children if isinstance(child, Bound)} == {"is-null", "not-null"}
-    known = {"type": "eq", "term": "n", "value": 5}
-    joined = bound({"type": "and", "left": predicate, "right": known})
+        actual = bound(json)
+        assert isinstance(actual, AnyOf)
+        assert {child.op.value for child in actual.children if isinstance(child, Bound)} == {"is-null", "not-null"}
+    known_values = {"type": "eq", "term": "n", "value": 5}
+    joined = bound({"type": "and", "left": predicate, "right": known_values})
     assert isinstance(joined, AllOf)
-    assert bound(known) in joined.children
+    assert bound(known_values) in joined.children
 
 
 def test_null_literal_is_rejected_for_columns_without_infinities_and_exact_filters() -> None:
@@ -77,14 +77,14 @@ def test_null_literal_is_rejected_for_columns_without_infinities_and_exact_filte
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
-    with Seamark(tmp_path_factory.mktemp("infinities")) as made:
-        yield made
+    with Seamark(tmp_path_factory.mktemp("infinities")) as seamark:
+        yield seamark
 
 
 def condition(rng: random.Random, depth: int = 2) -> BooleanExpression:
     if depth and rng.random() < 0.6:
-        one, other = condition(rng, depth - 1), condition(rng, depth - 1)
-        return rng.choice([And(one, other), Or(one, other), Not(one)])
+        first, other = condition(rng, depth - 1), condition(rng, depth - 1)
+        return rng.choice([And(first, other), Or(first, other), Not(first)])
     column = rng.choice(["d", "f"])
     literal = rng.choice([math.inf, -math.inf, math.inf, 1.5, 0.0])
     kind = rng.choice([*COMPARED, In, NotIn, IsNull])
@@ -116,13 +116,14 @@ def test_server_and_client_find_and_count_the_same_rows(server: Seamark, partiti
             modes[mode] = catalog.load_table(name)
     rng, widened = random.Random(first_seed()), 0
     for _ in range(25):
-        given = condition(rng)
-        found = {
-            mode: Counter(opened.scan(row_filter=given).to_arrow()["id"].to_pylist()) for mode, opened in modes.items()
+        input_condition = condition(rng)
+        actual = {
+            mode: Counter(opened.scan(row_filter=input_condition).to_arrow()["id"].to_pylist())
+            for mode, opened in modes.items()
         }
-        assert found["server"] == found["client"], given
+        assert actual["server"] == actual["client"], input_condition
         # Other filters match whole partitions, and PyIceberg counts their nulls from metadata.
-        if "inf" in repr(given):
+        if "inf" in repr(input_condition):
             widened += 1
-            assert modes["server"].scan(row_filter=given).count() == found["server"].total(), given
+            assert modes["server"].scan(row_filter=input_condition).count() == actual["server"].total(), input_condition
     assert widened

@@ -38,11 +38,11 @@ def document() -> dict[str, Any]:
 @cache
 def operations() -> tuple[Operation, ...]:
     """Return all operations of the specification."""
-    found = []
+    actual_operations = []
     for template, methods in document()["paths"].items():
         for method, operation in methods.items():
             if method in _METHODS:
-                named = [one.get("$ref", "") for one in operation.get("parameters", ())]
+                named = [parameter.get("$ref", "") for parameter in operation.get("parameters", ())]
                 keyed = "#/components/parameters/idempotency-key" in named
-                found.append(Operation(operation["operationId"], method.upper(), template, keyed))
-    return tuple(found)
+                actual_operations.append(Operation(operation["operationId"], method.upper(), template, keyed))
+    return tuple(actual_operations)

@@ -80,32 +80,32 @@ class Stored(LiveTable):
         Args:
             named: The deletes are for one data file, and the bounds of the delete file contain its path.
         """
-        listed = sorted(positions)
+        listed_positions = sorted(positions)
         path = self.path("-deletes.parquet")
-        spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed], pa.string()))}
-        spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed], pa.int64()))}
+        spots = {PATH_ID: ("file_path", pa.array([one for one, _ in listed_positions], pa.string()))}
+        spots |= {POSITION_ID: ("pos", pa.array([at for _, at in listed_positions], pa.int64()))}
         write(path, spots)
-        referenced = listed[0][0] if named else None
+        referenced = listed_positions[0][0] if named else None
         return DeleteFile(
-            f"file://{path}", 1, "PARQUET", 0, self._partition(part), len(listed), path.stat().st_size, {},
-            referenced=referenced, positions=frozenset(listed),
+            f"file://{path}", 1, "PARQUET", 0, self._partition(part), len(listed_positions), path.stat().st_size, {},
+            referenced=referenced, positions=frozenset(listed_positions),
         )  # fmt: skip
 
     def vectors(self, positions: dict[str, set[int]], part: int | None = None) -> list[DeleteFile]:
         """Return a Puffin file with a deletion vector for each data file."""
         path = self.path("-dv.puffin")
-        data, found = b"PFA1", []
+        data, results = b"PFA1", []
         for name, rows in positions.items():
             blob = vector_bytes(rows)
-            found.append((name, rows, len(data), len(blob)))
+            results.append((name, rows, len(data), len(blob)))
             data += blob
         path.write_bytes(data + b"{}")
         return [
             DeleteFile(
                 f"file://{path}", 1, "PUFFIN", 0, self._partition(part), len(rows), len(data), {}, referenced=name,
-                content_offset=offset, content_size=length, positions=frozenset((name, one) for one in rows),
+                content_offset=offset, content_size=length, positions=frozenset((name, row) for row in rows),
             )
-            for name, rows, offset, length in found
+            for name, rows, offset, length in results
         ]  # fmt: skip
 
     def equality_deletes(self, ids: Sequence[int], keys: Sequence[Row], part: int | None = None) -> DeleteFile:
@@ -153,20 +153,20 @@ class Stored(LiveTable):
 
     def live_rows(self, snapshot: Snapshot) -> list[tuple[str, int, Row]]:
         """Return (path, position, row) of every row that is not deleted."""
-        found = []
+        results = []
         for file in snapshot.data:
             rows = rows_of(file)
-            gone: set[int] = set()
+            removed: set[int] = set()
             for delete in snapshot.deletes:
                 if delete.content == 1:
                     if delete.sequence >= file.sequence and delete.partition == file.partition:
-                        gone |= {at for path, at in delete.positions if path == file.path}
+                        removed |= {at for path, at in delete.positions if path == file.path}
                 elif delete.sequence > file.sequence and (not self.partitioned or delete.partition == file.partition):
                     keys = {tuple(map(repr, key)) for key in delete.keys}
                     columns = delete.equality_ids or []
-                    gone |= {at for at, row in enumerate(rows) if tuple(repr(row[i - 1]) for i in columns) in keys}
-            found += [(file.path, at, row) for at, row in enumerate(rows) if at not in gone]
-        return found
+                    removed |= {at for at, row in enumerate(rows) if tuple(repr(row[i - 1]) for i in columns) in keys}
+            results += [(file.path, at, row) for at, row in enumerate(rows) if at not in removed]
+        return results
 
 
 def numbered() -> list[tuple[int, tuple[str, pa.DataType]]]:

@@ -18,9 +18,9 @@ def test_specification_has_exactly_the_listed_operations() -> None:
 
 
 async def test_config_lists_exactly_the_operations_that_are_served(api: Api) -> None:
-    listed = (await api("GET", "/v1/config")).json["endpoints"]
-    assert listed == sorted(set(listed))
-    assert set(listed) == {operation.endpoint for operation in operations()}
+    endpoints = (await api("GET", "/v1/config")).json["endpoints"]
+    assert endpoints == sorted(set(endpoints))
+    assert set(endpoints) == {operation.endpoint for operation in operations()}
 
 
 async def test_each_operation_is_routed_to_the_handler_with_its_id(tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ async def test_function_is_created_replaced_and_dropped_through_seamarks_api(api
     assert "function-uuid" in other.error[2]
     assert (await api("PUT", own, {**document, "format-version": 2})).error[0] == 400
     assert (await api("PUT", "/api/v1/functions/none/f", document)).error[:2] == (404, "NoSuchNamespaceException")
-    taken = await api("PUT", "/api/v1/functions/db/g", document)
-    assert taken.error[0] == 400
-    assert document["function-uuid"] in taken.error[2]
+    answer = await api("PUT", "/api/v1/functions/db/g", document)
+    assert answer.error[0] == 400
+    assert document["function-uuid"] in answer.error[2]
     assert (await api("DELETE", own)).status == 204
     assert (await api("DELETE", own)).error[:2] == (404, "NoSuchFunctionException")
     assert (await api("GET", FUNCTIONS)).json["identifiers"] == []

@@ -131,7 +131,7 @@ async def _state(api: Api) -> list[str]:
     instants = await api.server.components.store.instants(InstantFilter(), 1000)
     store = api.server.components.store
     namespaces = [str(await store.namespace(path)) for path in await store.namespaces((), None, 100)]
-    return [str(one.id) for one in instants] + namespaces
+    return [str(instant.id) for instant in instants] + namespaces
 
 
 def _same(first: Answer, second: Answer) -> None:
@@ -140,7 +140,7 @@ def _same(first: Answer, second: Answer) -> None:
 
 
 def test_every_changing_operation_with_a_key_has_a_case() -> None:
-    keyed = {one.id for one in operations() if one.keyed}
+    keyed = {operation.id for operation in operations() if operation.keyed}
     assert {case.operation for case in CASES} - {"createView"} == keyed - PLANNING
 
 
@@ -239,9 +239,9 @@ async def test_large_body_is_compared_by_its_bytes(api: Api, monkeypatch: pytest
     """Decoding 64 MB would block everything for seconds and take ten times the memory."""
     decode = msgspec.json.decode
 
-    def decode_small_only(data: Any, **given: Any) -> Any:
+    def decode_small_only(data: Any, **arguments: Any) -> Any:
         assert len(data) <= QUICK_BYTES, "a large body is decoded for its digest"
-        return decode(data, **given)
+        return decode(data, **arguments)
 
     monkeypatch.setattr(msgspec.json, "decode", decode_small_only)
     key, body = new_key(), {"name": "t", "schema": SCHEMA, "properties": {"long": "x" * QUICK_BYTES}}

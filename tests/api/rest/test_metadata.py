@@ -42,16 +42,16 @@ async def register(api: Api, lake: Lake, name: str) -> str:
 
 async def list_all(api: Api, path: str, items: str, query: str = "", limit: int | None = None) -> list[dict[str, Any]]:
     """Return the items of all pages."""
-    found: list[dict[str, Any]] = []
+    results: list[dict[str, Any]] = []
     more = f"&limit={limit}" if limit else ""
     token = ""
     while True:
         answer = await api("GET", f"{path}?{query}{more}{token}")
         assert answer.status == 200, answer.raw
         assert limit is None or len(answer.json[items]) <= limit
-        found += answer.json[items]
+        results += answer.json[items]
         if answer.json["next-page-token"] is None:
-            return found
+            return results
         token = f"&page-token={answer.json['next-page-token']}"
 
 
@@ -84,13 +84,13 @@ async def test_listing_has_the_files_of_every_snapshot(lakes: Api, tmp_path: Pat
         lake = random_lake(seed, tmp_path / str(seed))
         path = await register(lakes, lake, f"t{seed}")
         for snapshot in lake.snapshots.values():
-            found = await list_all(lakes, f"{path}/files", "files", f"snapshot-id={snapshot.id}", limit=3)
+            actual = await list_all(lakes, f"{path}/files", "files", f"snapshot-id={snapshot.id}", limit=3)
             files = [*snapshot.data_files, *snapshot.delete_files]
             message = f"seed {seed}, snapshot {snapshot.id}"
-            assert [omit_keys(item, "partition", "delete-files") for item in found] == [
+            assert [omit_keys(item, "partition", "delete-files") for item in actual] == [
                 expected_entry(lake, snapshot, file) for file in files
             ], message
-            for item, file in zip(found, files, strict=True):
+            for item, file in zip(actual, files, strict=True):
                 assert list(item["partition"]) == [part.name for part in lake.specs[file.spec_id]], message
                 if isinstance(file, DataFile):
                     # Statistics may show that an equality delete matches no row.
@@ -105,12 +105,12 @@ async def test_partition_of_a_listing_can_be_used_to_find_its_files(lakes: Api, 
         lake = random_lake(seed, tmp_path / str(seed))
         path = await register(lakes, lake, f"t{seed}")
         files = await list_all(lakes, f"{path}/files", "files")
-        for one in random.Random(seed).sample(files, min(len(files), 4)):
-            prefix = quote(json.dumps(one["partition"]))
-            found = await list_all(lakes, f"{path}/files", "files", f"partition={prefix}", limit=2)
-            wanted = [item for item in files if one["partition"].items() <= item["partition"].items()]
-            assert found == wanted, f"seed {seed}: {one['partition']}"
-            narrowed += len(wanted) < len(files)
+        for file in random.Random(seed).sample(files, min(len(files), 4)):
+            prefix = quote(json.dumps(file["partition"]))
+            actual = await list_all(lakes, f"{path}/files", "files", f"partition={prefix}", limit=2)
+            expected = [item for item in files if file["partition"].items() <= item["partition"].items()]
+            assert actual == expected, f"seed {seed}: {file['partition']}"
+            narrowed += len(expected) < len(files)
     assert narrowed > 5
 
 
@@ -121,18 +121,18 @@ async def test_arrow_and_json_listings_are_equal(lakes: Api, tmp_path: Path) -> 
         paths = [("files", "files"), ("partitions", "partitions")]
         paths += [(f"stats/{quote(column.name, safe='')}", "stats") for column in lake.schema.leaves().values()]
         for route, items in paths:
-            found = await list_all(lakes, f"{path}/{route}", items)
+            actual = await list_all(lakes, f"{path}/{route}", items)
             table = table_of(await lakes("GET", f"{path}/{route}", headers=ARROW))
             assert table.schema.metadata == {b"snapshot-id": str(lake.current.id).encode()}
-            assert table.num_rows == len(found)
-            for name in found[0] if found else ():
+            assert table.num_rows == len(actual)
+            for name in actual[0] if actual else ():
                 if name in ("lower-bound", "upper-bound"):
                     # Arrow's values have a type, and these are texts. tests/planner/test_lookup.py tests them.
                     continue
                 values = table.column(name.replace("-", "_")).to_pylist()
                 if name == "partition":
                     values = [json.loads(value) for value in values]
-                assert values == [item[name] for item in found], f"seed {seed}: {route} {name}"
+                assert values == [item[name] for item in actual], f"seed {seed}: {route} {name}"
 
 
 async def test_partitions_equal_those_of_pyiceberg(lakes: Api, tmp_path: Path) -> None:
@@ -144,10 +144,10 @@ async def test_partitions_equal_those_of_pyiceberg(lakes: Api, tmp_path: Path) -
         if any(file.record_count == 0 for file in lake.current.data_files):
             continue  # PyIceberg does not count files without rows either.
         path = await register(lakes, lake, f"t{seed}")
-        found = await list_all(lakes, f"{path}/partitions", "partitions", limit=2)
+        actual = await list_all(lakes, f"{path}/partitions", "partitions", limit=2)
         files = lake.current.data_files + lake.current.delete_files
-        assert sum(item["file-count"] for item in found) == len(lake.current.data_files)
-        assert len(found) == len({file.partition_key for file in files}), f"seed {seed}"
+        assert sum(item["file-count"] for item in actual) == len(lake.current.data_files)
+        assert len(actual) == len({file.partition_key for file in files}), f"seed {seed}"
         try:
             theirs = StaticTable.from_metadata(lake.metadata_location).inspect.partitions()
         except Exception:  # noqa: BLE001  it does not read all types of partition values
@@ -162,7 +162,7 @@ async def test_partitions_equal_those_of_pyiceberg(lakes: Api, tmp_path: Path) -
             "equality-delete-files": "equality_delete_file_count",
             "last-updated-snapshot-id": "last_updated_snapshot_id",
         }
-        ours = sorted([[item[name] for name in names] for item in found], key=repr)
+        ours = sorted([[item[name] for name in names] for item in actual], key=repr)
         rows = theirs.select(list(names.values())).to_pylist()
         assert ours == sorted([list(row.values()) for row in rows], key=repr), f"seed {seed}"
         compared += 1
@@ -254,19 +254,21 @@ async def test_page_of_an_expired_snapshot_is_rejected(table: Api) -> None:
 async def test_arrow_pages_have_their_token(table: Api) -> None:
     first = table_of(await table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound", headers=ARROW))
     token = first.schema.metadata[b"next-page-token"].decode()
-    rest = table_of(
+    remaining_table = table_of(
         await table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound&page-token={token}", headers=ARROW)
     )
     assert first.column_names == ["file", "lower_bound"]
     whole = await list_all(table, f"{T}/stats/id", "stats")
-    assert pa.concat_tables([first, rest]).column("lower_bound").to_pylist() == [one["lower-bound"] for one in whole]
-    assert (first.num_rows, rest.num_rows) == (4, 3)
-    assert b"next-page-token" not in rest.schema.metadata
+    assert pa.concat_tables([first, remaining_table]).column("lower_bound").to_pylist() == [
+        one["lower-bound"] for one in whole
+    ]
+    assert (first.num_rows, remaining_table.num_rows) == (4, 3)
+    assert b"next-page-token" not in remaining_table.schema.metadata
 
 
 async def test_statistics_are_requested_by_column_name(table: Api) -> None:
-    found = (await table("GET", f"{T}/stats/data?snapshot-id=1&limit=1")).json["stats"]
-    assert [omit_keys(one, "column-size") for one in found] == [
+    stats = (await table("GET", f"{T}/stats/data?snapshot-id=1&limit=1")).json["stats"]
+    assert [omit_keys(one, "column-size") for one in stats] == [
         {
             "file-path": "file:///t/0.parquet",
             "lower-bound": "a",

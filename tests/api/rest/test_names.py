@@ -58,8 +58,8 @@ async def test_name_is_the_same_in_body_path_and_listing(api: Api, encode: objec
             name
         )
         assert ".." not in created.json["metadata"]["location"], name
-        listed = (await api("GET", f"/v1/namespaces/{inner}/tables")).json["identifiers"]
-        assert listed == [{"namespace": [name, name], "name": name}], name
+        identifiers = (await api("GET", f"/v1/namespaces/{inner}/tables")).json["identifiers"]
+        assert identifiers == [{"namespace": [name, name], "name": name}], name
         assert (await api("DELETE", table)).status == 204, name
         body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
         assert (await api("POST", f"/v1/namespaces/{inner}/views", body)).status == 200, name
@@ -81,16 +81,16 @@ async def test_pages_have_every_name_once_and_in_order(api: Api) -> None:
         assert everything["next-page-token"] is None
         assert len(everything[field]) == len(NAMES)
         for size in (1, 7, len(NAMES), 1000):
-            found: list[object] = []
+            actual: list[object] = []
             token: str | None = ""
             pages = 0
             while token is not None:
                 page = (await api("GET", f"{path}pageToken={token}&pageSize={size}")).json
                 assert len(page[field]) <= size
-                found += page[field]
+                actual += page[field]
                 token = page["next-page-token"]
                 pages += 1
-            assert found == everything[field]
+            assert actual == everything[field]
             assert pages == -(-len(NAMES) // size)
 
 
@@ -128,5 +128,5 @@ async def test_drop_at_the_end_of_a_page_loses_no_names(api: Api) -> None:
         await api.table(name)
     first = (await api("GET", "/v1/namespaces/db/tables?pageSize=2&pageToken=")).json
     await api("DELETE", "/v1/namespaces/db/tables/b")
-    rest = (await api("GET", f"/v1/namespaces/db/tables?pageToken={first['next-page-token']}")).json
-    assert [one["name"] for one in rest["identifiers"]] == ["c", "d"]
+    next_page = (await api("GET", f"/v1/namespaces/db/tables?pageToken={first['next-page-token']}")).json
+    assert [identifier["name"] for identifier in next_page["identifiers"]] == ["c", "d"]

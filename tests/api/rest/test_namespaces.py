@@ -12,11 +12,11 @@ from tests.api.client import Api
 
 
 async def test_namespace_is_created_with_its_properties_and_loaded(api: Api) -> None:
-    made = await api("POST", "/v1/namespaces", {"namespace": ["shop"], "properties": {"owner": "ann"}})
-    assert made.status == 200
-    assert made.json["namespace"] == ["shop"]
-    assert made.json["properties"]["owner"] == "ann"
-    assert (await api("GET", "/v1/namespaces/shop")).json == made.json
+    answer = await api("POST", "/v1/namespaces", {"namespace": ["shop"], "properties": {"owner": "ann"}})
+    assert answer.status == 200
+    assert answer.json["namespace"] == ["shop"]
+    assert answer.json["properties"]["owner"] == "ann"
+    assert (await api("GET", "/v1/namespaces/shop")).json == answer.json
 
 
 async def test_namespace_always_has_a_location(api: Api) -> None:
@@ -95,8 +95,8 @@ async def test_time_to_remove_many_of_many_properties_is_not_their_product(api: 
     put = await api("POST", "/v1/namespaces/db/properties", {"updates": {f"k{n}": "" for n in range(60_000)}})
     assert put.status == 200, put.raw
     removals = [f"k{n}" for n in range(90_000)]
-    gone = await api("POST", "/v1/namespaces/db/properties", {"removals": removals})
-    assert (len(gone.json["removed"]), len(gone.json["missing"])) == (60_000, 30_000)
+    removal = await api("POST", "/v1/namespaces/db/properties", {"removals": removals})
+    assert (len(removal.json["removed"]), len(removal.json["missing"])) == (60_000, 30_000)
 
 
 async def test_namespace_properties_are_limited_over_all_requests(api: Api) -> None:
@@ -116,8 +116,8 @@ async def test_levels_of_a_namespace_are_limited(api: Api) -> None:
 
 async def test_namespaces_too_long_for_a_url_are_rejected(api: Api) -> None:
     long = ["é" * 255] * 3
-    made = [await api("POST", "/v1/namespaces", {"namespace": long[:count]}) for count in (1, 2, 3)]
-    assert [one.status for one in made] == [200, 200, 200]
+    plans = [await api("POST", "/v1/namespaces", {"namespace": long[:count]}) for count in (1, 2, 3)]
+    assert [one.status for one in plans] == [200, 200, 200]
     assert (await api("GET", "/v1/namespaces/" + quote("\x1f".join(long)))).status == 200
     refused = await api("POST", "/v1/namespaces", {"namespace": ["é" * 255] * 4})
     assert refused.error[:2] == (400, "BadRequestException")

@@ -66,7 +66,7 @@ async def test_every_request_requires_a_login(house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    ("who", "seen", "below"),
+    ("principal", "seen", "below"),
     [
         ("root", [["db"], ["other"]], [["other", "inner"]]),
         ("rita", [["db"]], None),
@@ -75,10 +75,10 @@ async def test_every_request_requires_a_login(house: House) -> None:
     ],
 )
 async def test_listing_hides_what_the_caller_may_not_see(
-    house: House, who: str, seen: list[Any], below: list[Any] | None
+    house: House, principal: str, seen: list[Any], below: list[Any] | None
 ) -> None:
-    assert (await house(who, "GET", "/v1/namespaces")).json["namespaces"] == seen
-    answer = await house(who, "GET", "/v1/namespaces?parent=other")
+    assert (await house(principal, "GET", "/v1/namespaces")).json["namespaces"] == seen
+    answer = await house(principal, "GET", "/v1/namespaces?parent=other")
     if below is None:
         assert answer.error[:2] == (403, "ForbiddenException")
     else:
@@ -86,16 +86,19 @@ async def test_listing_hides_what_the_caller_may_not_see(
 
 
 @pytest.mark.parametrize(
-    ("who", "reads", "writes"), [("root", 200, 200), ("wendy", 200, 200), ("rita", 200, 403), ("nobody", 403, 403)]
+    ("principal", "reads", "writes"),
+    [("root", 200, 200), ("wendy", 200, 200), ("rita", 200, 403), ("nobody", 403, 403)],
 )
-async def test_reading_and_writing_require_their_roles(house: House, who: str, reads: int, writes: int) -> None:
+async def test_reading_and_writing_require_their_roles(house: House, principal: str, reads: int, writes: int) -> None:
     table = "/v1/namespaces/db/tables/t"
     for path in (table, "/v1/namespaces/db/tables", "/v1/namespaces/db", f"{table}/credentials"):
-        assert (await house(who, "GET", path)).status == reads
-    assert (await house(who, "POST", f"{table}/plan", {})).status == reads
-    assert (await house(who, "POST", f"{table}/tasks", {"plan-task": "x"})).status == (404 if reads == 200 else reads)
-    assert (await house(who, "POST", table, set_properties(x="1"))).status == writes
-    created = await house(who, "POST", "/v1/namespaces/db/tables", {"name": "n", "schema": SCHEMA})
+        assert (await house(principal, "GET", path)).status == reads
+    assert (await house(principal, "POST", f"{table}/plan", {})).status == reads
+    assert (await house(principal, "POST", f"{table}/tasks", {"plan-task": "x"})).status == (
+        404 if reads == 200 else reads
+    )
+    assert (await house(principal, "POST", table, set_properties(x="1"))).status == writes
+    created = await house(principal, "POST", "/v1/namespaces/db/tables", {"name": "n", "schema": SCHEMA})
     assert created.status == writes
     if writes == 403:
         assert created.error[1] == "ForbiddenException"
@@ -165,25 +168,25 @@ async def test_no_location_may_overlap_files_of_others(house: House) -> None:
         "inner properties": ("/v1/namespaces/db%1Fsub/properties", {"updates": {"location": theirs}}),
         "register": ("/v1/namespaces/db/register", {"name": "n", "metadata-location": f"{theirs}/x"}),
     }
-    for what, (path, body) in attempts.items():
+    for description, (path, body) in attempts.items():
         answer = await house("wendy", "POST", path, body)
-        assert answer.error[:2] == (403, "ForbiddenException"), what
+        assert answer.error[:2] == (403, "ForbiddenException"), description
     placed = await house("root", "POST", *attempts["create"])
     assert placed.error[:2] == (400, "BadRequestException"), "not even an admin"
 
 
 async def test_dropped_table_hidden_from_the_caller_is_not_found(house: House) -> None:
     assert (await house("root", "DELETE", "/v1/namespaces/other/tables/t")).status == 204
-    listed = (await house("root", "GET", "/api/v1/dropped?namespace=other")).json["dropped"]
+    listing = (await house("root", "GET", "/api/v1/dropped?namespace=other")).json["dropped"]
     for method, ending in (("POST", "/undrop"), ("DELETE", "")):
-        for who in ("wendy", "nobody"):
-            ids = (listed[0]["id"], new_key())
-            answers = [await house(who, method, f"/api/v1/dropped/{dropped}{ending}") for dropped in ids]
+        for principal in ("wendy", "nobody"):
+            ids = (listing[0]["id"], new_key())
+            answers = [await house(principal, method, f"/api/v1/dropped/{dropped}{ending}") for dropped in ids]
             there, invented = (answer.error[:2] for answer in answers)
             assert there == invented
-            assert who == "nobody" or there == (404, "NotFoundException")
+            assert principal == "nobody" or there == (404, "NotFoundException")
             assert not any(b"other" in answer.raw for answer in answers)
-    assert (await house("root", "POST", f"/api/v1/dropped/{listed[0]['id']}/undrop")).status == 200
+    assert (await house("root", "POST", f"/api/v1/dropped/{listing[0]['id']}/undrop")).status == 200
 
 
 async def test_caller_who_may_list_dropped_tables_learns_which_role_is_missing(house: House) -> None:
@@ -194,9 +197,9 @@ async def test_caller_who_may_list_dropped_tables_learns_which_role_is_missing(h
 
 
 async def test_empty_transaction_is_rejected_and_not_recorded(house: House) -> None:
-    for who in ("nobody", "rita"):
+    for principal in ("nobody", "rita"):
         key = new_key()
-        answer = await house(who, "POST", "/v1/transactions/commit", {"table-changes": []}, key=key)
+        answer = await house(principal, "POST", "/v1/transactions/commit", {"table-changes": []}, key=key)
         assert answer.error[:2] == (403, "ForbiddenException"), "rights come before the body"
         store = house.api.server.components.store
         assert await store.idempotency(key, 0) is None
@@ -206,14 +209,14 @@ async def test_timeline_hides_locations_that_its_reader_may_not_see(house: House
     ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["other"], "name": "hidden"}}
     assert (await house("root", "POST", "/v1/tables/rename", ends)).status == 204
     seen = {}
-    for who in ("rita", "root"):
+    for principal in ("rita", "root"):
         for ending in ("", "?order=desc", "?wait=0.1", "?action=rename"):
-            answer = await house(who, "GET", f"/api/v1/tables/db/t/timeline{ending}")
-            renames = [one for one in answer.json["instants"] if one["action"] == "rename"]
-            seen[who, ending] = [one["summary"].get("to") for one in renames]
-            assert who == "root" or b"hidden" not in answer.raw
-    assert {tuple(expected) for (who, _), expected in seen.items() if who == "root"} == {("other.hidden",)}
-    assert {tuple(expected) for (who, _), expected in seen.items() if who == "rita"} == {(None,)}
+            answer = await house(principal, "GET", f"/api/v1/tables/db/t/timeline{ending}")
+            renames = [instant for instant in answer.json["instants"] if instant["action"] == "rename"]
+            seen[principal, ending] = [rename["summary"].get("to") for rename in renames]
+            assert principal == "root" or b"hidden" not in answer.raw
+    assert {tuple(expected) for (principal, _), expected in seen.items() if principal == "root"} == {("other.hidden",)}
+    assert {tuple(expected) for (principal, _), expected in seen.items() if principal == "rita"} == {(None,)}
     stream = await _stream_of(house, "rita", "/api/v1/tables/db/t/timeline")
     assert b"rename" in stream
     assert b"hidden" not in stream
@@ -222,13 +225,13 @@ async def test_timeline_hides_locations_that_its_reader_may_not_see(house: House
 async def test_timeline_shows_a_new_name_that_its_reader_may_see(house: House) -> None:
     ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "new"}}
     assert (await house("root", "POST", "/v1/tables/rename", ends)).status == 204
-    listed = (await house("rita", "GET", "/api/v1/tables/db/new/timeline?action=rename")).json["instants"]
-    assert [one["summary"]["to"] for one in listed] == ["db.new"]
+    instants = (await house("rita", "GET", "/api/v1/tables/db/new/timeline?action=rename")).json["instants"]
+    assert [instant["summary"]["to"] for instant in instants] == ["db.new"]
 
 
-async def _stream_of(house: House, who: str, path: str) -> bytes:
+async def _stream_of(house: House, principal: str, path: str) -> bytes:
     """Return the data of an event stream up to the event of the rename."""
-    headers = {"Authorization": f"Bearer {house.secret_of(who)}", "Accept": "text/event-stream"}
+    headers = {"Authorization": f"Bearer {house.secret_of(principal)}", "Accept": "text/event-stream"}
     server, body = house.api.server, b""
     async with asyncio.timeout(60), server.http.get(server.url + path, headers=headers) as answer:
         while b"rename" not in body or not body.endswith(b"\n\n"):

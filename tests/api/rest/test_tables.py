@@ -117,7 +117,10 @@ async def test_append_sent_twice_gets_its_first_outcome(api: Api) -> None:
 async def test_repeated_commit_is_recognised_whatever_its_spelling_of_actions_and_types(api: Api) -> None:
     await api.table()
     sent = append(7)
-    for each, name in [*((one, "type") for one in sent["requirements"]), *((one, "action") for one in sent["updates"])]:
+    for each, name in [
+        *((requirement, "type") for requirement in sent["requirements"]),
+        *((one, "action") for one in sent["updates"]),
+    ]:
         each[name] = each[name].upper()
     answers = [await api("POST", f"{TABLES}/t", body) for body in (sent, sent, append(7))]
     assert [answer.status for answer in answers] == [200] * 3
@@ -215,8 +218,8 @@ async def test_number_of_stored_metrics_reports_is_limited(api: Api) -> None:
     }
     answer = await api("POST", f"{TABLES}/t/metrics", report)
     assert (answer.status, answer.raw) == (204, b"")
-    kept = await api.server.components.store.metrics_reports(uuid, None, 10)
-    assert [one.report for one in kept] == [report]
+    kept_metrics_reports = await api.server.components.store.metrics_reports(uuid, None, 10)
+    assert [metrics_report.report for metrics_report in kept_metrics_reports] == [report]
     assert (await api("POST", f"{TABLES}/t/metrics", {"report-type": "gossip"})).error[0] == 400
     huge = await api("POST", f"{TABLES}/t/metrics", {**report, "metadata": {"x": "y" * 150_000}})
     assert huge.error[0] == 413
@@ -229,13 +232,13 @@ async def test_page_of_reports_is_small_enough_for_the_largest_reports(api: Api)
     for number in range(40):
         report = {"report-type": "scan-report", "table-name": "t", "snapshot-id": number, "filter": True, "metrics": {}}
         assert (await api("POST", f"{TABLES}/t/metrics", report)).status == 204
-    listed, token, sizes = [], "", []
+    listing, token, sizes = [], "", []
     while token is not None:
         page = (await api("GET", f"/api/v1/tables/db/t/metrics?pageSize=1000{token and '&pageToken=' + token}")).json
-        listed += [one["report"]["snapshot-id"] for one in page["reports"]]
+        listing += [one["report"]["snapshot-id"] for one in page["reports"]]
         sizes.append(len(page["reports"]))
         token = page["next-page-token"]
-    assert listed == list(range(40))
+    assert listing == list(range(40))
     assert max(sizes) <= 32
 
 
@@ -256,11 +259,11 @@ async def test_report_names_only_columns_of_its_table(api: Api, monkeypatch: pyt
     A long filter is read in a thread.
     """
     threads: list[int] = []
-    kept = column_reads.read_of_report
+    kept_read_of_report = column_reads.read_of_report
 
     def read_of_report(*args: Any) -> Any:
         threads.append(threading.get_ident())
-        return kept(*args)
+        return kept_read_of_report(*args)
 
     monkeypatch.setattr(tables, "read_of_report", read_of_report)
     await api.table("other")
@@ -321,9 +324,11 @@ async def test_stored_keys_are_sent_only_on_request_and_change_the_etag(tmp_path
         api = Api(server)
         location = "s3://bucket/lake/db/t"
         staged = {"name": "t", "schema": SCHEMA, "location": location, "stage-create": True}
-        for asked, given in (("", False), ("vended-credentials", True), ("remote-signing", False)):
-            headers = {"X-Iceberg-Access-Delegation": asked} if asked else {}
+        for request, is_vended in (("", False), ("vended-credentials", True), ("remote-signing", False)):
+            headers = {"X-Iceberg-Access-Delegation": request} if request else {}
             answer = (await api("POST", TABLES, staged, headers=headers)).json
-            assert (answer["config"].get("s3.secret-access-key") == "a-secret") is given
-            assert bool(answer.get("storage-credentials")) is given
-            assert answer["config"].get("s3.remote-signing-enabled") == ("true" if asked == "remote-signing" else None)
+            assert (answer["config"].get("s3.secret-access-key") == "a-secret") is is_vended
+            assert bool(answer.get("storage-credentials")) is is_vended
+            assert answer["config"].get("s3.remote-signing-enabled") == (
+                "true" if request == "remote-signing" else None
+            )

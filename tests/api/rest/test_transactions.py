@@ -15,8 +15,8 @@ def _change(name: str, body: dict[str, Any]) -> dict[str, Any]:
 
 async def _property(api: Api, name: str) -> str | None:
     loaded = (await api("GET", f"/v1/namespaces/db/tables/{name}")).json
-    found = loaded["metadata"]["properties"].get("x")
-    return None if found is None else str(found)
+    result = loaded["metadata"]["properties"].get("x")
+    return None if result is None else str(result)
 
 
 async def test_all_tables_change_together(api: Api) -> None:
@@ -50,17 +50,17 @@ async def test_table_is_renamed_into_another_namespace(api: Api) -> None:
     answer = await api("POST", "/v1/tables/rename", {"source": source, "destination": target})
     assert (answer.status, answer.raw) == (204, b"")
     assert (await api("GET", "/v1/namespaces/other/tables/u")).json["metadata"] == created["metadata"]
-    gone = await api("POST", "/v1/tables/rename", {"source": source, "destination": target})
-    assert gone.error[:2] == (404, "NoSuchTableException")
+    removal = await api("POST", "/v1/tables/rename", {"source": source, "destination": target})
+    assert removal.error[:2] == (404, "NoSuchTableException")
 
 
 async def test_rename_to_a_taken_name_or_a_missing_namespace_is_rejected(api: Api) -> None:
     await api.table("a")
     await api.view("v")
     source = {"namespace": ["db"], "name": "a"}
-    for namespace, name, wanted in (
+    for namespace, name, expected in (
         ("db", "v", (409, "AlreadyExistsException")),
         ("none", "a", (404, "NoSuchNamespaceException")),
     ):
         body = {"source": source, "destination": {"namespace": [namespace], "name": name}}
-        assert (await api("POST", "/v1/tables/rename", body)).error[:2] == wanted
+        assert (await api("POST", "/v1/tables/rename", body)).error[:2] == expected

@@ -44,7 +44,9 @@ async def test_replaced_view_has_its_new_version(api: Api) -> None:
     replaced = await api("POST", f"{VIEWS}/v", body)
     assert replaced.status == 200, replaced.raw
     metadata = replaced.json["metadata"]
-    current = next(one for one in metadata["versions"] if one["version-id"] == metadata["current-version-id"])
+    current = next(
+        version for version in metadata["versions"] if version["version-id"] == metadata["current-version-id"]
+    )
     assert current["representations"][0]["sql"] == "SELECT 2"
     assert (await api("GET", f"{VIEWS}/v")).json == replaced.json
 

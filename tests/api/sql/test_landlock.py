@@ -56,8 +56,8 @@ def test_restricted_process_reads_no_file_outside_and_writes_none(tmp_path: Path
     reported = json.loads(done.stdout)
     assert reported.pop("changes")
     assert reported.pop("reads")
-    assert {name: what for name, what in reported.items() if what == "done"} == {
+    assert {name: outcome for name, outcome in reported.items() if outcome == "done"} == {
         "read inside": "done",
         "thread: read inside": "done",
     }
-    assert {what for what in reported.values() if what != "done"} == {"PermissionError"}
+    assert {value for value in reported.values() if value != "done"} == {"PermissionError"}

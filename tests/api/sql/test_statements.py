@@ -46,16 +46,18 @@ class Site:
     def api(self) -> Api:
         return Api(self.server)
 
-    async def sql(self, who: str, statement: str, *, headers: dict[str, str] | None = None, **more: Any) -> Answer:
-        given = {"Authorization": f"Bearer {self.tokens[who]}"} if who else {}
+    async def sql(
+        self, principal: str, statement: str, *, headers: dict[str, str] | None = None, **more: Any
+    ) -> Answer:
+        request_headers = {"Authorization": f"Bearer {self.tokens[principal]}"} if principal else {}
         return await self.api(
-            "POST", "/api/v1/sql", {"statement": statement, **more}, headers={**given, **(headers or {})}
+            "POST", "/api/v1/sql", {"statement": statement, **more}, headers={**request_headers, **(headers or {})}
         )
 
 
 def workers() -> list[psutil.Process]:
     """Return the processes that run statements now: the children of the workers' parent."""
-    parents = [one for one in psutil.Process().children() if STATEMENT_WORKER in _arguments(one)]
+    parents = [child for child in psutil.Process().children() if STATEMENT_WORKER in _arguments(child)]
     return [child for one in parents for child in one.children() if _runs(child)]
 
 
@@ -133,16 +135,16 @@ async def test_reader_gets_the_rows_and_the_read_statistics(site: Site) -> None:
     assert answer.json["statement-id"] == answer.headers["X-Seamark-Statement"] == "mine"
     assert answer.json["tables"][0]["table"] == "db.t"
     streamed = await site.sql("rita", "SELECT sum(id) AS s FROM t", headers=ARROW, schema="db")
-    found = pa.ipc.open_stream(streamed.raw).read_all()
-    assert found.to_pylist() == [{"s": sum(range(60))}]
+    actual = pa.ipc.open_stream(streamed.raw).read_all()
+    assert actual.to_pylist() == [{"s": sum(range(60))}]
     plan = (await site.sql("rita", "SELECT * FROM db.t WHERE id = 1", explain=True)).json
     assert (plan["engine"], plan["tables"][0]["considered-files"]) == ("duckdb", 3)
     assert "rows" not in plan
 
 
 async def test_statement_runs_with_the_rights_of_the_caller(site: Site) -> None:
-    for who, status in (("rita", 200), ("wendy", 200), ("root", 200), ("olga", 403), ("nobody", 403), ("", 401)):
-        assert (await site.sql(who, "SELECT count(*) FROM db.t")).status == status, who
+    for principal, status in (("rita", 200), ("wendy", 200), ("root", 200), ("olga", 403), ("nobody", 403), ("", 401)):
+        assert (await site.sql(principal, "SELECT count(*) FROM db.t")).status == status, principal
     # The answer does not reveal whether a table exists that the caller may not read.
     answers = [await site.sql("olga", f"SELECT 1 FROM db.{name}") for name in ("t", "nothing")]
     assert answers[0].raw.replace(b"db.t", b"") == answers[1].raw.replace(b"db.nothing", b"")
@@ -178,10 +180,10 @@ BODIES: tuple[dict[str, Any], ...] = (
 
 
 async def test_statement_that_may_not_run_gets_400_or_404(site: Site) -> None:
-    for statement, status, why in REFUSED:
+    for statement, status, reason in REFUSED:
         answer = await site.sql("root", statement)
         assert answer.status == status, (statement, answer.raw)
-        assert why in answer.json["error"]["message"], statement
+        assert reason in answer.json["error"]["message"], statement
     headers = {"Authorization": f"Bearer {site.tokens['rita']}"}
     for body in BODIES:
         assert (await site.api("POST", "/api/v1/sql", body, headers=headers)).status == 400, body
@@ -232,8 +234,8 @@ async def test_size_of_answers_is_limited(home: Path) -> None:
         many = await site.sql("rita", "SELECT id FROM db.t")
         assert many.status == 400
         assert "sql_rows_limit" in many.json["error"]["message"]
-        some = await site.sql("rita", "SELECT id FROM db.t", **{"max-rows": 4})
-        assert (len(some.json["rows"]), some.json["complete"]) == (4, False)
+        partial_answer = await site.sql("rita", "SELECT id FROM db.t", **{"max-rows": 4})
+        assert (len(partial_answer.json["rows"]), partial_answer.json["complete"]) == (4, False)
         wide = "SELECT " + ", ".join(f"'{'x' * 90}' AS c{n}" for n in range(40))
         assert "sql_bytes_limit" in (await site.sql("rita", wide)).json["error"]["message"]
 
@@ -253,21 +255,23 @@ async def test_statements_of_a_principal_and_of_the_server_are_limited(home: Pat
         assert (await site.sql("rita", "SELECT 1")).status == 429
         assert (await site.sql("wendy", "SELECT 1")).status == 200
         await until(lambda: len(workers()) == 1)
-        others = asyncio.create_task(site.sql("root", LONG_STATEMENT, id="long"))
+        other_task = asyncio.create_task(site.sql("root", LONG_STATEMENT, id="long"))
         await until(lambda: len(workers()) == 2)
         assert (await site.sql("wendy", "SELECT 1")).status == 503
-        for who in ("rita", "root"):  # Each caller has its own ids.
-            headers = {"Authorization": f"Bearer {site.tokens[who]}"}
+        for principal in ("rita", "root"):  # Each caller has its own ids.
+            headers = {"Authorization": f"Bearer {site.tokens[principal]}"}
             assert (await site.api("DELETE", "/api/v1/sql/other", headers=headers)).status == 404
             assert (await site.api("DELETE", "/api/v1/sql/long", headers=headers)).status == 204
-        for task in (long, others):
+        for task in (long, other_task):
             assert "cancelled" in (await task).json["error"]["message"]
         await until(lambda: not workers())
 
 
 async def test_two_principals_leave_a_statement_to_a_third(home: Path) -> None:
     async with open_site(home, sql_statements_limit=4, sql_queue_s=0.2) as site:
-        long = [asyncio.create_task(site.sql(who, LONG_STATEMENT)) for who in ("rita", "rita", "wendy", "wendy")]
+        long = [
+            asyncio.create_task(site.sql(principal, LONG_STATEMENT)) for principal in ("rita", "rita", "wendy", "wendy")
+        ]
         await until(lambda: len(workers()) == 3)
         assert (await site.sql("root", "SELECT 1")).status == 200
         done, _ = await asyncio.wait(long, return_when=asyncio.FIRST_COMPLETED)
@@ -282,8 +286,8 @@ async def test_statement_without_tables_ends_with_its_token(home: Path) -> None:
     async with open_site(home, rights_recheck_s=0.1) as site:
         headers = {"Authorization": f"Bearer {site.tokens['root']}"}
         grant = {"role": "reader", "namespace": ["db"]}
-        made = await site.api("POST", "/api/v1/tokens", {"name": "vera", "grants": [grant]}, headers=headers)
-        site.tokens["vera"] = made.json["token"]
+        answer = await site.api("POST", "/api/v1/tokens", {"name": "vera", "grants": [grant]}, headers=headers)
+        site.tokens["vera"] = answer.json["token"]
         rows = ", ".join(f"({number})" for number in range(60))
         long = "SELECT count(*) FROM " + ", ".join(f"(VALUES {rows}) t{number}" for number in range(12))
         running_one = asyncio.create_task(site.sql("vera", long))
@@ -314,9 +318,9 @@ async def test_worker_has_no_secret_and_ends_with_the_server(home: Path, monkeyp
         running_statement = asyncio.create_task(site.sql("rita", LONG_STATEMENT))
         await until(lambda: len(workers()) == 1)
         (worker,) = workers()
-        seen = b"\0".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in (worker.pid, worker.ppid()))
-        assert b"the-secret" not in seen
-        assert b"SEAMARK_S3" not in seen
+        text = b"\0".join(Path(f"/proc/{pid}/environ").read_bytes() for pid in (worker.pid, worker.ppid()))
+        assert b"the-secret" not in text
+        assert b"SEAMARK_S3" not in text
         assert b"smq_" not in Path(f"/proc/{worker.pid}/cmdline").read_bytes()
         # The limit is set before the worker reads the statement.
         await until(lambda: _file_size_limits(worker) == [["0", "0"]])
@@ -351,23 +355,26 @@ async def test_sql_is_disabled_beyond_loopback_unless_a_setting_enables_it(
 
 
 async def test_audit_log_has_each_statement_without_its_text(site: Site) -> None:
-    for who in ("rita", "olga"):
-        await site.sql(who, "SELECT count(*) FROM db.t", headers={"X-Request-Id": f"audited-{who}"})
+    for principal in ("rita", "olga"):
+        await site.sql(principal, "SELECT count(*) FROM db.t", headers={"X-Request-Id": f"audited-{principal}"})
     headers = {"Authorization": f"Bearer {site.tokens['root']}"}
 
     async def audit_records() -> list[Any]:
         answer = await site.api("GET", "/api/v1/audit?limit=100", headers=headers)
         return [
-            one
-            for one in answer.json["records"]
-            if one["request-id"].startswith("audited-") and one["action"] == "runStatement"
+            record
+            for record in answer.json["records"]
+            if record["request-id"].startswith("audited-") and record["action"] == "runStatement"
         ]
 
     async with asyncio.timeout(60):
-        while len(found := await audit_records()) < 2:
+        while len(actual_audit_records := await audit_records()) < 2:
             await asyncio.sleep(0.05)
-    assert {(one["who"], one["status"]) for one in found} == {("rita", 200), ("olga", 403)}
-    assert "count" not in json.dumps(found)
+    assert {(audit_record["who"], audit_record["status"]) for audit_record in actual_audit_records} == {
+        ("rita", 200),
+        ("olga", 403),
+    }
+    assert "count" not in json.dumps(actual_audit_records)
 
 
 async def test_statement_token_allows_only_reading(site: Site) -> None:
@@ -450,9 +457,11 @@ async def test_expensive_statement_gets_a_400_or_an_answer_and_leaves_no_process
 async def test_statement_is_cancelled_only_by_its_owner(site: Site) -> None:
     running_one = asyncio.create_task(site.sql("rita", LONG_STATEMENT, id="long"))
     await until(workers)
-    for who in ("olga", "wendy", "root"):
-        answer = await site.api("DELETE", "/api/v1/sql/long", headers={"Authorization": f"Bearer {site.tokens[who]}"})
-        assert answer.status == 404, who
+    for principal in ("olga", "wendy", "root"):
+        answer = await site.api(
+            "DELETE", "/api/v1/sql/long", headers={"Authorization": f"Bearer {site.tokens[principal]}"}
+        )
+        assert answer.status == 404, principal
     assert not running_one.done()
     answer = await site.api("DELETE", "/api/v1/sql/long", headers={"Authorization": f"Bearer {site.tokens['rita']}"})
     assert (answer.status, (await running_one).status) == (204, 400)

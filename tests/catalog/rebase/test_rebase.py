@@ -413,18 +413,20 @@ async def test_merge_that_met_another_merge_is_undone_and_its_files_are_added(tm
         await create(rig, 3)
         for name in ("a", "b", "c"):
             await append(rig, {name: 1})
-        one, two = [Appender(await load(rig), merge=3, apart=apart) for _ in range(2)]
-        requests = [one.commit({"one": 10}), two.commit({"two": 20})]
+        first, second = [Appender(await load(rig), merge=3, apart=apart) for _ in range(2)]
+        requests = [first.commit({"one": 10}), second.commit({"two": 20})]
         for request in requests:
             await commit(rig, request)
         metadata = await load(rig)
         listed_list = read_list(head(metadata))
         manifest_paths = {row["manifest_path"] for row in listed_list}
-        assert set(one.manifests) <= manifest_paths
-        assert manifest_paths & set(two.manifests) == set(two.manifests[:1] if apart else []), (
+        assert set(first.manifests) <= manifest_paths
+        assert manifest_paths & set(second.manifests) == set(second.manifests[:1] if apart else []), (
             "what added nothing is left out"
         )
-        assert [row["added_files_count"] for row in listed_list if row["added_snapshot_id"] == two.snapshot_id] == [1]
+        assert [row["added_files_count"] for row in listed_list if row["added_snapshot_id"] == second.snapshot_id] == [
+            1
+        ]
         files = read_snapshot(head(metadata))
         assert {path: (file.sequence_number, file.status) for path, file in files.items()} == {
             "a": (1, EXISTING), "b": (2, EXISTING), "c": (3, EXISTING), "one": (4, ADDED), "two": (5, ADDED)

@@ -35,7 +35,7 @@ class Model:
             snapshot = head(metadata, branch)
             files = read_snapshot(snapshot)
             assert {path: file.records for path, file in files.items()} == expected, f"{about}: {branch}"
-            totals = [int(snapshot["summary"][f"total-{what}"]) for what in ("data-files", "records")]
+            totals = [int(snapshot["summary"][f"total-{counter}"]) for counter in ("data-files", "records")]
             assert totals == [len(expected), sum(expected.values())], about
             for path, file in files.items():
                 kept = self.numbers.setdefault((branch, path), file.sequence_number)
@@ -88,9 +88,9 @@ class History:
         metadata = await load(self.it)
         files = self.model.branches["main"]
         if files:
-            gone = self.source.sample(sorted(files), self.source.randint(1, min(3, len(files))))
-            await commit(self.it, Appender(metadata).commit({}, gone))
-            for path in gone:
+            removed_files = self.source.sample(sorted(files), self.source.randint(1, min(3, len(files))))
+            await commit(self.it, Appender(metadata).commit({}, removed_files))
+            for path in removed_files:
                 del files[path]
 
     async def branch(self) -> None:

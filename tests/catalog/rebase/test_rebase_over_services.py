@@ -93,14 +93,20 @@ class History:
         for _ in range(source.randint(1, 3)):
             self.count += 1
             document[f"file-{self.count}"] = source.randint(1, 9)
-        gone = source.sample(sorted(files), min(len(files), source.choice([0, 0, 1, 2])))
-        gone += source.sample(sorted(self.deletes), min(len(self.deletes), source.choice([0, 0, 1])))
+        removed_files = source.sample(sorted(files), min(len(files), source.choice([0, 0, 1, 2])))
+        removed_files += source.sample(sorted(self.deletes), min(len(self.deletes), source.choice([0, 0, 1])))
         deletes = [f"deletes-{self.count}-{number}" for number in range(source.choice([0, 0, 1, 2]))]
         if merge is None:
             merge = source.choice([0, 0, 1, 2, 9])
         client = Appender(await self.table.load(), merge=merge, apart=source.random() < 0.3)
         return Late(
-            client, client.commit(document, gone, deletes), document, gone, deletes, self.rows_version, dict(files)
+            client,
+            client.commit(document, removed_files, deletes),
+            document,
+            removed_files,
+            deletes,
+            self.rows_version,
+            dict(files),
         )
 
     async def finish(self, late: Late) -> None:
@@ -133,21 +139,21 @@ class History:
     async def replace(self) -> None:
         """Compact some files into a file with as many rows."""
         metadata = await self.table.load()
-        gone = self.source.sample(sorted(self.files), min(len(self.files), self.source.randint(1, 4)))
+        removed_files = self.source.sample(sorted(self.files), min(len(self.files), self.source.randint(1, 4)))
         self.count += 1
         path = f"{metadata['location']}/data/merged-{self.count}.parquet"
-        records = sum(self.files[item] for item in gone)
+        records = sum(self.files[item] for item in removed_files)
         file = {"content": "data", "file-path": path, "file-format": "parquet", "spec-id": 0, "partition": []}
         body = {
             "operation": "replace",
             "read-snapshot-id": metadata["current-snapshot-id"],
             "add": [{**file, "file-size-in-bytes": 100, "record-count": records}],
-            "remove": [{"file-path": item} for item in gone],
+            "remove": [{"file-path": item} for item in removed_files],
         }
         url = f"{self.table.server.url}/api/v1/tables/db/t/commit"
         async with self.table.server.http.post(url, json=body) as answer:
             assert answer.status == 200, await answer.text()
-        for item in gone:
+        for item in removed_files:
             del self.files[item]
         self.files[path] = records
         self.check(await self.table.load(), "replaced")
@@ -176,7 +182,7 @@ class History:
                 live[row["content"]][file.path] = file
         assert {path: file.records for path, file in live[0].items()} == self.files, about
         assert live[1].keys() == self.deletes, about
-        totals = [int(snapshot["summary"][f"total-{what}"]) for what in ("data-files", "records")]
+        totals = [int(snapshot["summary"][f"total-{counter}"]) for counter in ("data-files", "records")]
         assert totals == [len(self.files), sum(self.files.values())], about
         for path, file in (live[0] | live[1]).items():
             numbers = file.snapshot_id, file.sequence_number, file.file_sequence_number
@@ -308,14 +314,14 @@ async def test_append_does_not_follow_a_replacement_that_adds_rows(tmp_path: Pat
         async with table.server.http.post(f"{table.server.url}/api/v1/tables/db/t/commit", json=counted) as answer:
             assert answer.status == 409, await answer.text()
         results = {}
-        for what in ("health", "timeline"):
-            async with table.server.http.get(f"{table.server.url}/api/v1/tables/db/t/{what}") as answer:
+        for route in ("health", "timeline"):
+            async with table.server.http.get(f"{table.server.url}/api/v1/tables/db/t/{route}") as answer:
                 assert answer.status == 200, await answer.text()
-                results[what] = await answer.json()
+                results[route] = await answer.json()
     assert "replacement with other rows" in {problem["problem"] for problem in results["health"]["problems"]}
-    (told,) = [
+    (other_row,) = [
         instant["summary"]["other-rows"]
         for instant in results["timeline"]["instants"]
         if "other-rows" in instant["summary"]
     ]
-    assert told == "it adds 3 rows and removes 1"
+    assert other_row == "it adds 3 rows and removes 1"

@@ -192,32 +192,32 @@ class Comparisons:
 
     def equality(self, left: Scope, right: Scope, both: Scope) -> str:
         pairs = [
-            (one, other)
-            for one in left
+            (column, other)
+            for column in left
             for other in right
-            if one.kind == other.kind and self.can_name(one, both) and self.can_name(other, both)
+            if column.kind == other.kind and self.can_name(column, both) and self.can_name(other, both)
         ]
         periods = self.periods(left, right, both) if self.chance(0.3) or not pairs else []
         if periods:
             return self.rng.choice(periods)
         if not pairs:
             return "1 = 1"
-        one, other = self.rng.choice(pairs)
-        return f"{self.reference(one, both)} = {self.reference(other, both)}"
+        first, other = self.rng.choice(pairs)
+        return f"{self.reference(first, both)} = {self.reference(other, both)}"
 
     def periods(self, left: Scope, right: Scope, both: Scope) -> list[str]:
         """Return conditions that equate the hour, day, month or year of a column with a column of the other side."""
-        found = []
-        for one, other in (*((a, b) for a in left for b in right), *((b, a) for a in left for b in right)):
-            if one.kind in ("date", "timestamp") and self.can_name(one, both) and self.can_name(other, both):
-                time, reported = self.reference(one, both), self.reference(other, both)
+        texts = []
+        for first, other in (*((a, b) for a in left for b in right), *((b, a) for a in left for b in right)):
+            if first.kind in ("date", "timestamp") and self.can_name(first, both) and self.can_name(other, both):
+                time, reported = self.reference(first, both), self.reference(other, both)
                 if other.kind in ("date", "timestamp"):
-                    unit = self.rng.choice(["hour", "day", "month", "year"] if one.kind == "timestamp" else ["month"])
-                    found.append(f"date_trunc('{unit}', {time}) = {reported}")
-                    found += [f"{reported} = CAST({time} AS date)"] * 2
+                    unit = self.rng.choice(["hour", "day", "month", "year"] if first.kind == "timestamp" else ["month"])
+                    texts.append(f"date_trunc('{unit}', {time}) = {reported}")
+                    texts += [f"{reported} = CAST({time} AS date)"] * 2
                 if other.kind == "long":
-                    found.append(f"year({time}) = {reported}")
-        return found
+                    texts.append(f"year({time}) = {reported}")
+        return texts
 
     def across(self, scope: Scope) -> str:
         """Return a condition that equates columns of two tables."""
@@ -230,19 +230,19 @@ class Comparisons:
         families = (("long",), ("date", "timestamp"), ("double", "decimal(9, 2)"), ("string",))
         able = [[one for one in side if self.can_name(one, scope)] for side in (left, right)]
         pairs = [
-            (one, other)
-            for one in able[0]
+            (column, other)
+            for column in able[0]
             for other in able[1]
-            if any({one.kind, other.kind} <= {*f} for f in families)
+            if any({column.kind, other.kind} <= {*f} for f in families)
         ]
         if not pairs:
             return self.equality(left, right, scope)
-        one, other = self.rng.choice(pairs)
-        ends = [each for column, each in pairs if column is one]
+        first, other = self.rng.choice(pairs)
+        ends = [each for column, each in pairs if column is first]
         low, high = (self.reference(each, scope) for each in (other, self.rng.choice(ends)))
         if self.chance(0.2):
-            low, high = self.rng.sample([low, self.literal(one.kind)], 2)
-        name = self.reference(one, scope)
+            low, high = self.rng.sample([low, self.literal(first.kind)], 2)
+        name = self.reference(first, scope)
         return self.rng.choice(
             [
                 f"{name} {self.rng.choice(['<', '<=', '>', '>='])} {low}",
@@ -337,13 +337,13 @@ class Comparisons:
         other = self.reference(self.rng.choice(others), scope)
         negated = self.rng.choice(["", "NOT "])
         size = self.rng.randint(2, 3)
-        listed = ", ".join(given[:size])
-        there = [value for value in given if "NULL" not in value]
+        text = ", ".join(given[:size])
+        values = [value for value in given if "NULL" not in value]
         rows = ", ".join(f"({value})" for value in given[:size])
         # DuckDB compares nulls in rows as values, and Trino does not.
-        pairs = ", ".join(f"({value}, {one})" for value, one in zip(there or ["1"], ("1", "1.0", "1e0"), strict=False))
+        pairs = ", ".join(f"({value}, {one})" for value, one in zip(values or ["1"], ("1", "1.0", "1e0"), strict=False))
         shapes: Shapes = [
-            lambda: f"{name} {negated}IN ({listed})",
+            lambda: f"{name} {negated}IN ({text})",
             lambda: f"{name} {negated}BETWEEN {given[0]} AND {given[1]}",
             lambda: f"{name} {negated}BETWEEN {given[0]} AND {other}",
             lambda: f"{given[0]} {negated}BETWEEN {name} AND {given[1]}",
@@ -354,7 +354,7 @@ class Comparisons:
             lambda: f"nullif({name}, {given[1]}) {self.operator()} {given[0]}",
             lambda: f"CASE WHEN {name} IS NULL THEN {given[1]} ELSE {name} END {self.operator()} {given[0]}",
             # The array contains no null: for null, DuckDB's contains() is false and Trino's is null.
-            lambda: f"contains(ARRAY[{', '.join([VALUES[column.kind][0], *there])}], {name})",
+            lambda: f"contains(ARRAY[{', '.join([VALUES[column.kind][0], *values])}], {name})",
         ]
         if numbers and self.mixed_cases:
             shapes.append(lambda: f"CASE {name} WHEN {given[0]} THEN TRUE WHEN {given[1]} THEN TRUE ELSE FALSE END")

@@ -40,4 +40,4 @@ def scans_of_statement(statement: str, *, parameters: Sequence[str] = (), **more
 
 def predicates(statement: str, **more: object) -> dict[str, str | None]:
     """Return the predicate of each table, by the table's name."""
-    return {one.table: one.predicate for one in scans_of_statement(statement, **more)}
+    return {scan.table: scan.predicate for scan in scans_of_statement(statement, **more)}

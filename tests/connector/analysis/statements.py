@@ -43,17 +43,17 @@ class Statements(Comparisons):
 
     def make_tables(self) -> list[str]:
         """Return the statements that create the tables in DuckDB."""
-        made = []
+        statements = []
         for name in self.rng.sample(TABLE_NAMES, self.rng.randint(2, 4)):
             names = self.rng.sample(COLUMN_NAMES, self.rng.randint(1, 4))
             columns = {one: self.rng.choice([*KINDS, *["long"] * 8, *["string"] * 2]) for one in names}
             self.tables.append(Stored(name, columns))
             typed = ", ".join(f"{quoted(one)} {KINDS[kind]}" for one, kind in columns.items())
-            made.append(f"CREATE TABLE {quoted(name)} ({typed})")
+            statements.append(f"CREATE TABLE {quoted(name)} ({typed})")
             for _ in range(self.rng.choice([0, *[self.rng.randint(4, ROWS_MAX)] * 9])):
                 row = ", ".join("NULL" if self.chance(0.25) else self.value(kind) for kind in columns.values())
-                made.append(f"INSERT INTO {quoted(name)} VALUES ({row})")
-        return made
+                statements.append(f"INSERT INTO {quoted(name)} VALUES ({row})")
+        return statements
 
     # Queries
 
@@ -131,16 +131,16 @@ class Statements(Comparisons):
             return [f"{self.spelled(owner)}.*", "1 AS one"], [*((one.name, one.kind) for one in own), ("one", "long")]
         items, columns = [], []
         for number, kind in enumerate(kinds or [None] * self.rng.randint(1, 4)):
-            text, found, name = self.projection(scope, named, depth, outer, kind)
+            text, result, name = self.projection(scope, named, depth, outer, kind)
             if window and kind is None and number == 0:
-                text, found, name = self.window(scope), "long", None
-            taken = {one.lower() for one, _ in columns}
-            if name is None or name.lower() in taken or self.chance(0.3):
+                text, result, name = self.window(scope), "long", None
+            used_names = {one.lower() for one, _ in columns}
+            if name is None or name.lower() in used_names or self.chance(0.3):
                 name = self.rng.choice([f"p{number}", *COLUMN_NAMES])
-                name = f"p{number}" if name.lower() in taken else name
+                name = f"p{number}" if name.lower() in used_names else name
                 text = f"{text} {self.rng.choice(['AS ', ''])}{quoted(name)}"
             items.append(text)
-            columns.append((name, found))
+            columns.append((name, result))
         return items, columns
 
     def projection(
@@ -148,9 +148,9 @@ class Statements(Comparisons):
     ) -> tuple[str, str, str | None]:
         fitting = [one for one in scope if kind in (None, one.kind) and self.can_name(one, scope)]
         if fitting and self.chance(0.75):
-            one = self.rng.choice(fitting)
-            text = self.reference(one, scope)
-            return f"({text})" if self.chance(0.05) else text, one.kind, one.name
+            column = self.rng.choice(fitting)
+            text = self.reference(column, scope)
+            return f"({text})" if self.chance(0.05) else text, column.kind, column.name
         kind = kind or self.rng.choice(list(KINDS))
         if kind == "long" and self.chance(0.3):
             aggregate = self.aggregate(scope, named, "count(*)")
@@ -181,15 +181,15 @@ class Statements(Comparisons):
     ) -> tuple[str, list[tuple[str, str]]]:
         able = [one for one in scope if self.can_name(one, scope)]
         keys = self.rng.sample(able, min(len(able), self.rng.randint(0, 2)))
-        named_keys = [self.reference(one, scope) for one in keys]
+        named_keys = [self.reference(key, scope) for key in keys]
         items = [f"{text} AS g{number}" for number, text in enumerate(named_keys)]
-        columns = [(f"g{number}", one.kind) for number, one in enumerate(keys)]
+        columns = [(f"g{number}", key.kind) for number, key in enumerate(keys)]
         items.append("count(*) AS n")
         columns.append(("n", "long"))
         if able and self.chance(0.5):
-            one = self.rng.choice(able)
-            items.append(f"{self.rng.choice(['min', 'max'])}({self.reference(one, scope)}) AS m")
-            columns.append(("m", one.kind))
+            column = self.rng.choice(able)
+            items.append(f"{self.rng.choice(['min', 'max'])}({self.reference(column, scope)}) AS m")
+            columns.append(("m", column.kind))
         text = f"SELECT {', '.join(items)} FROM {source}{where}"
         if named_keys:
             every = ", ".join(named_keys)
@@ -201,9 +201,9 @@ class Statements(Comparisons):
             text += f" GROUP BY {self.rng.choice([every, numbers, *sets, *self.other_groups])}"
         if self.chance(0.35):
             conditions = ["count(*) > 1", "count(*) = 0", "min(1) = 1"]
-            conditions += [self.comparison(one, [*keys]) for one in keys if self.can_name(one, scope)] * 2
+            conditions += [self.comparison(key, [*keys]) for key in keys if self.can_name(key, scope)] * 2
             word = self.rng.choice(["AND", "AND", "OR"])
-            text += f" HAVING {f' {word} '.join(f'({one})' for one in self.rng.sample(conditions, 2))}"
+            text += f" HAVING {f' {word} '.join(f'({condition})' for condition in self.rng.sample(conditions, 2))}"
         return text, columns
 
     def filtered(self, source: str, where: str, scope: Scope) -> tuple[str, list[tuple[str, str]]]:
@@ -225,8 +225,8 @@ class Statements(Comparisons):
             counted += [
                 f"max(CASE WHEN {self.simple(scope)} THEN 1{self.rng.choice(['', ' ELSE NULL', ' ELSE 0'])} END)"
             ]
-            found = f"{aggregate}{kept}" if self.chance(0.5) else self.rng.choice(counted)
-            items.append(f"coalesce({found}, 0) + {number} AS n{number}")
+            text = f"{aggregate}{kept}" if self.chance(0.5) else self.rng.choice(counted)
+            items.append(f"coalesce({text}, 0) + {number} AS n{number}")
         return f"SELECT {', '.join(items)} FROM {source}{where}", [
             (f"n{number}", "long") for number in range(len(items))
         ]
@@ -237,9 +237,9 @@ class Statements(Comparisons):
         The rows are ordered by all columns, so the first row is always the same.
         """
         table = self.rng.choice(self.tables)
-        names = [quoted(one) for one in table.columns]
+        names = [quoted(column) for column in table.columns]
         keys = ", ".join(self.rng.sample(names, self.rng.randint(1, min(2, len(names)))))
-        order = ", ".join(f"{one} {self.rng.choice(['', 'DESC'])} NULLS LAST" for one in names)
+        order = ", ".join(f"{name} {self.rng.choice(['', 'DESC'])} NULLS LAST" for name in names)
         function = self.rng.choice(["row_number", "row_number", "rank", "dense_rank"])
         number = f"{function}() OVER (PARTITION BY {keys} ORDER BY {order})"
         if self.chance(0.2):
@@ -274,29 +274,31 @@ class Statements(Comparisons):
     def source_list(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, Scope]:
         text, scope = self.source(named, depth, outer, set())
         for _ in range(self.rng.choice([0, 0, 0, 1, 1, 1, 2]) if depth < 3 else self.rng.choice([0, 1, 1])):
-            taken = {one.owner.lower() for one in scope if one.owner is not None}
+            used_names = {one.owner.lower() for one in scope if one.owner is not None}
             if self.chance(0.2):
                 right, more = (
-                    self.unnested(taken) if self.chance(self.listed_share) else self.source(named, depth, outer, taken)
+                    self.unnested(used_names)
+                    if self.chance(self.listed_share)
+                    else self.source(named, depth, outer, used_names)
                 )
                 text, scope = f"{text}{self.space()},{self.space()}{right}", [*scope, *more]
                 continue
             if self.chance(0.12):
-                text, scope = self.lateral(text, scope, named, taken)
+                text, scope = self.lateral(text, scope, named, used_names)
                 continue
-            right, more = self.bracket(named, depth, outer, taken)
+            right, more = self.bracket(named, depth, outer, used_names)
             text, scope = self.joined(text, scope, right, more, named, depth, outer)
         return text, scope
 
-    def unnested(self, taken: set[str]) -> tuple[str, Scope]:
+    def unnested(self, used_names: set[str]) -> tuple[str, Scope]:
         """Return a list of literals as a source after a comma, because Trino does not join UNNEST with a condition."""
-        alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
+        alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
         column = self.rng.choice(COLUMN_NAMES)
         text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spelled(alias)} ({quoted(column)})"
         return text, [Column(column, "long", alias)]
 
-    def lateral(self, text: str, scope: Scope, named: list[Stored], taken: set[str]) -> tuple[str, Scope]:
-        alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
+    def lateral(self, text: str, scope: Scope, named: list[Stored], used_names: set[str]) -> tuple[str, Scope]:
+        alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
         query = self.lateral_query(scope, named) if self.chance(0.6) else None
         if query is not None:
             inner, columns = query
@@ -318,10 +320,10 @@ class Statements(Comparisons):
 
         Some queries join the rows, group them, or return only the first of them.
         """
-        found = self.correlated_pair(scope, named)
-        if found is None:
+        correlated_pair = self.correlated_pair(scope, named)
+        if correlated_pair is None:
             return None
-        table, name, away = found
+        table, name, away = correlated_pair
         own = [Column(column, kind, "qq") for column, kind in table.columns.items()]
         source, inner = f"{self.spelled(table.name)} AS qq", own
         if self.chance(0.4):
@@ -344,15 +346,15 @@ class Statements(Comparisons):
         text = f"SELECT {self.rng.choice(['', '', 'DISTINCT '])}{', '.join(items)} FROM {source} WHERE {where}"
         return text + (self.ordered(len(columns)) if self.chance(0.4) else ""), columns
 
-    def aggregate(self, scope: Scope, named: list[Stored], what: str) -> str | None:
+    def aggregate(self, scope: Scope, named: list[Stored], kind: str) -> str | None:
         """Return a query for an aggregate of the rows that have the outer row's value in a column."""
-        found = self.correlated_pair(scope, named)
-        if found is None:
+        correlated_pair = self.correlated_pair(scope, named)
+        if correlated_pair is None:
             return None
-        table, name, away = found
+        table, name, away = correlated_pair
         own = [Column(name, table.columns[name], "qq")]
         more = f" AND {self.simple(own)}" if self.chance(0.3) else ""
-        return f"SELECT {what} FROM {self.spelled(table.name)} AS qq WHERE qq.{self.spelled(name)} = {away}{more}"
+        return f"SELECT {kind} FROM {self.spelled(table.name)} AS qq WHERE qq.{self.spelled(name)} = {away}{more}"
 
     def correlated_pair(self, scope: Scope, named: list[Stored]) -> tuple[Stored, str, str] | None:
         """Return a table, one of its columns, and a column of the outer row with the same type."""
@@ -370,10 +372,10 @@ class Statements(Comparisons):
         table, name, column = self.rng.choice(pairs)
         return table, name, f"{self.spelled(str(column.owner))}.{self.spelled(column.name)}"
 
-    def bracket(self, named: list[Stored], depth: int, outer: Scope, taken: set[str]) -> tuple[str, Scope]:
-        text, scope = self.source(named, depth, outer, taken)
+    def bracket(self, named: list[Stored], depth: int, outer: Scope, used_names: set[str]) -> tuple[str, Scope]:
+        text, scope = self.source(named, depth, outer, used_names)
         if self.chance(0.12):
-            inner = {one.owner.lower() for one in scope if one.owner is not None} | taken
+            inner = {one.owner.lower() for one in scope if one.owner is not None} | used_names
             other, more = self.source(named, depth, outer, inner)
             text, scope = self.joined(text, scope, other, more, named, depth, outer)
             return f"({text})", scope
@@ -399,10 +401,10 @@ class Statements(Comparisons):
             and one.plain
         ]
         if shared and self.chance(0.3):
-            one = self.rng.choice(shared)
-            merged = Column(one.name, one.kind, None)
-            rest = [other for other in both if other.name.lower() != one.name.lower()]
-            return f"{text} {kind} {right} USING ({self.spelled(one.name)})", [merged, *rest]
+            column = self.rng.choice(shared)
+            merged = Column(column.name, column.kind, None)
+            rest = [other for other in both if other.name.lower() != column.name.lower()]
+            return f"{text} {kind} {right} USING ({self.spelled(column.name)})", [merged, *rest]
         on = [self.simple(both)] if self.chance(0.3) else [self.beside(scope, more, both)]
         if self.chance(0.35):
             on.append(self.simple(both))
@@ -411,8 +413,8 @@ class Statements(Comparisons):
         word = self.rng.choice(["AND", "AND", "AND", "OR"])
         return f"{text} {kind} {right} ON {f' {word} '.join(on)}", both
 
-    def source(self, named: list[Stored], depth: int, outer: Scope, taken: set[str]) -> tuple[str, Scope]:
-        alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
+    def source(self, named: list[Stored], depth: int, outer: Scope, used_names: set[str]) -> tuple[str, Scope]:
+        alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
         shape = self.rng.random()
         if shape < 0.05:
             column = self.rng.choice(COLUMN_NAMES)
@@ -427,13 +429,13 @@ class Statements(Comparisons):
             text = f"({text}) {self.rng.choice(['AS ', ''])}{self.spelled(alias)}"
         else:
             hidden = {one.name.lower() for one in named}
-            able = [*named, *(one for one in self.tables if one.name.lower() not in hidden)]
+            able = [*named, *(table for table in self.tables if table.name.lower() not in hidden)]
             one = self.rng.choice([*able, *self.rng.sample(named, min(len(named), 1))])
             columns = list(one.columns.items())
             text = self.spelled(one.name)
             if one.name.lower() not in hidden and self.chance(0.2):
                 text = f"main{self.rng.choice(['.', ' . ', '/**/.'])}{text}"
-            if one.name.lower() not in taken and self.chance(0.4):
+            if one.name.lower() not in used_names and self.chance(0.4):
                 return text, [Column(name, kind, one.name) for name, kind in columns]
             text = f"{text}{self.space()}{self.rng.choice(['AS ', ''])}{self.spelled(alias)}"
         if self.chance(0.15):
@@ -447,8 +449,8 @@ class Statements(Comparisons):
         parts = []
         for _ in range(self.rng.choice([1, 1, 1, 1, 2])):
             able = [one for one in scope if self.can_name(one, scope)]
-            one = self.rng.choice(able) if able and self.chance(0.1) else None
-            extreme = None if one is None else self.extreme_comparison(one, self.reference(one, scope), named)
+            column = self.rng.choice(able) if able and self.chance(0.1) else None
+            extreme = None if column is None else self.extreme_comparison(column, self.reference(column, scope), named)
             if extreme is not None:
                 parts.append(extreme)
             elif depth > 1 and self.chance(0.2):
@@ -461,7 +463,7 @@ class Statements(Comparisons):
                 owners = sorted({str(one.owner) for one in scope if one.owner is not None})
                 sides = [[one for one in scope if one.owner == owner] for owner in owners]
                 either = [
-                    self.comparison(one, scope) for side in sides if (one := self.one_of(side, scope)) is not None
+                    self.comparison(column, scope) for side in sides if (column := self.one_of(side, scope)) is not None
                 ]
                 parts.append(f"({' OR '.join(either)})" if either else self.simple(scope))
             else:
@@ -478,48 +480,48 @@ class Statements(Comparisons):
         able = [one for one in scope if self.can_name(one, scope)]
         if not able:
             return self.simple(scope)
-        one = self.rng.choice(able)
+        column = self.rng.choice(able)
         aggregate = self.aggregate(scope, named, "count(*)")
         if aggregate is not None and self.chance(0.2):
             return f"({aggregate}) {self.rng.choice(['=', '>', '<'])} 1"
         if self.chance(0.2):
-            inner, _ = self.select(named, depth - 1, [], set_part=True, kinds=[one.kind, able[0].kind])
-            pair = [self.reference(one, scope), self.reference(able[0], scope)]
-            there = " AND ".join(f"{name} IS NOT NULL" for name in pair)
-            return f"({', '.join(pair)}) {negated}IN ({inner}) AND {there}"
-        inner, _ = self.select(named, depth - 1, [], set_part=True, kinds=[one.kind])
+            inner, _ = self.select(named, depth - 1, [], set_part=True, kinds=[column.kind, able[0].kind])
+            pair = [self.reference(column, scope), self.reference(able[0], scope)]
+            text = " AND ".join(f"{name} IS NOT NULL" for name in pair)
+            return f"({', '.join(pair)}) {negated}IN ({inner}) AND {text}"
+        inner, _ = self.select(named, depth - 1, [], set_part=True, kinds=[column.kind])
         if self.chance(0.2):
-            return f"{self.reference(one, scope)} = ANY ({inner})"
+            return f"{self.reference(column, scope)} = ANY ({inner})"
         if self.chance(0.2):
-            return f"{self.reference(one, scope)} = (SELECT q.m FROM ({inner}) AS q (m) ORDER BY 1 LIMIT 1)"
+            return f"{self.reference(column, scope)} = (SELECT q.m FROM ({inner}) AS q (m) ORDER BY 1 LIMIT 1)"
         if self.chance(0.3):
-            return f"{self.reference(one, scope)} = (SELECT max(q.m) FROM ({inner}) AS q (m))"
+            return f"{self.reference(column, scope)} = (SELECT max(q.m) FROM ({inner}) AS q (m))"
         if self.chance(0.3):
             return (
-                self.extreme_comparison(one, self.reference(one, scope), named)
-                or f"{self.reference(one, scope)} = ANY ({inner})"
+                self.extreme_comparison(column, self.reference(column, scope), named)
+                or f"{self.reference(column, scope)} = ANY ({inner})"
             )
         if self.chance(0.2):
-            return f"{self.reference(one, scope)} {self.rng.choice(['<', '<=', '>', '>='])} ANY ({inner})"
-        return f"{self.reference(one, scope)} {negated}IN ({inner})"
+            return f"{self.reference(column, scope)} {self.rng.choice(['<', '<=', '>', '>='])} ANY ({inner})"
+        return f"{self.reference(column, scope)} {negated}IN ({inner})"
 
-    def extreme_comparison(self, one: Column, name: str, named: list[Stored]) -> str | None:
+    def extreme_comparison(self, column: Column, name: str, named: list[Stored]) -> str | None:
         """Return a comparison of the column with the extreme of another column, or None if no table has a
         fitting column.
         """
-        extremes = [self.extreme(one.kind, named) for _ in range(2)]
+        extremes = [self.extreme(column.kind, named) for _ in range(2)]
         if extremes[0] is None:
             return None
         op = self.rng.choice(["=", "=", "<", "<=", ">", ">="])
-        low, high = (extremes[0] if self.chance(0.5) else self.literal(one.kind), extremes[1])
+        low, high = (extremes[0] if self.chance(0.5) else self.literal(column.kind), extremes[1])
         return self.rng.choice(
             [f"{name} {op} {extremes[0]}", f"{extremes[0]} {op} {name}", f"{name} BETWEEN {low} AND {high}"]
         )
 
     def extreme(self, kind: str, named: list[Stored]) -> str | None:
         """Return a subquery for the minimum or maximum of a column in some rows of a table."""
-        drawn = self.draw_extreme(kind, named)
-        return None if drawn is None else f"(SELECT {drawn[0]} FROM {drawn[1]})"
+        extreme = self.draw_extreme(kind, named)
+        return None if extreme is None else f"(SELECT {extreme[0]} FROM {extreme[1]})"
 
     def draw_extreme(self, kind: str, named: list[Stored]) -> tuple[str, str, str] | None:
         """Return an extreme of this type, the rows that it is computed from, and a column of these rows.
@@ -544,10 +546,10 @@ class Statements(Comparisons):
         """Return a query that compares a column with an extreme of a name in WITH, or None if no column fits."""
         table = self.rng.choice(self.tables)
         column, kind = self.rng.choice(list(table.columns.items()))
-        drawn = self.draw_extreme(kind, [])
-        if drawn is None:
+        random_extreme = self.draw_extreme(kind, [])
+        if random_extreme is None:
             return None
-        extreme, rows, group = drawn
+        extreme, rows, group = random_extreme
         ends = [
             "",
             "",
@@ -588,19 +590,19 @@ class Statements(Comparisons):
         """
         own = {one.owner.lower() for one in scope if one.owner is not None}
         pairs = [
-            (one, other)
-            for one in scope
+            (column, other)
+            for column in scope
             for other in outer
-            if one.kind == other.kind
-            and self.can_name(one, scope)
+            if column.kind == other.kind
+            and self.can_name(column, scope)
             and other.owner is not None
             and other.owner.lower() not in own
             and [o.owner for o in outer if o.name.lower() == other.name.lower()].count(other.owner) == 1
         ]
         if not pairs:
             return self.simple(scope)
-        one, other = self.rng.choice(pairs)
+        first, other = self.rng.choice(pairs)
         away = f"{self.spelled(str(other.owner))}.{self.spelled(other.name)}"
         if self.chance(0.3):
             return f"{away} = {self.literal(other.kind)}"
-        return f"{self.reference(one, scope)} = {away}"
+        return f"{self.reference(first, scope)} = {away}"

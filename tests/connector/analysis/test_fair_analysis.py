@@ -31,21 +31,22 @@ def statement(number: int, characters: int = 0) -> str:
 async def test_one_long_statement_is_analysed_at_a_time_beside_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     real, go, at_once = reading._read, threading.Event(), [0, 0]
 
-    def read(text: Any, *given: Any) -> Any:
+    def read(text: Any, *arguments: Any) -> Any:
         if len(text.text) <= SHORT_CHARACTERS_MAX:
-            return real(text, *given)
+            return real(text, *arguments)
         at_once[0] += 1
         at_once[1] = max(at_once)
         assert go.wait(WAIT_S)
         at_once[0] -= 1
-        return real(text, *given)
+        return real(text, *arguments)
 
     monkeypatch.setattr(reading, "_read", read)
-    async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as made:
+    async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as new_rewriter:
         long = [
-            asyncio.create_task(made.rewrite(statement(number, SHORT_CHARACTERS_MAX), SESSION)) for number in range(3)
+            asyncio.create_task(new_rewriter.rewrite(statement(number, SHORT_CHARACTERS_MAX), SESSION))
+            for number in range(3)
         ]
-        done = await made.rewrite(statement(7), SESSION)
+        done = await new_rewriter.rewrite(statement(7), SESSION)
         assert done.statement is not None
         assert not any(one.done() for one in long)
         go.set()
@@ -54,25 +55,25 @@ async def test_one_long_statement_is_analysed_at_a_time_beside_short_ones(monkey
 
 
 async def test_client_with_many_statements_waits_only_for_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    real, begun, go, order = reading._read, threading.Event(), threading.Event(), []
+    real, started, go, order = reading._read, threading.Event(), threading.Event(), []
 
-    def read(text: Any, *given: Any) -> Any:
+    def read(text: Any, *arguments: Any) -> Any:
         order.append(text.text)
-        begun.set()
+        started.set()
         assert go.wait(WAIT_S)
-        return real(text, *given)
+        return real(text, *arguments)
 
     monkeypatch.setattr(reading, "_read", read)
-    async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as made:
+    async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as new_rewriter:
 
-        async def rewrite_as(number: int, address: str, who: str) -> Any:
-            with on_behalf_of(address, who):
-                return await made.rewrite(statement(number), SESSION)
+        async def rewrite_as(number: int, address: str, principal: str) -> Any:
+            with on_behalf_of(address, principal):
+                return await new_rewriter.rewrite(statement(number), SESSION)
 
         many = [asyncio.create_task(rewrite_as(number, "10.0.0.1", f"name {number}")) for number in range(5)]
-        assert await asyncio.to_thread(begun.wait, WAIT_S)
+        assert await asyncio.to_thread(started.wait, WAIT_S)
         other = asyncio.create_task(rewrite_as(9, "10.0.0.2", "ann"))
-        await until(lambda: "address 10.0.0.2" in made._reader._short._own)
+        await until(lambda: "address 10.0.0.2" in new_rewriter._reader._short._own)
         go.set()
         for one in (*many, other):
             assert (await one).statement is not None
@@ -90,8 +91,8 @@ async def test_long_statement_is_not_tokenized_in_the_event_loop(monkeypatch: py
 
     monkeypatch.setattr(rewriting, "parse_execute", parse)
     prepared = Session(catalog="lake", schema="db", prepared={"p": "SELECT * FROM t WHERE id = ?"})
-    async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as made:
+    async with rewriter(Seamark(), RewriteLimits(budget_s=WAIT_S)) as new_rewriter:
         for text in ("EXECUTE p USING 1", f"EXECUTE p USING{' ' * IN_LOOP_CHARACTERS_MAX} 1"):
-            assert (await made.rewrite(text, prepared)).statement is not None
+            assert (await new_rewriter.rewrite(text, prepared)).statement is not None
     assert len(threads) == 2
     assert [thread == threading.get_ident() for thread in threads] == [True, False]

@@ -30,9 +30,9 @@ TWICE = {
 def test_chain_of_names_that_are_used_twice_needs_bounded_work(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, weaken = Counter[str](), conditions.weaken
 
-    def count_calls(*given: Any) -> Any:
+    def count_calls(*arguments: Any) -> Any:
         calls["weaken"] += 1
-        return weaken(*given)
+        return weaken(*arguments)
 
     monkeypatch.setattr(conditions, "weaken", count_calls)
     queries = ["SELECT * FROM s.t", *(TWICE[shape].format(f"c{number}") for number in range(39))]
@@ -61,9 +61,9 @@ def test_long_chain_of_joins_derives_a_bounded_number_of_conditions(monkeypatch:
 
     monkeypatch.setattr(conditions.SemiJoin, "move_columns", count_calls)
     joins = "".join(f" JOIN s.t a{number} ON a{number}.x = a{number - 1}.x" for number in range(1, 200))
-    found = find_scans(f"SELECT 1 FROM s.t a0{joins} WHERE a199.y = 3 AND a0.x = 1", columns_of=lambda _: COLUMNS)
-    assert len(found) == 200
-    assert found[0].predicate == '"x" = 1'
+    scans = find_scans(f"SELECT 1 FROM s.t a0{joins} WHERE a199.y = 3 AND a0.x = 1", columns_of=lambda _: COLUMNS)
+    assert len(scans) == 200
+    assert scans[0].predicate == '"x" = 1'
     assert moved["semi-joins"] < 10 * conditions.LEAVES_MAX  # Without a bound, the number is 89,000.
 
 
@@ -101,11 +101,11 @@ class _Unwalked(list[Any]):
 
 def test_exchange_replaces_a_list_value_without_walking_the_list() -> None:
     tree: Any = sqlglot.parse_one("SELECT x IN (1, 2, 3)")
-    found = tree.find(exp.In)
-    values = found.args["expressions"]
-    found.args["expressions"] = _Unwalked(values)
+    result = tree.find(exp.In)
+    values = result.args["expressions"]
+    result.args["expressions"] = _Unwalked(values)
     replace_node(values[1], exp.Literal.number(9))
-    found.args["expressions"] = [found.args["expressions"][number] for number in range(3)]
+    result.args["expressions"] = [result.args["expressions"][number] for number in range(3)]
     assert tree.sql() == "SELECT x IN (1, 9, 3)"
 
 
@@ -114,15 +114,15 @@ def test_exchange_gives_the_same_tree_as_replace(seed: int) -> None:
     rng = random.Random(seed)
     text = "SELECT f(a, b), CASE WHEN a = 1 THEN b ELSE (c) END FROM t WHERE a IN (b, c, 1) AND NOT b BETWEEN a AND c"
     for _ in range(30):
-        one, other = sqlglot.parse_one(text), sqlglot.parse_one(text)
+        first, other = sqlglot.parse_one(text), sqlglot.parse_one(text)
         for number in rng.sample(range(6), 3):
-            for tree, put in ((one, replace_node), (other, lambda old, new: old.replace(new))):
+            for tree, put in ((first, replace_node), (other, lambda old, new: old.replace(new))):
                 hash(tree)  # The tree caches its hash.
                 columns = list(tree.find_all(exp.Column))
                 put(columns[number % len(columns)], exp.func("g", exp.column(f"n{number}")))
-        assert one.sql() == other.sql()
-        assert one == other
-        for node in one.walk():
+        assert first.sql() == other.sql()
+        assert first == other
+        for node in first.walk():
             for child in node.iter_expressions():
                 assert child.parent is node
                 assert child.arg_key is not None

@@ -34,13 +34,13 @@ STAR = "SELECT sum(price) FROM sales, items WHERE item = i_key AND color = 'red'
 RED = "\"color\" = 'red'"
 
 
-def all_joins_used(wanted: TablePlanRequest) -> dict[str, Any]:
+def all_joins_used(expected: TablePlanRequest) -> dict[str, Any]:
     """Return a plan response in which every join is used, at the requested snapshots."""
 
     def results_of(joins: tuple[JoinRequest, ...]) -> list[JoinResult]:
-        return [each for one in joins for each in (JoinResult(one.snapshot_id, 77, True), *results_of(one.joins))]
+        return [each for join in joins for each in (JoinResult(join.snapshot_id, 77, True), *results_of(join.joins))]
 
-    return {"joins": tuple(results_of(wanted.joins))}
+    return {"joins": tuple(results_of(expected.joins))}
 
 
 async def rewritten(
@@ -50,20 +50,20 @@ async def rewritten(
     tables: Mapping[str, KnownTable] = TABLES,
 ) -> tuple[RewriteResult, list[TablePlanRequest]]:
     server = Seamark(plan=plan, tables={**TABLES, **tables})
-    async with rewriter(server, limits) as made:
-        return await made.rewrite(statement, Session("lake", "db")), server.asked
+    async with rewriter(server, limits) as new_rewriter:
+        return await new_rewriter.rewrite(statement, Session("lake", "db")), server.asked
 
 
-def requests_for(table: str, asked: list[TablePlanRequest]) -> list[TablePlanRequest]:
-    return [one for one in asked if one.table[-1] == table]
+def requests_for(table: str, requests: list[TablePlanRequest]) -> list[TablePlanRequest]:
+    return [request for request in requests if request.table[-1] == table]
 
 
 async def test_large_table_is_planned_with_its_joins_and_small_table_is_pinned() -> None:
-    done, asked = await rewritten(STAR)
-    assert [one.joins for one in requests_for("sales", asked)] == [
+    done, plan_request = await rewritten(STAR)
+    assert [request.joins for request in requests_for("sales", plan_request)] == [
         (JoinRequest(("db", "items"), (("item", "i_key"),), filter_of(RED), 20),)
     ]
-    (items,) = requests_for("items", asked)
+    (items,) = requests_for("items", plan_request)
     assert (items.filter, items.snapshot_id, items.kept_max, items.joins) == (filter_of(RED), 20, 1.0, ())
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
     message = "files=2/200; db.sales=1/100; db.items=1/100; joins=db.sales.item:77; ms="
@@ -102,13 +102,13 @@ async def test_join_request_has_the_body_that_the_api_defines() -> None:
 
 async def test_snowflake_is_planned_with_nested_joins_and_all_its_tables_are_pinned() -> None:
     sql = "SELECT 1 FROM sales, items, brands WHERE item = i_key AND brand = b_key AND name = 'x'"
-    done, asked = await rewritten(sql)
-    ((join,),) = [one.joins for one in requests_for("sales", asked)]
+    done, plan_request = await rewritten(sql)
+    ((join,),) = [request.joins for request in requests_for("sales", plan_request)]
     assert (join.table, join.filter) == (("db", "items"), None)
     assert [(one.table, one.on, one.filter) for one in join.joins] == [
         (("db", "brands"), (("brand", "b_key"),), filter_of("name = 'x'"))
     ]
-    assert [(one.table[-1], one.snapshot_id) for one in asked if one.table[-1] != "sales"] == [
+    assert [(one.table[-1], one.snapshot_id) for one in plan_request if one.table[-1] != "sales"] == [
         ("items", 20),
         ("brands", 30),
     ]
@@ -122,13 +122,15 @@ async def test_dimension_with_two_aliases_is_read_at_one_snapshot() -> None:
     The dimension has one file, so a plan could not leave any file out.
     """
     sql = "SELECT 1 FROM sales, days a, days b WHERE day = a.d_day AND ship = b.d_day AND a.year = 1 AND b.year = 2"
-    done, asked = await rewritten(sql)
-    (sales,) = requests_for("sales", asked)
-    assert {(one.on, one.filter) for one in sales.joins} == {
+    done, plan_request = await rewritten(sql)
+    (sales,) = requests_for("sales", plan_request)
+    assert {(join.on, join.filter) for join in sales.joins} == {
         ((("day", "d_day"),), filter_of("year = 1")),
         ((("ship", "d_day"),), filter_of("year = 2")),
     }
-    assert [(one.filter, one.snapshot_id, one.kept_max) for one in requests_for("days", asked)] == [(None, 40, 1.0)]
+    assert [
+        (request.filter, request.snapshot_id, request.kept_max) for request in requests_for("days", plan_request)
+    ] == [(None, 40, 1.0)]
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 3
 
 
@@ -147,13 +149,13 @@ async def test_dimension_with_two_aliases_is_read_at_one_snapshot() -> None:
     ],
 )
 async def test_join_that_is_useless_or_expensive_is_not_requested(sql: str, tables: dict[str, KnownTable]) -> None:
-    _, asked = await rewritten(sql, tables=tables)
-    assert all(one.joins == () for one in requests_for("sales", asked))
+    _, plan_request = await rewritten(sql, tables=tables)
+    assert all(request.joins == () for request in requests_for("sales", plan_request))
 
 
 async def test_table_with_joins_as_its_only_conditions_is_planned_once() -> None:
-    _, asked = await rewritten(STAR)
-    assert len(asked) == 2
+    _, requests = await rewritten(STAR)
+    assert len(requests) == 2
 
 
 # A plan without joins if the small table cannot be read at the snapshot of its join
@@ -162,23 +164,23 @@ async def test_table_with_joins_as_its_only_conditions_is_planned_once() -> None
 def responses_with(**changes: Any) -> Callable[[TablePlanRequest], dict[str, Any]]:
     """Return a function that makes plan responses: every join has the result `changes`."""
 
-    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
-        joins = all_joins_used(wanted)["joins"]
-        return {"joins": tuple(JoinResult(**{**_fields(one), **changes}) for one in joins)}
+    def plan(expected: TablePlanRequest) -> dict[str, Any]:
+        joins = all_joins_used(expected)["joins"]
+        return {"joins": tuple(JoinResult(**{**_fields(join), **changes}) for join in joins)}
 
     return plan
 
 
-def _fields(one: JoinResult) -> dict[str, Any]:
-    return {"snapshot_id": one.snapshot_id, "keys": one.keys, "used": one.used}
+def _fields(result: JoinResult) -> dict[str, Any]:
+    return {"snapshot_id": result.snapshot_id, "keys": result.keys, "used": result.used}
 
 
 def responses_without(table: str, error: Exception | None = None) -> Callable[[TablePlanRequest], dict[str, Any]]:
     """Return a function that makes plan responses: `table` has no plan, or its request raises `error`."""
 
-    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
-        if wanted.table[-1] != table:
-            return all_joins_used(wanted)
+    def plan(expected: TablePlanRequest) -> dict[str, Any]:
+        if expected.table[-1] != table:
+            return all_joins_used(expected)
         if error is not None:
             raise error
         return {"plan_snapshot_id": None}
@@ -187,8 +189,8 @@ def responses_without(table: str, error: Exception | None = None) -> Callable[[T
 
 
 def fail_with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, Any]]:
-    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
-        if wanted.joins:
+    def plan(expected: TablePlanRequest) -> dict[str, Any]:
+        if expected.joins:
             raise error
         return {}
 
@@ -199,12 +201,12 @@ def fail_with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, 
     "plan",
     [
         responses_with(snapshot_id=21),
-        lambda wanted: {},
+        lambda expected: {},
         responses_without("items"),
         responses_without("items", Forbidden("", status=403)),
-        lambda wanted: {
-            **all_joins_used(wanted),
-            **({"snapshot_id": 21} if wanted.table[-1] == "items" else {}),
+        lambda expected: {
+            **all_joins_used(expected),
+            **({"snapshot_id": 21} if expected.table[-1] == "items" else {}),
         },
         fail_with_joins(Forbidden("", status=403)),
     ],
@@ -212,25 +214,25 @@ def fail_with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, 
 async def test_large_table_is_planned_again_without_joins_if_a_join_is_unsafe(
     plan: Callable[[TablePlanRequest], dict[str, Any]],
 ) -> None:
-    done, asked = await rewritten(f"{STAR} AND price > 3", plan)
-    assert [bool(one.joins) for one in requests_for("sales", asked)] == [True, False]
+    done, plan_request = await rewritten(f"{STAR} AND price > 3", plan)
+    assert [bool(request.joins) for request in requests_for("sales", plan_request)] == [True, False]
     assert "joins=" not in done.summary
-    number = asked.index(requests_for("sales", asked)[1])
+    number = plan_request.index(requests_for("sales", plan_request)[1])
     assert f"sales FOR VERSION AS OF {100 + number}" in (done.statement or "")
 
 
 async def test_large_table_without_a_predicate_is_not_planned_again() -> None:
-    done, asked = await rewritten(STAR, fail_with_joins(Forbidden("", status=403)))
-    assert len(requests_for("sales", asked)) == 1
+    done, request = await rewritten(STAR, fail_with_joins(Forbidden("", status=403)))
+    assert len(requests_for("sales", request)) == 1
     assert "sales FOR VERSION" not in (done.statement or "")
 
 
 async def test_unused_join_pins_no_table() -> None:
     """A table is not replaced by a plan that keeps all its files, either."""
 
-    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
-        sizes = {"files": 3, "considered_files": 3} if wanted.table[-1] == "items" else {}
-        return {**responses_with(used=False, keys=None)(wanted), **sizes}
+    def plan(expected: TablePlanRequest) -> dict[str, Any]:
+        sizes = {"files": 3, "considered_files": 3} if expected.table[-1] == "items" else {}
+        return {**responses_with(used=False, keys=None)(expected), **sizes}
 
     done, _ = await rewritten(f"{STAR} AND price > 3", plan)
     assert "sales FOR VERSION" in (done.statement or "")
@@ -241,28 +243,28 @@ async def test_unused_join_pins_no_table() -> None:
 async def test_join_is_not_used_if_a_reference_to_the_small_table_has_no_plan() -> None:
     """The small table occurs in two places of the statement, and one of them gets no plan."""
 
-    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
-        if wanted.table[-1] == "items" and wanted.filter is None:
+    def plan(expected: TablePlanRequest) -> dict[str, Any]:
+        if expected.table[-1] == "items" and expected.filter is None:
             raise Forbidden("", status=403)
-        return all_joins_used(wanted)
+        return all_joins_used(expected)
 
-    done, asked = await rewritten(f"SELECT (SELECT count(*) FROM items) FROM ({STAR})", plan)
-    assert requests_for("sales", asked)[0].joins
+    done, request = await rewritten(f"SELECT (SELECT count(*) FROM items) FROM ({STAR})", plan)
+    assert requests_for("sales", request)[0].joins
     assert done.statement is None
 
 
 async def test_slow_join_uses_only_its_share_of_the_time_budget() -> None:
     class Slow(Seamark):
-        async def plan_table(self, wanted: TablePlanRequest) -> TablePlanResponse:
-            await asyncio.sleep(600.0 if wanted.joins else 0.0)
-            return await super().plan_table(wanted)
+        async def plan_table(self, expected: TablePlanRequest) -> TablePlanResponse:
+            await asyncio.sleep(600.0 if expected.joins else 0.0)
+            return await super().plan_table(expected)
 
     server = Slow(plan=all_joins_used, tables=TABLES)
-    async with rewriter(server, RewriteLimits(budget_s=3.0)) as made:
-        done = await made.rewrite(f"{STAR} AND price > 3", Session("lake", "db"))
+    async with rewriter(server, RewriteLimits(budget_s=3.0)) as new_rewriter:
+        done = await new_rewriter.rewrite(f"{STAR} AND price > 3", Session("lake", "db"))
         assert "sales FOR VERSION" in (done.statement or "")
-        assert made.open_breakers == []
-        done = await made.rewrite(STAR, Session("lake", "db"))
+        assert new_rewriter.open_breakers == []
+        done = await new_rewriter.rewrite(STAR, Session("lake", "db"))
         assert "sales FOR VERSION" not in (done.statement or "")
 
 
@@ -277,45 +279,45 @@ async def test_request_for_many_tables_with_a_common_key_has_at_most_32_joins() 
     }
     names = ", ".join(tables)
     equal = " AND ".join(f"k0 = k{number}" for number in range(1, 30))
-    _, asked = await rewritten(f"SELECT 1 FROM {names} WHERE {equal} AND x7 = 1", tables=tables)
-    assert all(_count(one.joins) <= 32 for one in asked)
+    _, requests = await rewritten(f"SELECT 1 FROM {names} WHERE {equal} AND x7 = 1", tables=tables)
+    assert all(_count(one.joins) <= 32 for one in requests)
 
 
 def _count(joins: tuple[JoinRequest, ...]) -> int:
-    return sum(1 + _count(one.joins) for one in joins)
+    return sum(1 + _count(join.joins) for join in joins)
 
 
 async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:
-    done, asked = await rewritten(
+    done, plan_request = await rewritten(
         "SELECT sum(price) FROM sales, items, days WHERE item = i_key AND day = d_day "
         "AND (color = 'red' OR year = 2020 OR price = 3)"
     )
-    (wanted,) = [one for one in requests_for("sales", asked) if one.joins]
-    reported = [(one.table[-1], one.on, one.filter, one.any_of is None, one.unless) for one in wanted.joins]
+    (expected,) = [request for request in requests_for("sales", plan_request) if request.joins]
+    reported = [(join.table[-1], join.on, join.filter, join.any_of is None, join.unless) for join in expected.joins]
     assert reported == [
         ("items", (("item", "i_key"),), filter_of(RED), False, filter_of('"price" = 3')),
         ("days", (("day", "d_day"),), filter_of('"year" = 2020'), False, filter_of('"price" = 3')),
     ]
-    assert len({one.any_of for one in wanted.joins}) == 1
+    assert len({join.any_of for join in expected.joins}) == 1
     assert "joins=db.sales.item:77,db.sales.day:77" in done.summary
 
 
 async def test_alternative_is_not_requested_if_another_alternative_is_missing() -> None:
     large = KnownTable("1", {"d_day": "date", "year": "int"}, 40, LARGE, 1000)
-    _, asked = await rewritten(
+    _, plan_request = await rewritten(
         "SELECT sum(price) FROM sales, items, days WHERE item = i_key AND day = d_day "
         "AND (color = 'red' OR year = 2020)",
         tables={"days": large},
     )
-    assert not any(one.joins for one in requests_for("sales", asked))
+    assert not any(request.joins for request in requests_for("sales", plan_request))
 
 
 async def test_join_on_the_day_of_a_timestamp_requests_the_day_transform() -> None:
     tables = {"sales": KnownTable("1", {"at": "timestamp", "price": "long"}, 10, LARGE, 1000)}
-    _, asked = await rewritten(
+    _, plan_request = await rewritten(
         "SELECT sum(price) FROM sales JOIN days ON CAST(at AS date) = d_day WHERE year = 2020", tables=tables
     )
-    assert [(one.joins[0].on, one.joins[0].transform) for one in requests_for("sales", asked)] == [
+    assert [(request.joins[0].on, request.joins[0].transform) for request in requests_for("sales", plan_request)] == [
         ((("at", "d_day"),), "day")
     ]
 
@@ -323,5 +325,5 @@ async def test_join_on_the_day_of_a_timestamp_requests_the_day_transform() -> No
 async def test_self_join_is_requested_only_if_a_condition_selects_few_rows() -> None:
     self_join = "SELECT count(*) FROM sales a JOIN sales b ON a.item = b.item WHERE b.price {}"
     for condition, is_joined in (("= 3", True), ("IN (3, 4)", True), ("> 3", False)):
-        _, asked = await rewritten(self_join.format(condition))
-        assert any(one.joins for one in requests_for("sales", asked)) == is_joined, condition
+        _, plan_request = await rewritten(self_join.format(condition))
+        assert any(request.joins for request in requests_for("sales", plan_request)) == is_joined, condition

@@ -42,10 +42,10 @@ def joins(statement: str) -> dict[str, list[str]]:
 
     If a table has several scans, its list contains the joins of all of them.
     """
-    found = find_scans(statement, columns_of=columns_of)
+    scans = find_scans(statement, columns_of=columns_of)
     reported: dict[str, list[str]] = {}
-    for scan in found:
-        each = (" and ".join(join_pair_texts(join, found[join.scan].table)) for join in scan.joins)
+    for scan in scans:
+        each = (" and ".join(join_pair_texts(join, scans[join.scan].table)) for join in scan.joins)
         reported.setdefault(scan.table, []).extend(each)
     return {table: sorted(each) for table, each in reported.items() if each}
 
@@ -306,8 +306,8 @@ def test_table_in_both_parts_of_a_set_operation_has_joins_in_each() -> None:
 
 
 def test_scan_names_the_columns_of_its_predicate() -> None:
-    found = find_scans("SELECT * FROM items WHERE i_key = 1 AND (color = 'x' OR i_brand = 2)", columns_of=columns_of)
-    assert found[0].columns == {"i_key", "color", "i_brand"}
+    scans = find_scans("SELECT * FROM items WHERE i_key = 1 AND (color = 'x' OR i_brand = 2)", columns_of=columns_of)
+    assert scans[0].columns == {"i_key", "color", "i_brand"}
 
 
 @pytest.mark.parametrize(
@@ -320,8 +320,8 @@ def test_scan_names_the_columns_of_its_predicate() -> None:
 )
 def test_alias_of_a_later_source_refers_to_the_outer_query(inner: str) -> None:
     """LATERAL and ON see only the sources on their left, so `o` is `sales` there, and not `days`."""
-    found = joins(f"SELECT * FROM sales o WHERE EXISTS (SELECT 1 FROM {inner} WHERE o.year = 7)")
-    assert not [join for join in found.get("items", []) if "days" in join]
+    actual_joins = joins(f"SELECT * FROM sales o WHERE EXISTS (SELECT 1 FROM {inner} WHERE o.year = 7)")
+    assert not [join for join in actual_joins.get("items", []) if "days" in join]
 
 
 def limits(statement: str, table: str = "f") -> list[str]:

@@ -46,15 +46,18 @@ def plan_joins(
     sql: str, tables: dict[str, tuple[str, int]]
 ) -> tuple[dict[PlannedScan, tuple[Dimension, ...]], list[tuple[str, list[str]]]]:
     """Return the joins of each scan, and for each table the reasons why it has no other joins."""
-    known = {
-        (None, None, name): KnownTable("1", {one: _KINDS.get(one, "long") for one in columns.split()}, 1, size, 2)
+    known_values = {
+        (None, None, name): KnownTable("1", {part: _KINDS.get(part, "long") for part in columns.split()}, 1, size, 2)
         for name, (columns, size) in tables.items()
     }
-    found = find_scans(sql, columns_of=lambda names: known[names].columns)
-    places = {number: PlannedScan(scan, "c", (scan.table,)) for number, scan in enumerate(found)}
-    chosen = find_dimensions(places, known)
-    reasons = [(place.table[0], explain_unrequested_joins(n, places, known, chosen)) for n, place in places.items()]
-    return chosen, reasons
+    scans = find_scans(sql, columns_of=lambda names: known_values[names].columns)
+    places = {number: PlannedScan(scan, "c", (scan.table,)) for number, scan in enumerate(scans)}
+    chosen_dimensions = find_dimensions(places, known_values)
+    reasons = [
+        (place.table[0], explain_unrequested_joins(n, places, known_values, chosen_dimensions))
+        for n, place in places.items()
+    ]
+    return chosen_dimensions, reasons
 
 
 def dimension_texts(each: tuple[Dimension, ...]) -> str:
@@ -120,15 +123,15 @@ def test_join_that_is_not_requested_has_a_reason() -> None:
     no_condition = "neither it nor a smaller table that it is joined with has a condition"
 
     def because(**reasons: str) -> list[str]:
-        return [f"the join with {table} leaves out no files, because {why}" for table, why in reasons.items()]
+        return [f"the join with {table} leaves out no files, because {reason}" for table, reason in reasons.items()]
 
-    _, found = plan_joins(query(18), TPCH)
-    assert found == [
+    _, actual = plan_joins(query(18), TPCH)
+    assert actual == [
         ("customer", because(orders=large)),
         ("orders", because(customer=no_condition, lineitem=large)),
         ("lineitem", because(orders=no_condition, lineitem=large)),
         ("lineitem", []),
     ]
-    _, found = plan_joins(query(9), TPCH)
-    assert dict(found)["lineitem"] == because(supplier=no_condition, orders=no_condition)
-    assert dict(found)["part"] == because(lineitem=large)
+    _, actual = plan_joins(query(9), TPCH)
+    assert dict(actual)["lineitem"] == because(supplier=no_condition, orders=no_condition)
+    assert dict(actual)["part"] == because(lineitem=large)

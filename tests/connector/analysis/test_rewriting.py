@@ -33,19 +33,19 @@ async def rewritten(
     statement: str, session: Session = SESSION, **seamark: Any
 ) -> tuple[RewriteResult, list[TablePlanRequest]]:
     server = Seamark(**seamark)
-    async with rewriter(server) as made:
-        return await made.rewrite(statement, session), server.asked
+    async with rewriter(server) as new_rewriter:
+        return await new_rewriter.rewrite(statement, session), server.asked
 
 
 def raising(error: Exception) -> Callable[[TablePlanRequest], Any]:
-    def plan(wanted: TablePlanRequest) -> Any:
+    def plan(expected: TablePlanRequest) -> Any:
         raise error
 
     return plan
 
 
 @pytest.mark.parametrize(
-    ("statement", "session", "expected", "asked"),
+    ("statement", "session", "expected", "request"),
     [
         ("SELECT * FROM t WHERE id = 1", SESSION, "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1", ("db", "t")),
         (
@@ -69,17 +69,17 @@ def raising(error: Exception) -> Callable[[TablePlanRequest], Any]:
     ],
 )
 async def test_unqualified_name_uses_the_sessions_catalog_and_schema(
-    statement: str, session: Session, expected: str, asked: tuple[str, ...]
+    statement: str, session: Session, expected: str, request: tuple[str, ...]
 ) -> None:
-    done, wanted = await rewritten(statement, session)
+    done, plan_request = await rewritten(statement, session)
     assert done.statement == expected
-    assert [one.table for one in wanted] == [asked]
+    assert [one.table for one in plan_request] == [request]
     assert (done.files, done.considered_files) == (1, 100)
-    assert done.summary.startswith(f"rewritten; scans=1; files=1/100; {'.'.join(asked)}=1/100; ms=")
+    assert done.summary.startswith(f"rewritten; scans=1; files=1/100; {'.'.join(request)}=1/100; ms=")
 
 
 @pytest.mark.parametrize(
-    ("statement", "session", "why"),
+    ("statement", "session", "reason"),
     [
         ("SELECT 1", SESSION, "it has no condition that could leave out files"),
         ("SELECT * FROM t", SESSION, "it has no condition that could leave out files"),
@@ -100,41 +100,43 @@ async def test_unqualified_name_uses_the_sessions_catalog_and_schema(
     ],
 )
 async def test_doubtful_statement_stays_unchanged_and_requests_no_plan(
-    statement: str, session: Session, why: str
+    statement: str, session: Session, reason: str
 ) -> None:
-    done, wanted = await rewritten(statement, session)
+    done, expected = await rewritten(statement, session)
     assert done.statement is None
-    assert done.summary.partition("; ms=")[0] == f"unchanged; {why}"
-    assert wanted == []
+    assert done.summary.partition("; ms=")[0] == f"unchanged; {reason}"
+    assert expected == []
 
 
 async def test_catalog_name_is_found_in_any_case_if_the_session_uses_another_catalog() -> None:
     for name in ("LAKE", '"Lake"', "other", '"OTHER"'):
-        done, wanted = await rewritten(f"SELECT * FROM {name}.db.t WHERE id = 1", Session("hive", "db"))
+        done, expected = await rewritten(f"SELECT * FROM {name}.db.t WHERE id = 1", Session("hive", "db"))
         assert done.statement == f"SELECT * FROM {name}.db.t FOR VERSION AS OF 100 WHERE id = 1"
-        assert len(wanted) == 1
+        assert len(expected) == 1
 
 
 @pytest.mark.parametrize(
-    ("plan", "why"),
+    ("plan", "reason"),
     [
-        (lambda wanted: {"plan_snapshot_id": None}, "plans keep too many of the files"),
+        (lambda expected: {"plan_snapshot_id": None}, "plans keep too many of the files"),
         (raising(NotFound("", status=404, kind="NoSuchTableException")), "Seamark refused: NoSuchTableException"),
         (raising(BadRequest("", status=400)), "Seamark refused: 400"),
         (raising(ServerFailed("")), "Seamark failed: ServerFailed"),
     ],
 )
-async def test_summary_names_the_reason_if_there_is_no_plan(plan: Callable[[TablePlanRequest], Any], why: str) -> None:
-    done, wanted = await rewritten("SELECT * FROM t WHERE id = 1", plan=plan)
-    assert (done.statement, done.summary.partition("; ms=")[0]) == (None, f"unchanged; {why}")
-    assert len(wanted) == 1
+async def test_summary_names_the_reason_if_there_is_no_plan(
+    plan: Callable[[TablePlanRequest], Any], reason: str
+) -> None:
+    done, expected = await rewritten("SELECT * FROM t WHERE id = 1", plan=plan)
+    assert (done.statement, done.summary.partition("; ms=")[0]) == (None, f"unchanged; {reason}")
+    assert len(expected) == 1
 
 
 async def test_each_statement_requests_a_new_plan() -> None:
     server = Seamark()
-    async with rewriter(server) as made:
+    async with rewriter(server) as new_rewriter:
         for number in range(3):
-            done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+            done = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
             assert f"OF {100 + number} " in (done.statement or "")
 
 
@@ -153,46 +155,46 @@ async def test_statement_is_parsed_once(statement: str, parses: int, monkeypatch
     count = 0
     parse = Parser.parse
 
-    def counting(self: Parser, *given: Any) -> Any:
+    def counting(self: Parser, *arguments: Any) -> Any:
         nonlocal count
         count += 1
-        return parse(self, *given)
+        return parse(self, *arguments)
 
     monkeypatch.setattr(Parser, "parse", counting)
     server = Seamark()
-    async with rewriter(server) as made:
+    async with rewriter(server) as new_rewriter:
         for version in ("1", "1", "2"):
             server.version = version
-            await made.rewrite(statement, SESSION)
+            await new_rewriter.rewrite(statement, SESSION)
     assert count == parses
 
 
 async def test_useless_plan_is_not_requested_again_for_some_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.rewriter._UNCHANGED_AFTER_USELESS_PLAN_S", 600.0)
-    server = Seamark(plan=lambda wanted: {"plan_snapshot_id": None})
+    server = Seamark(plan=lambda expected: {"plan_snapshot_id": None})
     statement = "SELECT * FROM t WHERE id = 1"
-    async with rewriter(server) as made:
-        first = await made.rewrite(statement, SESSION)
-        again = await made.rewrite(statement, SESSION)
+    async with rewriter(server) as new_rewriter:
+        first = await new_rewriter.rewrite(statement, SESSION)
+        again = await new_rewriter.rewrite(statement, SESSION)
         assert (first.statement, again.statement, len(server.asked)) == (None, None, 1)
         assert again.summary == "unchanged; plans kept too many of the files a few seconds ago"
         assert again.depends_on_data
-        await made.rewrite(statement, replace(SESSION, schema="elsewhere"))
-        await made.rewrite(statement + " ", SESSION)
+        await new_rewriter.rewrite(statement, replace(SESSION, schema="elsewhere"))
+        await new_rewriter.rewrite(statement + " ", SESSION)
         assert len(server.asked) == 3
     monkeypatch.setattr("seamark.connector.trino.rewriter._UNCHANGED_AFTER_USELESS_PLAN_S", 0.0)
-    server = Seamark(plan=lambda wanted: {} if server.asked[1:] else {"plan_snapshot_id": None})
-    async with rewriter(server) as made:
-        assert (await made.rewrite(statement, SESSION)).statement is None
-        assert "OF 101 " in ((await made.rewrite(statement, SESSION)).statement or "")
+    server = Seamark(plan=lambda expected: {} if server.asked[1:] else {"plan_snapshot_id": None})
+    async with rewriter(server) as new_rewriter:
+        assert (await new_rewriter.rewrite(statement, SESSION)).statement is None
+        assert "OF 101 " in ((await new_rewriter.rewrite(statement, SESSION)).statement or "")
 
 
 @pytest.mark.parametrize("error", [NotFound("", status=404, kind=""), ServerFailed("")])
 async def test_failed_plan_is_requested_again_for_the_next_statement(error: Exception) -> None:
     server = Seamark(plan=raising(error))
-    async with rewriter(server) as made:
+    async with rewriter(server) as new_rewriter:
         for count in (1, 2):
-            assert (await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None
+            assert (await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None
             assert len(server.asked) == count
 
 
@@ -200,15 +202,15 @@ async def test_failed_plan_is_requested_again_for_the_next_statement(error: Exce
 
 
 async def test_unqualified_column_belongs_to_the_table_that_has_it() -> None:
-    done, wanted = await rewritten("SELECT * FROM t, u WHERE x = 1 AND y = 2 AND id = uid")
-    assert {(one.table[-1], one.filter) for one in wanted} == {("t", filter_of("x = 1")), ("u", filter_of("y = 2"))}
+    done, expected = await rewritten("SELECT * FROM t, u WHERE x = 1 AND y = 2 AND id = uid")
+    assert {(one.table[-1], one.filter) for one in expected} == {("t", filter_of("x = 1")), ("u", filter_of("y = 2"))}
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
 
 
 async def test_columns_are_not_requested_if_the_statement_needs_none() -> None:
     server = Seamark()
-    async with rewriter(server) as made:
-        await made.rewrite("SELECT * FROM t WHERE x = 1", SESSION)
+    async with rewriter(server) as new_rewriter:
+        await new_rewriter.rewrite("SELECT * FROM t WHERE x = 1", SESSION)
         assert server.looked_at == []
 
 
@@ -217,24 +219,24 @@ async def test_statement_is_read_once_for_the_same_columns(monkeypatch: pytest.M
     real = reading._read
     monkeypatch.setattr(reading, "_read", lambda *given: (reads.append(given), real(*given))[1])
     server = Seamark(wait_s=0.01)
-    async with rewriter(server) as made:
+    async with rewriter(server) as new_rewriter:
         statement = "SELECT * FROM t, u WHERE x = 1 AND id = uid"
-        await asyncio.gather(*(made.rewrite(statement, SESSION) for _ in range(20)))
+        await asyncio.gather(*(new_rewriter.rewrite(statement, SESSION) for _ in range(20)))
         assert len(reads) == 2  # The first analysis has no columns, and the second has them.
         server.version = "2"
-        done = await made.rewrite(statement, SESSION)
+        done = await new_rewriter.rewrite(statement, SESSION)
         assert len(reads) == 3
         assert done.statement is not None
 
 
 async def test_table_that_occurs_twice_is_read_at_one_snapshot() -> None:
-    done, wanted = await rewritten("SELECT * FROM t a JOIN t b ON a.id = b.x WHERE a.id = 1 AND b.local IS NULL")
+    done, expected = await rewritten("SELECT * FROM t a JOIN t b ON a.id = b.x WHERE a.id = 1 AND b.local IS NULL")
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
-    done, wanted = await rewritten("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1")
+    done, expected = await rewritten("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1")
     assert done.statement == (
         "SELECT (SELECT count(*) FROM t FOR VERSION AS OF 101) FROM t FOR VERSION AS OF 100 WHERE id = 1"
     )
-    assert [(one.filter, one.snapshot_id, one.kept_max) for one in wanted] == [
+    assert [(one.filter, one.snapshot_id, one.kept_max) for one in expected] == [
         (filter_of("id = 1"), None, 0.95),
         (None, 7, 1.0),
     ]
@@ -244,39 +246,39 @@ async def test_table_is_not_rewritten_if_its_plans_have_two_snapshots() -> None:
     snapshots = itertools.count()
     done, _ = await rewritten(
         "SELECT * FROM t a, t b, u WHERE a.id = 1 AND b.id = 2 AND u.y = 1",
-        plan=lambda wanted: {"snapshot_id": next(snapshots)},
+        plan=lambda expected: {"snapshot_id": next(snapshots)},
     )
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 1
     assert " u FOR VERSION AS OF 1" in (done.statement or "")
 
 
 async def test_table_is_not_rewritten_if_one_reference_to_it_has_no_plan() -> None:
-    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
-        if wanted.snapshot_id is not None:
+    def plan(request: TablePlanRequest) -> dict[str, Any]:
+        if request.snapshot_id is not None:
             raise NotFound("", status=404)
         return {}
 
-    done, wanted = await rewritten("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1", plan=plan)
+    done, expected = await rewritten("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1", plan=plan)
     assert done.statement is None
-    assert len(wanted) == 2
+    assert len(expected) == 2
 
 
 async def test_refused_predicate_is_replaced_by_a_plan_of_all_rows() -> None:
-    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
-        if wanted.filter == filter_of("x = 2"):
+    def plan(request: TablePlanRequest) -> dict[str, Any]:
+        if request.filter == filter_of("x = 2"):
             raise BadRequest("", status=400)
         return {}
 
-    done, wanted = await rewritten("SELECT 1 FROM t WHERE x = 1 UNION SELECT 2 FROM t WHERE x = 2", plan=plan)
+    done, expected = await rewritten("SELECT 1 FROM t WHERE x = 1 UNION SELECT 2 FROM t WHERE x = 2", plan=plan)
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
-    assert wanted[-1].filter is None
+    assert expected[-1].filter is None
 
 
 async def test_time_travel_to_a_snapshot_is_planned_at_that_snapshot() -> None:
     statement = "SELECT * FROM t FOR VERSION AS OF 5 WHERE id = 1"
-    done, wanted = await rewritten(statement)
+    done, expected = await rewritten(statement)
     assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
-    assert [(one.snapshot_id, one.past) for one in wanted] == [(5, True)]
+    assert [(one.snapshot_id, one.past) for one in expected] == [(5, True)]
     done, _ = await rewritten(f"EXECUTE IMMEDIATE '{statement.replace('1', '?')}' USING 1")
     assert done.statement is not None
     assert "FROM t FOR VERSION AS OF 100 WHERE id = ?' USING 1" in done.statement
@@ -284,15 +286,15 @@ async def test_time_travel_to_a_snapshot_is_planned_at_that_snapshot() -> None:
 
 async def test_time_travel_to_a_branch_is_planned_at_the_branchs_snapshot() -> None:
     statement = "SELECT * FROM t FOR VERSION AS OF 'it''s' WHERE id = 1"
-    done, wanted = await rewritten(statement)
+    done, expected = await rewritten(statement)
     assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
-    assert [(one.snapshot_id, one.ref, one.past) for one in wanted] == [(None, "it's", True)]
+    assert [(one.snapshot_id, one.ref, one.past) for one in expected] == [(None, "it's", True)]
     done, _ = await rewritten("EXECUTE IMMEDIATE '" + statement.replace("'", "''") + "'")
     assert done.statement == "EXECUTE IMMEDIATE 'SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1'"
     twice = "SELECT * FROM t FOR VERSION AS OF 'dev' a WHERE a.id = 1 UNION SELECT * FROM t FOR VERSION AS OF 'dev'"
-    done, wanted = await rewritten(twice)
+    done, expected = await rewritten(twice)
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
-    assert [(one.snapshot_id, one.ref) for one in wanted] == [(None, "dev"), (7, None)]
+    assert [(one.snapshot_id, one.ref) for one in expected] == [(None, "dev"), (7, None)]
 
 
 @pytest.mark.parametrize(
@@ -305,25 +307,25 @@ async def test_table_and_its_branch_are_rewritten_only_in_one_consistent_state(
 ) -> None:
     statement = "SELECT * FROM t a JOIN t FOR VERSION AS OF 'audit' b ON a.id = b.id WHERE a.id = 1 AND b.id = 1"
     refs = {} if audit is None else {"audit": audit}
-    done, wanted = await rewritten(
+    done, expected = await rewritten(
         f"{statement} UNION ALL SELECT u.*, u.* FROM u WHERE y = 1",
-        plan=lambda wanted: {} if wanted.ref is None else {"snapshot_id": 8},
+        plan=lambda expected: {} if expected.ref is None else {"snapshot_id": 8},
         tables={"t": KnownTable("1", COLUMNS["t"], current, 1 << 30, 100, refs=refs)},
     )
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == plans + 1
-    assert {(one.table[-1], one.ref) for one in wanted} == {("t", None), ("t", "audit"), ("u", None)}
+    assert {(one.table[-1], one.ref) for one in expected} == {("t", None), ("t", "audit"), ("u", None)}
 
 
 async def test_table_is_not_rewritten_beside_its_branch_without_a_plan() -> None:
-    def plan(wanted: TablePlanRequest) -> dict[str, Any]:
-        return {"plan_snapshot_id": None} if wanted.past else {}
+    def plan(expected: TablePlanRequest) -> dict[str, Any]:
+        return {"plan_snapshot_id": None} if expected.past else {}
 
-    known = {"t": KnownTable("1", COLUMNS["t"], 7, 1 << 30, 100, refs={"audit": 7})}
+    known_values = {"t": KnownTable("1", COLUMNS["t"], 7, 1 << 30, 100, refs={"audit": 7})}
     union = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 'audit' WHERE id = 2"
-    done, _ = await rewritten(union, plan=plan, tables=known)
+    done, _ = await rewritten(union, plan=plan, tables=known_values)
     assert done.statement is None
-    kept = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 5 WHERE id = 2"
-    done, _ = await rewritten(kept, plan=plan)
+    kept_statement = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 5 WHERE id = 2"
+    done, _ = await rewritten(kept_statement, plan=plan)
     assert done.statement is not None  # A snapshot id always names the same snapshot.
 
 
@@ -333,9 +335,9 @@ async def test_table_is_not_rewritten_beside_its_branch_without_a_plan() -> None
 async def test_prepared_statement_is_rewritten_in_the_header_that_holds_it() -> None:
     texts = {"p": "SELECT * FROM t WHERE id = ?", "q": "SELECT * FROM u WHERE y = ?"}
     session = Session("lake", "db", prepared=texts)
-    done, wanted = await rewritten("EXECUTE p USING 5", session)
+    done, expected = await rewritten("EXECUTE p USING 5", session)
     assert (done.prepared, done.statement) == ("p", "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = ?")
-    assert wanted[0].filter == filter_of("id = 5")
+    assert expected[0].filter == filter_of("id = 5")
     headers = CIMultiDict([("X-Trino-Prepared-Statement", "q=SELECT+%2A+FROM+u+WHERE+y+%3D+%3F,p=x"), ("X-Other", "1")])
     prepare(headers, "p", done.statement or "")
     assert session_of(CIMultiDictProxy(headers)).prepared == {**texts, "p": done.statement}
@@ -347,8 +349,8 @@ async def test_prepared_statement_is_rewritten_in_the_header_that_holds_it() -> 
 )
 async def test_execution_that_is_not_understood_stays_unchanged(statement: str) -> None:
     session = Session("lake", "db", prepared={"p": "SELECT * FROM t WHERE id = ?"})
-    done, wanted = await rewritten(statement, session)
-    assert (done.statement, wanted) == (None, [])
+    done, expected = await rewritten(statement, session)
+    assert (done.statement, expected) == (None, [])
 
 
 def test_session_is_read_from_the_headers() -> None:
@@ -372,7 +374,7 @@ def test_session_is_read_from_the_headers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("utc", "trust", "column", "asked"),
+    ("utc", "trust", "column", "request"),
     [
         (True, True, "at", True),
         (True, False, "at", False),
@@ -381,13 +383,13 @@ def test_session_is_read_from_the_headers() -> None:
     ],
 )
 async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
-    utc: bool, trust: bool, column: str, asked: bool
+    utc: bool, trust: bool, column: str, request: bool
 ) -> None:
     server = Seamark()
-    async with rewriter(server, RewriteLimits(10.0, trust_time_zone=trust)) as made:
+    async with rewriter(server, RewriteLimits(10.0, trust_time_zone=trust)) as new_rewriter:
         statement = f"SELECT * FROM t WHERE {column} >= TIMESTAMP '2026-01-01 00:00:00'"
-        done = await made.rewrite(statement, Session("lake", "db", utc=utc))
-        assert (done.statement is not None) == asked
+        done = await new_rewriter.rewrite(statement, Session("lake", "db", utc=utc))
+        assert (done.statement is not None) == request
 
 
 # Limits of time
@@ -396,27 +398,27 @@ async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
 async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(circuit_breaker, "BACKOFF_S", 600.0)
     server, reported = Seamark(wait_s=600.0), []
-    async with rewriter(server, RewriteLimits(budget_s=0.2)) as made:
+    async with rewriter(server, RewriteLimits(budget_s=0.2)) as new_rewriter:
         async with asyncio.timeout(60):
-            while not made.open_breakers:
-                reported.append((await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
+            while not new_rewriter.open_breakers:
+                reported.append((await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).summary)
         # On a busy machine the analysis of the first statement may exceed the budget.
         slow = [one for one in reported if not one.startswith("unchanged; it was not parsed in time")]
         assert [one.partition(";")[2][:21] for one in slow] == [" Seamark was too slow"] * FAILURES_MAX
-        assert made.open_breakers == ["seamark"]
-        done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+        assert new_rewriter.open_breakers == ["seamark"]
+        done = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
         assert done.summary.startswith("unchanged; Seamark has failed recently; ms=")
         assert len(server.asked) == FAILURES_MAX
 
 
 async def test_plans_that_arrive_in_time_are_used_without_the_late_plan() -> None:
     class Uneven(Seamark):
-        async def plan_table(self, wanted: TablePlanRequest) -> TablePlanResponse:
-            await asyncio.sleep(600 if wanted.table[-1] == "u" else 0)
-            return await super().plan_table(wanted)
+        async def plan_table(self, expected: TablePlanRequest) -> TablePlanResponse:
+            await asyncio.sleep(600 if expected.table[-1] == "u" else 0)
+            return await super().plan_table(expected)
 
-    async with rewriter(Uneven(), RewriteLimits(budget_s=3)) as made:
-        done = await made.rewrite("SELECT * FROM t, u WHERE t.x = 1 AND u.y = 2", SESSION)
+    async with rewriter(Uneven(), RewriteLimits(budget_s=3)) as new_rewriter:
+        done = await new_rewriter.rewrite("SELECT * FROM t, u WHERE t.x = 1 AND u.y = 2", SESSION)
         assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100, u WHERE t.x = 1 AND u.y = 2"
 
 
@@ -426,24 +428,24 @@ async def test_statement_with_a_slow_analysis_stays_unchanged_and_is_rewritten_n
     real = reading._read
     go, reads = Event(), 0
 
-    def slow(*given: Any) -> Any:
+    def slow(*arguments: Any) -> Any:
         nonlocal reads
         reads += 1
         go.wait()
-        return real(*given)
+        return real(*arguments)
 
     monkeypatch.setattr(reading, "_read", slow)
-    async with rewriter(Seamark(), RewriteLimits(budget_s=0.3)) as made:
-        done = await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+    async with rewriter(Seamark(), RewriteLimits(budget_s=0.3)) as new_rewriter:
+        done = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
         assert done.summary.startswith("unchanged; it was not parsed in time")
-        assert made.open_breakers == []
+        assert new_rewriter.open_breakers == []
         go.set()
         async with asyncio.timeout(60):  # On a busy machine the budget may be too short once or twice.
-            while (await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None:
+            while (await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None:
                 await asyncio.sleep(0.05)
-        known = reads
-        await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
-        assert reads == known
+        known_reads = reads
+        await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+        assert reads == known_reads
 
 
 @pytest.mark.parametrize("step", ["parse_query", "scans_of"])
@@ -459,21 +461,21 @@ async def test_bug_in_the_analysis_does_not_fail_the_statement(step: str, monkey
 async def test_failures_in_a_row_open_the_breaker_and_refusals_do_not() -> None:
     for error, is_open in ((Unreachable("gone"), True), (BadRequest("", status=400), False)):
         server = Seamark(plan=raising(error))
-        async with rewriter(server) as made:
+        async with rewriter(server) as new_rewriter:
             for _ in range(FAILURES_MAX):
-                await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
-            assert (made.open_breakers == ["seamark"]) == is_open
+                await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+            assert (new_rewriter.open_breakers == ["seamark"]) == is_open
 
 
 async def test_statement_that_lists_snapshots_withdraws_idle_plans_first() -> None:
     server = Seamark()
-    async with rewriter(server) as made:
-        made.release(await made.rewrite("SELECT * FROM t WHERE id = 1", SESSION))
-        kept = await made.rewrite("SELECT * FROM t WHERE id = 2", SESSION)
+    async with rewriter(server) as new_rewriter:
+        new_rewriter.release(await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION))
+        kept_statement = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 2", SESSION)
         assert server.leased == []
-        await made.rewrite('SELECT snapshot_id FROM "t$snapshots" ORDER BY committed_at', SESSION)
+        await new_rewriter.rewrite('SELECT snapshot_id FROM "t$snapshots" ORDER BY committed_at', SESSION)
         assert server.leased == [(("db", "t"), [100], 0)]
-        assert kept.plans == [(("db", "t"), 101)]
+        assert kept_statement.plans == [(("db", "t"), 101)]
 
 
 EXPLAINED = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"

@@ -430,7 +430,7 @@ STRUCTS = {
 )
 def test_field_of_a_struct_is_used_only_if_its_name_is_unambiguous(statement: str, predicate: str | None) -> None:
     scans = find_scans(statement, columns_of=lambda names: STRUCTS.get(names[2]))
-    assert [one.predicate for one in scans if one.table == "sales"][:1] == [predicate]
+    assert [scan.predicate for scan in scans if scan.table == "sales"][:1] == [predicate]
 
 
 def test_field_of_a_struct_does_not_filter_a_dimension() -> None:
@@ -441,6 +441,6 @@ def test_field_of_a_struct_does_not_filter_a_dimension() -> None:
     place = PlannedScan(sales, "sea", ("db", "sales"))
     assert Dimension(place, 1, 1, shops.joins[0], ()).request().filter is None
     either = "SELECT 1 FROM shops, sales WHERE s_id = id AND (delivery.zone = 3 OR shops.zone = 4)"
-    assert [one.joins[0].any_of for one in find_scans(either, columns_of=lambda names: STRUCTS.get(names[2]))] == [
+    assert [scan.joins[0].any_of for scan in find_scans(either, columns_of=lambda names: STRUCTS.get(names[2]))] == [
         None
     ] * 2

@@ -56,7 +56,7 @@ class Told:
     """The columns of each table that the analysis gets: all, some, or none."""
 
     def __init__(self, rng: random.Random, tables: list[Stored]) -> None:
-        known = rng.choice([tables, tables, tables, [], [one for one in tables if rng.random() < 0.5]])
+        known = rng.choice([tables, tables, tables, [], [table for table in tables if rng.random() < 0.5]])
         self._columns = {one.name.lower(): {name.lower(): kind for name, kind in one.columns.items()} for one in known}
 
     def __call__(self, names: tuple[str | None, str | None, str]) -> dict[str, str] | None:
@@ -64,26 +64,28 @@ class Told:
 
 
 def prune(
-    rng: random.Random, connection: duckdb.DuckDBPyConnection, text: str, found: tuple[Scan, ...]
+    rng: random.Random, connection: duckdb.DuckDBPyConnection, text: str, scans: tuple[Scan, ...]
 ) -> tuple[str, list[str], int]:
     """Return the statement over plan tables, the tables' names, and the number of rows that only joins leave out."""
     replacements, names, left_out = [], [], 0
     loose, joined = rng.random() < 0.3, rng.random() < 0.8
-    for number, scan in enumerate(found):
+    for number, scan in enumerate(scans):
         name = f"{scan.table}~plan~{number}"
-        kept = "TRUE" if scan.predicate is None else f"({scan.predicate})"
-        dimensions = "".join(partners_of(rng, found, (number,))) if joined else ""
+        condition = "TRUE" if scan.predicate is None else f"({scan.predicate})"
+        dimensions = "".join(partners_of(rng, scans, (number,))) if joined else ""
         either = f" OR (rowid * 7 + {rng.randint(0, 9)}) % 3 = 0" if loose else ""
         rows = f"FROM {quoted(scan.table)} AS j1 WHERE"
-        connection.execute(f"CREATE TABLE {quoted(name)} AS SELECT * {rows} ({kept}{dimensions}){either}")
+        connection.execute(f"CREATE TABLE {quoted(name)} AS SELECT * {rows} ({condition}{dimensions}){either}")
         if dimensions:
-            left_out += connection.execute(f"SELECT count(*) {rows} {kept} AND NOT (TRUE{dimensions})").fetchall()[0][0]
+            left_out += connection.execute(f"SELECT count(*) {rows} {condition} AND NOT (TRUE{dimensions})").fetchall()[
+                0
+            ][0]
         replacements.append(read_from_view(scan, name))
         names.append(name)
     return splice(text, replacements), names, left_out
 
 
-def partners_of(rng: random.Random, found: tuple[Scan, ...], path: tuple[int, ...]) -> Iterator[str]:
+def partners_of(rng: random.Random, scans: tuple[Scan, ...], path: tuple[int, ...]) -> Iterator[str]:
     """Yield conditions on the last scan of `path`.
 
     They follow from some of its joins with scans that are not on the path, and from some of the joins of these
@@ -91,16 +93,16 @@ def partners_of(rng: random.Random, found: tuple[Scan, ...], path: tuple[int, ..
     """
 
     def partner(join: Join) -> str:
-        other = found[join.scan]
+        other = scans[join.scan]
         if join.is_extreme:
             return extreme_sql(join, len(path), quoted(other.table))
         parts = ["TRUE", *([other.predicate] if other.predicate else []), *map(likes_sql, other.likes)]
         parts += [] if join.where is None else [sql_of(join.where)]
         rows = f"SELECT * FROM {quoted(other.table)} WHERE {' AND '.join(parts)}"
-        more = "".join(partners_of(rng, found, (*path, join.scan)))
+        more = "".join(partners_of(rng, scans, (*path, join.scan)))
         return f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE {equal_sql(join, len(path))}{more})"
 
-    yield from joins_sql(rng, found[path[-1]].joins, path, partner)
+    yield from joins_sql(rng, scans[path[-1]].joins, path, partner)
 
 
 def joins_sql(
@@ -157,8 +159,8 @@ def likes_sql(either: tuple[Like, ...]) -> str:
 
 def check_bound(statements: Statements, scan: Scan) -> None:
     """Check that the catalog uses the whole predicate, and binds its SQL and its expression to the same filter."""
-    stored = next(one for one in statements.tables if one.name.lower() == scan.table)
-    fields = [Field(number, name, False, kind) for number, (name, kind) in enumerate(stored.columns.items(), 1)]
+    stored_table = next(table for table in statements.tables if table.name.lower() == scan.table)
+    fields = [Field(number, name, False, kind) for number, (name, kind) in enumerate(stored_table.columns.items(), 1)]
     schema = msgspec.convert(Schema(0, tuple(fields)).json(), type=ours.Schema)
     of_text = parse_sql(str(scan.predicate), schema, functions=True)
     if of_text.unused:  # A double is not compared with a column whose values doubles cannot represent.
@@ -181,19 +183,19 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
             except duckdb.Error:
                 counts["invalid"] += 1
                 continue
-            found = find_scans(text, columns_of=Told(rng, statements.tables), today=datetime.now(UTC).date())
+            scans = find_scans(text, columns_of=Told(rng, statements.tables), today=datetime.now(UTC).date())
             counts["queries"] += 1
             counts["with rows"] += bool(expected)
-            counts["understood"] += bool(found)
-            counts["scans"] += len(found)
-            counts["predicates"] += sum(one.predicate is not None for one in found)
-            counts["likes"] += sum(len(one.likes) for one in found)
-            counts["joins"] += sum(len(one.joins) for one in found)
-            counts += Counter(join.transform for one in found for join in one.joins)
-            counts["exact"] += sum(join.exact and join.where is not None for one in found for join in one.joins)
-            counts["alternatives"] += sum(join.any_of is not None for one in found for join in one.joins)
-            counts["rows left out by joins"] += check_same(rng, connection, text, found, expected, f"seed {seed}")
-            for scan in found:
+            counts["understood"] += bool(scans)
+            counts["scans"] += len(scans)
+            counts["predicates"] += sum(one.predicate is not None for one in scans)
+            counts["likes"] += sum(len(one.likes) for one in scans)
+            counts["joins"] += sum(len(one.joins) for one in scans)
+            counts += Counter(join.transform for one in scans for join in one.joins)
+            counts["exact"] += sum(join.exact and join.where is not None for one in scans for join in one.joins)
+            counts["alternatives"] += sum(join.any_of is not None for one in scans for join in one.joins)
+            counts["rows left out by joins"] += check_same(rng, connection, text, scans, expected, f"seed {seed}")
+            for scan in scans:
                 if scan.predicate is not None:
                     check_bound(statements, scan)
     return counts
@@ -203,7 +205,7 @@ def check_same(
     rng: random.Random,
     connection: duckdb.DuckDBPyConnection,
     text: str,
-    found: tuple[Scan, ...],
+    scans: tuple[Scan, ...],
     expected: Counter[str],
     seed: str,
 ) -> int:
@@ -211,14 +213,16 @@ def check_same(
 
     Return the number of rows that joins alone leave out.
     """
-    new, names, left_out = prune(rng, connection, text, found)
-    asked = "\n".join(f"{one.table} [{one.start}, {one.end}): {one.predicate} {one.joins}" for one in found)
-    shown = f"{seed}\n{text}\n-- became\n{new}\n-- by\n{asked}"
+    new, names, left_out = prune(rng, connection, text, scans)
+    requested_text = "\n".join(
+        f"{scan.table} [{scan.start}, {scan.end}): {scan.predicate} {scan.joins}" for scan in scans
+    )
+    shown_text = f"{seed}\n{text}\n-- became\n{new}\n-- by\n{requested_text}"
     try:
         rows = rows_of(connection, new)
     except duckdb.Error as error:
-        raise AssertionError(f"{error}\n{shown}") from error
-    assert rows == expected, shown
+        raise AssertionError(f"{error}\n{shown_text}") from error
+    assert rows == expected, shown_text
     for name in names:
         connection.execute(f"DROP TABLE {quoted(name)}")
     return left_out
@@ -244,7 +248,7 @@ def extreme_query(rng: random.Random, statements: Statements) -> str | None:
     return f"SELECT * FROM {quoted(table.name)} AS o WHERE {compared}"
 
 
-def compare_extremes(seed: int, lakes_count: int, *, named: bool) -> Counter[str]:
+def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[str]:
     """Run queries that only compare columns with extremes. The analysis supports some of them exactly.
 
     Args:
@@ -255,24 +259,24 @@ def compare_extremes(seed: int, lakes_count: int, *, named: bool) -> Counter[str
     counts: Counter[str] = Counter()
     for rng, statements, connection in lakes(seed, lakes_count):
         for _ in range(QUERIES_PER_LAKE):
-            text = statements.named_extreme_query() if named else extreme_query(rng, statements)
+            text = statements.named_extreme_query() if is_named else extreme_query(rng, statements)
             if text is None:
                 continue
             try:
                 expected = rows_of(connection, text)
             except duckdb.Error:
                 continue
-            found = find_scans(text, columns_of=Told(rng, statements.tables), today=datetime.now(UTC).date())
-            joins = [join for scan in found for join in scan.joins if join.is_extreme]
+            scans = find_scans(text, columns_of=Told(rng, statements.tables), today=datetime.now(UTC).date())
+            joins = [join for scan in scans for join in scan.joins if join.is_extreme]
             counts += Counter("exact" if join.exact else "fewer" for join in joins)
-            check_same(rng, connection, text, found, expected, f"seed {seed}")
+            check_same(rng, connection, text, scans, expected, f"seed {seed}")
     return counts
 
 
-@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("is_named", [False, True])
 @pytest.mark.parametrize("lakes_count", [3, pytest.param(60, marks=pytest.mark.slow)])
-def test_extremes_leave_out_no_row_of_the_answer(lakes_count: int, named: bool) -> None:
-    reported = compare_extremes(14, lakes_count, named=named)
+def test_extremes_leave_out_no_row_of_the_answer(lakes_count: int, is_named: bool) -> None:
+    reported = compare_extremes(14, lakes_count, is_named=is_named)
     assert reported["exact"] > 0, reported
     assert reported["fewer"] > 0, reported
 
@@ -283,10 +287,10 @@ def test_statement_within_execute_immediate_is_analysed_as_alone() -> None:
         for _ in range(20):
             text = statements.query(rng.choice([1, 2]))
             alone, inside = find_scans(text, columns_of=reported), immediate(text)
-            found = find_scans(inside, columns_of=reported)
-            assert [one.predicate for one in found] == [one.predicate for one in alone], text
+            scans = find_scans(inside, columns_of=reported)
+            assert [scan.predicate for scan in scans] == [one.predicate for one in alone], text
             expected = immediate(splice(text, [read_from_view(scan, f"it's {scan.table}") for scan in alone]))
-            assert splice(inside, [read_from_view(scan, f"it's {scan.table}") for scan in found]) == expected
+            assert splice(inside, [read_from_view(scan, f"it's {scan.table}") for scan in scans]) == expected
 
 
 def test_on_sees_the_sources_of_its_join_and_of_outer_queries() -> None:
@@ -294,15 +298,15 @@ def test_on_sees_the_sources_of_its_join_and_of_outer_queries() -> None:
     columns = {"t": {"k": "long"}, "u": {"k": "long"}}
     inner = "SELECT 1 FROM u AS a JOIN u AS b ON EXISTS (SELECT 1 FROM u AS c WHERE c.k = d.k) JOIN t AS d ON d.k = 2"
     text = f"SELECT k FROM t AS d WHERE EXISTS ({inner})"
-    found = find_scans(text, columns_of=lambda names: columns[names[2]])
-    assert [one.predicate for one in found] == [None, None, None, None, '"k" = 2']
+    scans = find_scans(text, columns_of=lambda names: columns[names[2]])
+    assert [scan.predicate for scan in scans] == [None, None, None, None, '"k" = 2']
     with duckdb.connect() as connection:
         for name in columns:
             connection.execute(f"CREATE TABLE {name} AS FROM (VALUES (1), (2), (3)) AS r (k)")
         expected = rows_of(connection, text)
         assert sum(expected.values()) == 3
         for seed in range(6):
-            check_same(random.Random(seed), connection, text, found, expected, f"seed {seed}")
+            check_same(random.Random(seed), connection, text, scans, expected, f"seed {seed}")
 
 
 def test_lateral_sees_the_left_side_of_its_join() -> None:

@@ -61,14 +61,14 @@ class Stars:
         self.held: list[str] = []
 
     def make_tables(self) -> list[str]:
-        made = []
+        statements = []
         for name, columns in TABLES.items():
             typed = ", ".join(f"{column} {KINDS[kind]}" for column, kind in columns.items())
-            made.append(f"CREATE TABLE {name} ({typed})")
+            statements.append(f"CREATE TABLE {name} ({typed})")
             for _ in range(self.rng.choice([0, *[ROWS[name]] * 9])):
                 values = (self.value(column, kind) for column, kind in columns.items())
-                made.append(f"INSERT INTO {name} VALUES ({', '.join(values)})")
-        return made
+                statements.append(f"INSERT INTO {name} VALUES ({', '.join(values)})")
+        return statements
 
     def value(self, column: str, kind: str) -> str:
         if self.chance(0.15):
@@ -140,12 +140,12 @@ class Stars:
         """
         if self.chance(0.4):
             return on
-        one, _, other = on.partition(" = ")
+        first, _, other = on.partition(" = ")
         branches = []
         for _ in range(self.rng.choice([2, 2, 3])):
-            joined = self.rng.choice([on, on, f"{other} = {one}", f"({on})", f"{on} AND {on}"])
+            joined = self.rng.choice([on, on, f"{other} = {first}", f"({on})", f"{on} AND {on}"])
             if self.chance(0.1):
-                joined = self.rng.choice([f"{one} <> {other}", "f.k1 = f.k2", f"{on} OR {self.branch(names)}"])
+                joined = self.rng.choice([f"{first} <> {other}", "f.k1 = f.k2", f"{on} OR {self.branch(names)}"])
             branches.append(f"({joined} AND {self.branch(names)})")
         return f"({' OR '.join(branches)})"
 
@@ -187,17 +187,17 @@ def campaign(seed: int, stars: int, queries: int) -> tuple[Counter[str], Counter
                 connection.execute(text)
             for _ in range(queries):
                 text = statements.query()
-                found = find_scans(text, columns_of=lambda names: TABLES.get(names[2]))
+                scans = find_scans(text, columns_of=lambda names: TABLES.get(names[2]))
                 counts["rows left out by joins"] += check_same(
-                    rng, connection, text, found, rows_of(connection, text), name
+                    rng, connection, text, scans, rows_of(connection, text), name
                 )
-                count(counts, found)
+                count(counts, scans)
                 check_one(rng, statements, connection, told_duckdb, name)  # type: ignore[arg-type]
     return counts, told_duckdb
 
 
-def count(counts: Counter[str], found: Sequence[Scan]) -> None:
-    joins = [join for one in found for join in one.joins]
+def count(counts: Counter[str], scans: Sequence[Scan]) -> None:
+    joins = [join for scan in scans for join in scan.joins]
     counts["queries"] += 1
     counts["periods"] += any(join.transform != "identity" for join in joins)
     counts["alternatives"] += any(join.any_of is not None for join in joins)

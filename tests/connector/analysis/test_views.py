@@ -28,8 +28,8 @@ def access_check(names: str, columns: Iterable[str] = COLUMNS) -> str:
 
     It names the original views and reads no rows of them, so that Trino checks the access to them.
     """
-    listed = ", ".join(f'"{one}"' for one in columns)
-    each = [f'"~{number}" AS (SELECT {listed} FROM {one} WHERE FALSE)' for number, one in enumerate(names.split())]
+    text = ", ".join(f'"{column}"' for column in columns)
+    each = [f'"~{number}" AS (SELECT {text} FROM {part} WHERE FALSE)' for number, part in enumerate(names.split())]
     return f"WITH {', '.join(each)} "
 
 
@@ -42,8 +42,8 @@ PLAIN = view("SELECT id AS k, x, id * 2 AS twice FROM t WHERE x > 5")
 
 async def rewritten(statement: str, **played: Any) -> tuple[RewriteResult, Seamark]:
     server = Seamark(**played)
-    async with rewriter(server) as made:
-        return await made.rewrite(statement, SESSION), server
+    async with rewriter(server) as new_rewriter:
+        return await new_rewriter.rewrite(statement, SESSION), server
 
 
 async def test_view_is_read_over_the_plans_of_its_tables() -> None:
@@ -56,8 +56,8 @@ async def test_view_is_read_over_the_plans_of_its_tables() -> None:
     assert (name, predicate) == (("db", "v"), '"k" = 4')
     assert PLAIN.text[reference.start : reference.end] == "t"
     assert (reference.table, reference.plan_snapshot_id) == (("db", "t"), 101)
-    (wanted,) = [one for one in server.asked if one.table == ("db", "t")]
-    assert wanted.filter == filter_of("x > 5 AND id = 4")
+    (expected,) = [one for one in server.asked if one.table == ("db", "t")]
+    assert expected.filter == filter_of("x > 5 AND id = 4")
 
 
 async def test_summary_names_the_view_but_not_its_tables_and_all_plans_are_renewed() -> None:
@@ -75,12 +75,12 @@ async def test_names_in_a_view_resolve_in_the_view() -> None:
     assert done.statement is not None
     assert {one.table for one in server.asked} == {("db", "v"), ("db", "t"), ("s", "p", "u")}
     ((_, _, _, references),) = server.views_asked
-    assert [text[one.start : one.end] for one in references] == ["t", 'lake."s.p".u']
-    assert [one.table for one in references] == [("db", "t"), ("s", "p", "u")]
+    assert [text[reference.start : reference.end] for reference in references] == ["t", 'lake."s.p".u']
+    assert [reference.table for reference in references] == [("db", "t"), ("s", "p", "u")]
 
 
 @pytest.mark.parametrize(
-    ("statement", "given"),
+    ("statement", "input_view"),
     [
         (
             "SELECT * FROM lake.db.v WHERE x = 4",
@@ -97,8 +97,8 @@ async def test_names_in_a_view_resolve_in_the_view() -> None:
         ("SELECT * FROM lake.db.v FOR VERSION AS OF 8 WHERE k = 4", PLAIN),
     ],
 )
-async def test_view_that_cannot_be_analysed_stays_unchanged(statement: str, given: View) -> None:
-    done, server = await rewritten(statement, views={"v": given})
+async def test_view_that_cannot_be_analysed_stays_unchanged(statement: str, input_view: View) -> None:
+    done, server = await rewritten(statement, views={"v": input_view})
     assert done.statement is None
     assert server.views_asked == []
 
@@ -136,10 +136,13 @@ async def test_condition_on_a_view_reaches_the_tables_of_nested_views() -> None:
         ("mid", '"k" = 4'),
         ("top", '"k" = 4'),
     ]
-    wanted = {one.table[-1]: one.filter for one in server.asked if one.table[-1] in ("t", "u")}
-    assert wanted == {"t": filter_of("x > 5 AND x < 9 AND id = 4"), "u": filter_of("uid = 4")}
+    expected = {one.table[-1]: one.filter for one in server.asked if one.table[-1] in ("t", "u")}
+    assert expected == {"t": filter_of("x > 5 AND x < 9 AND id = 4"), "u": filter_of("uid = 4")}
     shown = [
-        [(view.text[one.start : one.end], one.table, one.plan, one.alias) for one in references]
+        [
+            (view.text[reference.start : reference.end], reference.table, reference.plan, reference.alias)
+            for reference in references
+        ]
         for _, view, _, references in server.views_asked
     ]
     assert shown == [
@@ -160,13 +163,13 @@ async def test_summary_names_only_the_outermost_view_and_all_plans_are_renewed()
 
 async def test_names_in_a_nested_view_resolve_in_that_view() -> None:
     """Another schema has a view with the same name, which reads another table."""
-    there = View("file:///there", "SELECT id AS k, x FROM t", {"k": "long", "x": "int"}, "lake", "there")
+    other_view = View("file:///there", "SELECT id AS k, x FROM t", {"k": "long", "x": "int"}, "lake", "there")
     inner = View("file:///inner", "SELECT uid AS k FROM u", {"k": "long"}, "lake", "db")
     outer = view("SELECT a.k FROM v a JOIN there.v b ON a.k = b.k WHERE b.x = 6", k="long")
     server = Seamark(views={"top": outer})
-    server.views |= {("db", "v"): inner, ("there", "v"): there}
-    async with rewriter(server) as made:
-        done = await made.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+    server.views |= {("db", "v"): inner, ("there", "v"): other_view}
+    async with rewriter(server) as new_rewriter:
+        done = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
     assert done.statement is not None
     assert {(name, view.location, predicate) for name, view, predicate, _ in server.views_asked} == {
         (("db", "v"), "file:///inner", '"k" = 4'),
@@ -189,28 +192,28 @@ async def test_condition_on_a_computed_or_converted_column_of_a_nested_view_is_n
 
 async def test_known_nested_views_are_requested_without_asking_for_tables() -> None:
     server = Seamark(views=dict(NESTED))
-    async with rewriter(server) as made:
-        await made.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+    async with rewriter(server) as new_rewriter:
+        await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         before = len(server.asked), len(server.views_read)
-        done = await made.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
+        done = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
     assert done.statement is not None
     assert [one.table[-1] for one in server.asked[before[0] :]] == ["u", "t"], "no view is requested as a table"
     assert sorted(server.views_read[before[1] :]) == [("db", "mid"), ("db", "top"), ("db", "v")]
 
 
 async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
-    for refused, others in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
+    for refused, other_views in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
         server = Seamark(views=dict(NESTED), answer=naming(refused))
-        async with rewriter(server) as made:
-            done = await made.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+        async with rewriter(server) as new_rewriter:
+            done = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         assert (done.statement is None) == (refused == "top")
-        asked = [name[-1] for name, *_ in server.views_asked if name[-1] != refused]
-        assert asked == [one for one in others if (refused, one) != ("v", "mid")], (
+        request = [name[-1] for name, *_ in server.views_asked if name[-1] != refused]
+        assert request == [one for one in other_views if (refused, one) != ("v", "mid")], (
             "mid contains v, so without a plan of mid, v needs none"
         )
         if refused != "top":
             ((_, _, _, references),) = [one for one in server.views_asked if one[0][-1] == "top"]
-            assert [(one.table, one.plan) for one in references] == [(("db", "u"), ())]
+            assert [(reference.table, reference.plan) for reference in references] == [(("db", "u"), ())]
             assert {of for of, _ in done.plans} == {("db", "top"), ("db", "u")}, (
                 "plans of views that are not read are not held"
             )
@@ -238,8 +241,8 @@ async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
     assert done.statement is not None
     assert done.statement.endswith("(SELECT id FROM lake.db.t)"), "the table beside the view has no plan either"
 
-    def turning(wanted: TablePlanRequest) -> dict[str, Any]:
-        return {"snapshot_id": 1 if "'x'" in repr(wanted.filter) else 2}
+    def turning(expected: TablePlanRequest) -> dict[str, Any]:
+        return {"snapshot_id": 1 if "'x'" in repr(expected.filter) else 2}
 
     done, server = await rewritten(statement, views=views, plan=turning)
     assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
@@ -272,19 +275,21 @@ async def test_nested_views_are_analysed_to_a_maximum_depth_and_number() -> None
 
 async def test_changed_nested_view_is_read_again() -> None:
     server = Seamark(views=dict(NESTED))
-    async with rewriter(server) as made:
+    async with rewriter(server) as new_rewriter:
         statement = "SELECT * FROM lake.db.top WHERE k = 4"
-        assert (await made.rewrite(statement, SESSION)).statement is not None
+        assert (await new_rewriter.rewrite(statement, SESSION)).statement is not None
         server.views["v"] = view("SELECT uid AS k, y AS x FROM u", k="long", x="int")
-        assert (await made.rewrite(statement, SESSION)).statement is not None
+        assert (await new_rewriter.rewrite(statement, SESSION)).statement is not None
         assert server.views_asked[-3][1] is server.views["v"]
         server.views["mid"] = view("SELECT k FROM new", k="long")
         server.views["new"] = view("SELECT id AS k FROM t", k="long")
-        assert (await made.rewrite(statement, SESSION)).statement is not None
+        assert (await new_rewriter.rewrite(statement, SESSION)).statement is not None
         assert [one[0][-1] for one in server.views_asked[-3:]] == ["new", "mid", "top"]
         del server.views["new"]
         before = len(server.views_asked)
-        assert (await made.rewrite(statement, SESSION)).statement is None, "the column of the deleted view is unknown"
+        assert (await new_rewriter.rewrite(statement, SESSION)).statement is None, (
+            "the column of the deleted view is unknown"
+        )
         assert len(server.views_asked) == before
 
 
@@ -293,12 +298,12 @@ async def test_former_columns_of_a_view_do_not_resolve_names_of_other_tables() -
     statement = "SELECT * FROM lake.db.t WHERE EXISTS (SELECT 1 FROM lake.db.u, lake.db.v WHERE uid = x AND y = 3)"
     tables = {"t": KnownTable("1", COLUMNS_OF["t"], 7, 1 << 30, 100), "u": KnownTable("1", COLUMNS_OF["u"], 7, 100, 2)}
     server = Seamark(views={"v": view("SELECT id AS k FROM t", k="long")}, tables=tables)
-    async with rewriter(server) as made:
-        await made.rewrite(statement, SESSION)
+    async with rewriter(server) as new_rewriter:
+        await new_rewriter.rewrite(statement, SESSION)
         assert [one.table[-1] for one in server.asked if one.joins] == ["t"]
         server.views["v"] = view("SELECT id AS x FROM t", x="long")
         server.asked.clear()
-        await made.rewrite(statement, SESSION)
+        await new_rewriter.rewrite(statement, SESSION)
         assert [one.table[-1] for one in server.asked if one.joins] == []
         assert "u" in [one.table[-1] for one in server.asked]
 
@@ -312,9 +317,9 @@ def refusing(error: Exception) -> Callable[[Name], str | None]:
 
 async def test_user_without_the_right_to_plan_views_sends_one_request_for_many_statements() -> None:
     server = Seamark(views={"v": PLAIN}, answer=refusing(Forbidden("no", status=403, kind="ForbiddenException")))
-    async with rewriter(server) as made:
+    async with rewriter(server) as new_rewriter:
         for _ in range(3):
-            done = await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
+            done = await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
             assert done.statement is None
     assert len(server.views_asked) == 1
     assert len(server.views_read) == 2, "one request reads the view, one checks whether it has changed"
@@ -322,21 +327,21 @@ async def test_user_without_the_right_to_plan_views_sends_one_request_for_many_s
 
 async def test_changed_view_is_read_again() -> None:
     server = Seamark(views={"v": PLAIN})
-    async with rewriter(server) as made:
-        assert (await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
+    async with rewriter(server) as new_rewriter:
+        assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
         server.views["v"] = view("SELECT uid AS k FROM u", k="long")
         server.answer = refusing(NotFound("gone", status=404, kind="NoSuchViewException"))
-        assert (await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is None
+        assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is None
         server.answer = None
-        assert (await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
+        assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
     assert [one[1].text for one in server.views_asked][-1] == "SELECT uid AS k FROM u"
 
 
 async def test_known_view_is_not_requested_as_a_table() -> None:
     server = Seamark(views={"v": PLAIN})
-    async with rewriter(server) as made:
+    async with rewriter(server) as new_rewriter:
         for _ in range(4):
-            await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
+            await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
     assert len(server.views_read) == 1 + 4, "each statement checks whether the view has changed"
     assert [one.table[-1] for one in server.asked] == ["v", *["t"] * 4]
 
@@ -347,8 +352,8 @@ async def test_table_within_and_beside_a_view_is_read_at_one_snapshot() -> None:
     assert done.statement is not None
     assert (done.statement.count("~plan~"), done.statement.count("FOR VERSION AS OF")) == (1, 1)
 
-    def turning(wanted: TablePlanRequest) -> dict[str, Any]:
-        return {"snapshot_id": 1 if "'x'" in repr(wanted.filter) else 2}
+    def turning(expected: TablePlanRequest) -> dict[str, Any]:
+        return {"snapshot_id": 1 if "'x'" in repr(expected.filter) else 2}
 
     done, _ = await rewritten(statement, views={"v": PLAIN}, plan=turning)
     assert done.statement is None
@@ -397,6 +402,6 @@ async def test_rewritten_statement_names_the_view_so_that_trino_checks_its_rules
 async def test_views_stay_unchanged_for_a_session_without_a_user() -> None:
     """A plan view belongs to one user."""
     server = Seamark(views={"v": PLAIN})
-    async with rewriter(server) as made:
-        done = await made.rewrite("SELECT * FROM lake.db.v WHERE k = 4", replace(SESSION, user=""))
+    async with rewriter(server) as new_rewriter:
+        done = await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", replace(SESSION, user=""))
     assert (done.statement, server.views_asked) == (None, [])

@@ -45,10 +45,10 @@ class TellingViews:
         for name, view in views.items():
             columns = {one.lower(): kind for one, kind in view.columns.items()}
             try:
-                found = result_types(parse_query(texts[name]), tuple(columns), columns_of=self)
+                types = result_types(parse_query(texts[name]), tuple(columns), columns_of=self)
             except UnsupportedStatement:
-                found = {}
-            self._views[name] = {one: kind if found.get(one) == kind else COMPUTED for one, kind in columns.items()}
+                types = {}
+            self._views[name] = {one: kind if types.get(one) == kind else COMPUTED for one, kind in columns.items()}
 
     def __call__(self, names: tuple[str | None, str | None, str]) -> Mapping[str, str] | None:
         return self._views.get(names[2]) or self._told(names)
@@ -76,13 +76,13 @@ def make_views(
     return views, texts
 
 
-def without_views(found: tuple[Scan, ...], views: Mapping[str, Stored]) -> tuple[Scan, ...]:
+def without_views(scans: tuple[Scan, ...], views: Mapping[str, Stored]) -> tuple[Scan, ...]:
     """Return the scans without those of views. The joins among the remaining scans stay."""
-    numbers = {number: left for left, number in enumerate(n for n, one in enumerate(found) if one.table not in views)}
+    numbers = {number: left for left, number in enumerate(n for n, scan in enumerate(scans) if scan.table not in views)}
     return tuple(
         replace(
-            found[number],
-            joins=tuple(replace(j, scan=numbers[j.scan]) for j in found[number].joins if j.scan in numbers),
+            scans[number],
+            joins=tuple(replace(j, scan=numbers[j.scan]) for j in scans[number].joins if j.scan in numbers),
         )
         for number in numbers
     )
@@ -101,10 +101,10 @@ class Cutting:
     left: int = 0
     """The number of views that the test may still replace. Nested views can contain very many views."""
 
-    def over_plans(self, found: tuple[Scan, ...], depth: int = 0) -> tuple[list[Replacement], list[str]]:
+    def over_plans(self, scans: tuple[Scan, ...], depth: int = 0) -> tuple[list[Replacement], list[str]]:
         """Return replacements of views by plan views, and the names of the plan views."""
         new, names = [], []
-        for number, scan in enumerate(found):
+        for number, scan in enumerate(scans):
             name = f"{scan.table}~plan~{depth}~{number}"
             is_looked_into = scan.table in self.views and self.left > 0 and depth < DEPTH_MAX
             if is_looked_into and self.cut_view(scan, name, depth):
@@ -116,20 +116,20 @@ class Cutting:
         """Store the rows of the plan view as the table `name`. Return False if the plan leaves nothing out."""
         self.left -= 1
         text, predicate = self.texts[scan.table], scan.predicate or "TRUE"
-        stated = plan_view_query(text, scan.table, predicate)
-        inner = find_scans(stated, columns_of=self.telling)
+        view_query = plan_view_query(text, scan.table, predicate)
+        inner = find_scans(view_query, columns_of=self.telling)
         assert all(len(BEFORE) <= one.start < one.end <= len(BEFORE) + len(text) for one in inner)
         # One view in ten keeps its nested views.
         new, names = self.over_plans(inner, depth + 1) if self.rng.random() < 0.9 else ([], [])
         rest = without_views(inner, self.views)
         if not names and not any(one.predicate or one.joins for one in rest):
             return False
-        _, more, _ = prune(self.rng, self.connection, stated, rest)
-        cut = splice(stated, [*new, *(read_from_view(one, plan) for one, plan in zip(rest, more, strict=True))])
+        _, more, _ = prune(self.rng, self.connection, view_query, rest)
+        cut = splice(view_query, [*new, *(read_from_view(one, plan) for one, plan in zip(rest, more, strict=True))])
         self.connection.execute(f"CREATE TABLE {quoted(name)} AS {cut}")
         # The plan view has exactly the rows of the view that match the predicate.
         allowed = rows_of(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
-        assert rows_of(self.connection, f"FROM {quoted(name)}") == allowed, f"{stated}\n-- became\n{cut}"
+        assert rows_of(self.connection, f"FROM {quoted(name)}") == allowed, f"{view_query}\n-- became\n{cut}"
         self.drop([*names, *more])
         self.told["views cut"] += 1
         self.told["views cut within views"] += depth > 0
@@ -159,12 +159,12 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
                 continue
             counts["queries"] += 1
             counts["with rows"] += bool(expected)
-            found = find_scans(text, columns_of=telling)
-            counts["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in found)
+            scans = find_scans(text, columns_of=telling)
+            counts["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in scans)
             cutting.left = VIEWS_MAX
-            new, names = cutting.over_plans(found)
+            new, names = cutting.over_plans(scans)
             whole = splice(text, new)
-            rest = without_views(found, views)
+            rest = without_views(scans, views)
             kept, more, _ = prune(rng, connection, text, rest)
             both = splice(text, [*new, *(read_from_view(scan, name) for scan, name in zip(rest, more, strict=True))])
             for became in (whole, kept, both):

@@ -36,13 +36,13 @@ class LooseStatements(Statements):
         if depth < 2 or not self.chance(0.1):
             return super().body(named, depth, outer)
         kinds = [self.rng.choice(["long", "long", "string", "date", "double"]) for _ in range(self.rng.randint(1, 3))]
-        one, other, alias = self.rng.sample(ALIASES, 3)
+        first, other, alias = self.rng.sample(ALIASES, 3)
         left, columns = self.select(named, depth - 1, outer, set_part=True, kinds=kinds)
         right, _ = self.select(named, depth - 1, outer, set_part=True, kinds=kinds)
         side = self.rng.choice([self.spelled(other), f"(SELECT * FROM {self.spelled(other)}) AS s", f"({right}) AS s"])
         word = self.rng.choice(["UNION", "UNION ALL", "UNION ALL", "INTERSECT", "EXCEPT"])
-        clauses = f"WITH {self.spelled(one)} AS ({left}), {self.spelled(other)} AS ({right})"
-        both = f"SELECT * FROM {self.spelled(one)} {word} SELECT * FROM {side}"
+        clauses = f"WITH {self.spelled(first)} AS ({left}), {self.spelled(other)} AS ({right})"
+        both = f"SELECT * FROM {self.spelled(first)} {word} SELECT * FROM {side}"
         return f"SELECT * FROM ({clauses} {both}) AS {self.spelled(alias)}", columns
 
     def value(self, kind: str) -> str:
@@ -93,22 +93,22 @@ class LooseStatements(Statements):
             return "NULL"
         return self.rng.choice(LOOSE[kind]) if self.chance(0.1) else self.value(kind)
 
-    def unnested(self, taken: set[str]) -> tuple[str, Scope]:
+    def unnested(self, used_names: set[str]) -> tuple[str, Scope]:
         """Return a list of literals as a source, with or without column names."""
-        alias = self.rng.choice([one for one in ALIASES if one.lower() not in taken])
+        alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
         kinds = [self.rng.choice(["long", "long", "string", "date"]) for _ in range(self.rng.randint(1, 2))]
         names = self.rng.sample(COLUMN_NAMES, self.rng.randint(0, len(kinds)))
-        listed = f" ({', '.join(map(quoted, names))})" if names else ""
+        text = f" ({', '.join(map(quoted, names))})" if names else ""
         if self.chance(0.3):
             names, kinds = [*names[:1], "unnest"][:1], kinds[:1]
-            listed = f" ({quoted(names[0])})" if names != ["unnest"] else ""
+            text = f" ({quoted(names[0])})" if names != ["unnest"] else ""
             values = f"unnest([{', '.join(self.any_value(kinds[0]) for _ in range(2))}])"
         else:
             names += [f"col{number}" for number in range(len(names), len(kinds))]
             rows = (f"({', '.join(map(self.any_value, kinds))})" for _ in range(self.rng.randint(1, 3)))
             values = f"(VALUES {', '.join(rows)})"
         scope = [Column(name, kind, alias) for name, kind in zip(names, kinds, strict=True)]
-        return f"{values} AS {self.spelled(alias)}{listed}", scope
+        return f"{values} AS {self.spelled(alias)}{text}", scope
 
     def qualified(self, scope: Scope) -> str:
         if self.chance(0.9):
@@ -124,26 +124,26 @@ class LooseStatements(Statements):
         """
         own = {one.name.lower() for one in scope}
         pairs = [
-            (one, other)
-            for one in scope
+            (column, other)
+            for column in scope
             for other in outer
-            if one.kind == other.kind and self.can_name(one, scope) and other.name.lower() not in own
+            if column.kind == other.kind and self.can_name(column, scope) and other.name.lower() not in own
         ]
         if not pairs or self.chance(0.7):
             return super().correlated(scope, outer)
-        one, other = self.rng.choice(pairs)
-        return f"{self.reference(one, scope)} = {self.spelled(other.name)}"
+        first, other = self.rng.choice(pairs)
+        return f"{self.reference(first, scope)} = {self.spelled(other.name)}"
 
     def equality(self, left: Scope, right: Scope, both: Scope) -> str:
         pairs = [
-            (one, other)
-            for one in left
+            (column, other)
+            for column in left
             for other in right
-            if ((one.kind, other.kind) in WIDER or (other.kind, one.kind) in WIDER)
-            and self.can_name(one, both)
+            if ((column.kind, other.kind) in WIDER or (other.kind, column.kind) in WIDER)
+            and self.can_name(column, both)
             and self.can_name(other, both)
         ]
         if not pairs or self.chance(0.6):
             return super().equality(left, right, both)
-        one, other = self.rng.choice(pairs)
-        return f"{self.reference(one, both)} = {self.reference(other, both)}"
+        first, other = self.rng.choice(pairs)
+        return f"{self.reference(first, both)} = {self.reference(other, both)}"

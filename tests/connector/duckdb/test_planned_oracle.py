@@ -86,20 +86,20 @@ class PlannedStatements(LooseStatements):
         return column, self.rng.choice(TRANSFORMS[kind])
 
     def make_tables(self) -> list[str]:
-        made = super().make_tables()
-        for one in self.tables:
-            name = quoted(one.name)
+        tables = super().make_tables()
+        for table in self.tables:
+            name = quoted(table.name)
             if self.chance(0.5):
-                one.columns["added"] = "long"
-                made.append(f"ALTER TABLE {name} ADD COLUMN added BIGINT")
-                made.append(f"INSERT INTO {name} (added) VALUES (1), (3)")
+                table.columns["added"] = "long"
+                tables.append(f"ALTER TABLE {name} ADD COLUMN added BIGINT")
+                tables.append(f"INSERT INTO {name} (added) VALUES (1), (3)")
             for _ in range(self.rng.choice([0, 1])):
-                column, kind = self.rng.choice(list(one.columns.items()))
+                column, kind = self.rng.choice(list(table.columns.items()))
                 condition = f"{quoted(column)} = {self.value(kind)}"
                 value = "NULL" if self.chance(0.3) else self.value(kind)
                 change = f"UPDATE {name} SET {quoted(column)} = {value} WHERE"
-                made.append(f"{self.rng.choice([f'DELETE FROM {name} WHERE', change])} {condition}")
-        return made
+                tables.append(f"{self.rng.choice([f'DELETE FROM {name} WHERE', change])} {condition}")
+        return tables
 
 
 def campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counter[str]:
@@ -131,14 +131,14 @@ def campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counter[st
 def partition(server: Seamark, schema: str, statements: PlannedStatements) -> bool:
     """Partition new tables at random. Return True if a table was partitioned."""
     with RestCatalog("sea", uri=server.base_url) as catalog:
-        found = {name for _, name in catalog.list_tables(schema)}
-        for one in statements.tables:
-            if one.name in found and one.name not in statements.partitioned:
-                statements.partitioned.add(one.name)
-                chosen = statements.transform(one.name)
-                if chosen is not None:
-                    with catalog.load_table((schema, one.name)).update_spec() as update:
-                        update.add_field(*chosen, "by_it")
+        names = {name for _, name in catalog.list_tables(schema)}
+        for table in statements.tables:
+            if table.name in names and table.name not in statements.partitioned:
+                statements.partitioned.add(table.name)
+                chosen_transform = statements.transform(table.name)
+                if chosen_transform is not None:
+                    with catalog.load_table((schema, table.name)).update_spec() as update:
+                        update.add_field(*chosen_transform, "by_it")
                     return True
     return False
 
@@ -237,7 +237,7 @@ def field_condition(rng: random.Random, alias: str) -> str:
         "d": f"DATE '2026-01-0{number + 1}'",
     }
     given = value[kind]
-    found = rng.choice(
+    result = rng.choice(
         [
             *[f"{field} {op} {given}"] * 4,
             f"{field} IN ({given}, {given})",
@@ -247,7 +247,7 @@ def field_condition(rng: random.Random, alias: str) -> str:
             f"CASE WHEN {field} < {given} THEN 1 ELSE 2 END = 1",
         ]
     )
-    return f"NOT ({found})" if rng.random() < 0.15 else found
+    return f"NOT ({result})" if rng.random() < 0.15 else result
 
 
 def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Seamark) -> None:
@@ -257,7 +257,10 @@ def test_conditions_on_fields_of_structs_leave_files_out_but_no_rows(server: Sea
         con.execute("USE sea.structs")
         make_structs(con, rng)
         with RestCatalog("sea", uri=server.base_url) as catalog:
-            then = [f" AT (VERSION => {one.snapshot_id})" for one in catalog.load_table("structs.facts").snapshots()]
+            then = [
+                f" AT (VERSION => {snapshot.snapshot_id})"
+                for snapshot in catalog.load_table("structs.facts").snapshots()
+            ]
         for _ in range(examples(150)):
             alias = rng.choice(["", "f", "info"])
             parts = [field_condition(rng, alias) for _ in range(rng.choice([1, 1, 2]))]

@@ -35,8 +35,8 @@ QUERIES_PER_LAKE = 40
 class Tables:
     """The tables of one statement, by their marks."""
 
-    def __init__(self, found: Sequence[Scan], stored: dict[str, Stored]) -> None:
-        self.found = found
+    def __init__(self, scans: Sequence[Scan], stored: dict[str, Stored]) -> None:
+        self.found = scans
         self._stored = stored
 
     def is_known(self, number: int) -> bool:
@@ -66,10 +66,10 @@ class Tables:
             return f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE {equal_sql(join, len(path))}{more})"
 
         joins = self.found[path[-1]].joins
-        known = [
-            one for one in joins if all(self.is_known(o.scan) for o in joins if o.any_of == one.any_of is not None)
+        known_joins = [
+            join for join in joins if all(self.is_known(o.scan) for o in joins if o.any_of == join.any_of is not None)
         ]
-        yield from joins_sql(rng, tuple(one for one in known if self.is_known(one.scan)), path, partner)
+        yield from joins_sql(rng, tuple(one for one in known_joins if self.is_known(one.scan)), path, partner)
 
 
 def scans_of(
@@ -80,8 +80,8 @@ def scans_of(
     Sometimes a table is not in the catalog, so that its columns are unknown.
     """
     if rng.random() < 0.3:
-        tables = [one for one in tables if rng.random() < 0.5]
-    by_name = {one.name.lower(): one for one in tables}
+        tables = [table for table in tables if rng.random() < 0.5]
+    by_name = {table.name.lower(): table for table in tables}
     stored = {
         number: by_name[reference.parts[-1].lower()]
         for number, reference in enumerate(statement.references)
@@ -91,9 +91,9 @@ def scans_of(
     marks = {mark_name(number): number for number in stored}
     text = statement.to_marked_text(columns, utc=False)
     today = datetime.now(UTC).date()
-    found = find_scans(text, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
-    known = {mark: stored[number] for mark, number in marks.items()}
-    return known, found
+    scans = find_scans(text, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
+    known_values = {mark: stored[number] for mark, number in marks.items()}
+    return known_values, scans
 
 
 def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: Tables) -> str:
@@ -106,9 +106,9 @@ def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: 
         )
         partners = "".join(tables.partners(rng, (number,)))
         name = f"plan~{number}"
-        kept = f"{tables.condition(number)}{partners}"
+        condition = f"{tables.condition(number)}{partners}"
         connection.execute(
-            f"CREATE OR REPLACE TABLE {quote_name(name)} AS SELECT * FROM {tables.name(number)} AS j1 WHERE {kept}"
+            f"CREATE OR REPLACE TABLE {quote_name(name)} AS SELECT * FROM {tables.name(number)} AS j1 WHERE {condition}"
         )
         text = quote_name(name) + (reference.alias_needed or "")
         new.append(Replacement(reference.start, reference.end, text))
@@ -144,28 +144,28 @@ def check_one(
     counts["queries"] += 1
     try:
         statement = DuckDBStatement(text)
-        stored, found = scans_of(rng, statement, statements.tables)
+        stored, result = scans_of(rng, statement, statements.tables)
     except UnsupportedStatement as why:
         counts[f"unsupported: {why}"] += 1
         counts["unsupported"] += 1
         return
-    counts["understood"] += bool(found)
-    counts["scans"] += len(found)
-    counts["predicates"] += sum(one.predicate is not None for one in found if one.table in stored)
-    counts["joins"] += sum(len(one.joins) for one in found)
-    counts["periods"] += any(join.transform != "identity" for one in found for join in one.joins)
-    new = prune(rng, connection, statement, Tables(found, stored))
-    shown = f"{seed}\n{text}\n-- became\n{new}\n-- by\n" + "\n".join(
-        f"{one.table}: {one.predicate} {one.joins}" for one in found
+    counts["understood"] += bool(result)
+    counts["scans"] += len(result)
+    counts["predicates"] += sum(one.predicate is not None for one in result if one.table in stored)
+    counts["joins"] += sum(len(one.joins) for one in result)
+    counts["periods"] += any(join.transform != "identity" for one in result for join in one.joins)
+    new = prune(rng, connection, statement, Tables(result, stored))
+    shown_text = f"{seed}\n{text}\n-- became\n{new}\n-- by\n" + "\n".join(
+        f"{one.table}: {one.predicate} {one.joins}" for one in result
     )
     try:
         rows = _rows(connection, new)
     except duckdb.Error as error:
-        raise AssertionError(f"{error}\n{shown}") from error
+        raise AssertionError(f"{error}\n{shown_text}") from error
     if rows != expected and any(_rows(connection, text) != expected for _ in range(20)):
         counts["unstable"] += 1  # DuckDB itself gives different rows for the unchanged statement.
         return
-    assert rows == expected, shown
+    assert rows == expected, shown_text
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
@@ -293,7 +293,7 @@ def test_star_of_a_set_operation_has_the_columns_of_its_queries(statement: str, 
         return
     read = DuckDBStatement(text)
     marked = read.to_marked_text(dict.fromkeys(range(len(read.references)), columns), utc=True)
-    assert {one.predicate for one in find_scans(marked, columns_of=lambda _: columns)} == {predicate}
+    assert {scan.predicate for scan in find_scans(marked, columns_of=lambda _: columns)} == {predicate}
 
 
 @pytest.mark.parametrize(
@@ -334,13 +334,13 @@ def test_output_of_a_subquery_hides_an_outer_column_of_the_same_name() -> None:
     with duckdb.connect() as con:
         con.execute("CREATE TABLE t AS FROM (VALUES (1), (3)) r (a)")
         con.execute("CREATE TABLE u AS FROM (VALUES (1, 1), (2, 7)) r (k, x)")
-        found = [con.execute(text.format(name)).fetchall() for name in ("other", "q")]
-    assert found == [[(1,)], [(1,), (3,)]]
+        rows = [con.execute(text.format(name)).fetchall() for name in ("other", "q")]
+    assert rows == [[(1,)], [(1,), (3,)]]
     columns = {0: {"a": "int"}, 1: {"k": "int", "x": "int"}}
     for name, is_read in (("other", True), ("q", False), ("Q", False)):
         marked = DuckDBStatement(text.format(name)).to_marked_text(columns, utc=True)
         scans = find_scans(marked, columns_of=lambda names: columns[int(names[2][-1])])
-        assert [len(one.joins) for one in scans] == [is_read, is_read], name
+        assert [len(scan.joins) for scan in scans] == [is_read, is_read], name
 
 
 def test_non_ascii_letters_in_names_are_case_sensitive() -> None:

@@ -68,17 +68,17 @@ class Column:
                 }
             case "map":
                 key, value = self.children
-                made = {"type": MAP, "key-id": key.id, "key": key.type_json}
-                return {**made, "value-id": value.id, "value-required": False, "value": value.type_json}
+                json = {"type": MAP, "key-id": key.id, "key": key.type_json}
+                return {**json, "value-id": value.id, "value-required": False, "value": value.type_json}
         return self.kind
 
     @property
     def json(self) -> dict[str, Any]:
-        made: dict[str, Any] = {"id": self.id, "name": self.name, "required": False, "type": self.type_json}
+        json: dict[str, Any] = {"id": self.id, "name": self.name, "required": False, "type": self.type_json}
         if self.initial is not None:
             default = render(self.kind, self.initial, "spec")
-            made |= {"initial-default": default, "write-default": default}
-        return made
+            json |= {"initial-default": default, "write-default": default}
+        return json
 
     def take_ids(self, json: dict[str, Any]) -> None:
         """Set the ids of the column and its children to those that the server has assigned."""
@@ -86,8 +86,8 @@ class Column:
         kind = json["type"]
         match self.kind:
             case "struct":
-                for child, given in zip(self.children, kind["fields"], strict=True):
-                    child.take_ids(given)
+                for child, input_field in zip(self.children, kind["fields"], strict=True):
+                    child.take_ids(input_field)
             case "list":
                 self.children[0].take_ids({"id": kind["element-id"], "type": kind["element"]})
             case "map":
@@ -104,18 +104,19 @@ class Column:
         match self.kind:
             case "struct":
                 arrays = [
-                    child.array([None if one is None else child.of(one) for one in values]) for child in self.children
+                    child.array([None if value is None else child.of(value) for value in values])
+                    for child in self.children
                 ]
                 fields = [pa.field(child.name, made.type) for child, made in zip(self.children, arrays, strict=True)]
                 return pa.StructArray.from_arrays(
-                    arrays, fields=fields, mask=pa.array([one is None for one in values], pa.bool_())
+                    arrays, fields=fields, mask=pa.array([value is None for value in values], pa.bool_())
                 )
             case "list" | "map":
-                flat = [each for one in values for each in one or ()]
+                flat = [each for value in values for each in value or ()]
                 offsets, end = list[int | None](), 0
-                for one in values:
-                    offsets.append(None if one is None else end)
-                    end += len(one or ())
+                for value in values:
+                    offsets.append(None if value is None else end)
+                    end += len(value or ())
                 starts = pa.array([*offsets, end], pa.int32())
                 if self.kind == LIST:
                     return pa.ListArray.from_arrays(starts, self.children[0].array(flat))
@@ -137,7 +138,7 @@ class Column:
                 ]
             case "list" | "map":
                 values = [column.values] if self.kind == LIST else [column.keys, column.items]
-                each = [child.plain(one) for child, one in zip(self.children, values, strict=True)]
+                each = [child.plain(value) for child, value in zip(self.children, values, strict=True)]
                 flat = each[0] if self.kind == LIST else list(zip(*each, strict=True))
                 starts = column.offsets.to_pylist()
                 return [flat[starts[n] : starts[n + 1]] if there else None for n, there in enumerate(valid)]

@@ -82,9 +82,9 @@ class Life:
         kind = self._rng.choice((STRUCT, LIST)) if depth and self._rng.random() < 0.4 else ""
         names = {STRUCT: self._rng.sample(("a", "b", "C c"), self._rng.choice((1, 2))), LIST: ["element"]}.get(kind, [])
         self._last_id += 1
-        made = Column(self._last_id, name, kind or self._rng.choice(kinds(self._version)))
-        made.children = [self._inner(one, depth - 1) for one in names]
-        return made
+        column = Column(self._last_id, name, kind or self._rng.choice(kinds(self._version)))
+        column.children = [self._inner(one, depth - 1) for one in names]
+        return column
 
     def _new_any(self, *, default: bool = False) -> Column:
         rng = self._rng
@@ -121,8 +121,8 @@ class Life:
             body["partition-spec"] = {"spec-id": 0, "fields": self._draw_spec()}
         self._post("/v1/namespaces/db/tables", body)
         metadata = self._metadata()
-        for column, given in zip(self._columns, metadata["schemas"][0]["fields"], strict=True):
-            column.take_ids(given)
+        for column, field in zip(self._columns, metadata["schemas"][0]["fields"], strict=True):
+            column.take_ids(field)
         self._last_id = metadata["last-column-id"]
         self._spec = metadata["partition-specs"][0]["fields"]
 
@@ -150,8 +150,8 @@ class Life:
         self._post(f"/v1/namespaces/db/tables/{self._name}", {"requirements": [], "updates": updates})
 
     def _metadata(self) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self._client.load_table(self._table, history=True).metadata)
-        return found
+        result: dict[str, Any] = json.loads(self._client.load_table(self._table, history=True).metadata)
+        return result
 
     # Rows
 
@@ -173,9 +173,11 @@ class Life:
         return Counter(tuple(column.frozen(column.of(row)) for column in self._columns) for row in rows)
 
     def _read(self, columns: Sequence[Column], where: Any = None, at: At = CURRENT) -> Counter[Any]:
-        found = scan(self._client, self._table, where=where, at=at).to_arrow().combine_chunks()
-        assert found.column_names == [column.name for column in columns]
-        values = [map(column.frozen, column.plain(_array(found.column(place)))) for place, column in enumerate(columns)]
+        actual = scan(self._client, self._table, where=where, at=at).to_arrow().combine_chunks()
+        assert actual.column_names == [column.name for column in columns]
+        values = [
+            map(column.frozen, column.plain(_array(actual.column(place)))) for place, column in enumerate(columns)
+        ]
         return Counter(zip(*values, strict=True))
 
     # Steps
@@ -187,15 +189,15 @@ class Life:
             **{self._compact: 3, self._cluster: 1, self._index: 2, self._list_again: 1},
             **{self._evolve: 4, self._partition: 1, self._sql_change: 3, self._sql_insert: 1},
         }
-        chosen = self._rng.choices(list(steps), list(steps.values()))[0]
+        choice = self._rng.choices(list(steps), list(steps.values()))[0]
         self._touched = set()
-        self.counts[chosen.__name__.strip("_")] += 1
-        return f"{chosen.__name__.strip('_')} {chosen()}"
+        self.counts[choice.__name__.strip("_")] += 1
+        return f"{choice.__name__.strip('_')} {choice()}"
 
     def _append(self) -> str:
-        known, new = {self._key(row) for row in self.rows}, dict[Any, Row]()
+        known_keys, new = {self._key(row) for row in self.rows}, dict[Any, Row]()
         for row in (self._row() for _ in range(8)):
-            if self._key(row) not in known:
+            if self._key(row) not in known_keys:
                 new[self._key(row)] = row
         append(self._client, self._table, self._arrow(list(new.values())))
         self.rows += new.values()
@@ -206,17 +208,21 @@ class Life:
         rows = [self._row() for _ in range(self._rng.randint(1, 6))]
         for row in rows:
             if self.rows and self._rng.random() < 0.6:
-                stored = self._rng.choice(self.rows)
-                row |= {key.id: stored[key.id] for key in self._keys}
+                stored_row = self._rng.choice(self.rows)
+                row |= {key.id: stored_row[key.id] for key in self._keys}
         self._touched = {self._key(row) for row in rows}
         return rows
 
     def _upsert(self) -> str:
         rng, rows = self._rng, self._batch()
-        rest = [column for column in self._columns if column not in self._keys]
-        ordered = [column for column in rest if column.kind in _PRECOMBINED]
+        remaining_columns = [column for column in self._columns if column not in self._keys]
+        ordered = [column for column in remaining_columns if column.kind in _PRECOMBINED]
         by = rng.choice(ordered) if ordered and rng.random() < 0.4 else None
-        given = rng.sample(rest, rng.randint(1, len(rest))) if rest and rng.random() < 0.3 else None
+        input_remaining_columns = (
+            rng.sample(remaining_columns, rng.randint(1, len(remaining_columns)))
+            if remaining_columns and rng.random() < 0.3
+            else None
+        )
         mode, strategy = rng.choice(MODES), rng.choice((None, None, "scan"))
         upsert(
             self._client,
@@ -224,12 +230,12 @@ class Life:
             self._arrow(rows),
             keys=[key.name for key in self._keys],
             precombine=None if by is None else by.name,
-            columns=None if given is None else [column.name for column in given],
+            columns=None if input_remaining_columns is None else [column.name for column in input_remaining_columns],
             mode=mode,
             strategy=strategy,
         )
-        self._replace(rows, by, given)
-        return f"{mode}, {strategy}, by {by}, of {given}: {rows}"
+        self._replace(rows, by, input_remaining_columns)
+        return f"{mode}, {strategy}, by {by}, of {input_remaining_columns}: {rows}"
 
     def _unlocated(self) -> str:
         rows = self._batch()
@@ -249,36 +255,36 @@ class Life:
         self._replace(rows, None, None)
         return str(rows)
 
-    def _replace(self, rows: Sequence[Row], by: Column | None, given: Sequence[Column] | None) -> None:
-        def is_older(one: Row, other: Row) -> bool:
+    def _replace(self, rows: Sequence[Row], by: Column | None, columns: Sequence[Column] | None) -> None:
+        def is_older(first: Row, other: Row) -> bool:
             if by is None:
                 return False
-            mine, theirs = by.of(one), by.of(other)
+            mine, theirs = by.of(first), by.of(other)
             return theirs is not None if mine is None else theirs is not None and bool(mine < theirs)
 
-        stored, latest = {self._key(row): row for row in self.rows}, dict[Any, Row]()
+        stored_keys, latest = {self._key(row): row for row in self.rows}, dict[Any, Row]()
         for row in rows:
             known = latest.get(self._key(row))
             if known is None or not is_older(row, known):
                 latest[self._key(row)] = row
         for key, row in latest.items():
-            old = stored.get(key)
+            old = stored_keys.get(key)
             if old is not None and is_older(row, old):
                 continue
-            if given is None:
-                stored[key] = row
+            if columns is None:
+                stored_keys[key] = row
                 continue
-            named = {column.id for column in (*given, *self._keys, *([] if by is None else [by]))}
+            names = {column.id for column in (*columns, *self._keys, *([] if by is None else [by]))}
             before = {column.id: column.initial for column in self._columns} if old is None else old
-            stored[key] = before | {number: row[number] for number in named}
-        self.rows = list(stored.values())
+            stored_keys[key] = before | {number: row[number] for number in names}
+        self.rows = list(stored_keys.values())
 
     def _delete(self) -> str:
         rows, mode = self._batch(), self._rng.choice(MODES)
         keys = [key.name for key in self._keys]
         delete(self._client, self._table, keys=self._arrow(rows, self._keys), key=keys, mode=mode)
-        gone = {self._key(row) for row in rows}
-        self.rows = [row for row in self.rows if self._key(row) not in gone]
+        removed_keys = {self._key(row) for row in rows}
+        self.rows = [row for row in self.rows if self._key(row) not in removed_keys]
         return f"{mode}: {rows}"
 
     def _delete_matching(self) -> str:
@@ -289,33 +295,33 @@ class Life:
         return f"{mode}: {where}"
 
     def _sql_change(self) -> str:
-        rest = [column for column in self._columns if column not in self._keys]
-        drawn = draw_change(self._rng, f"db.{self._name}", self._columns, rest, self.rows)
-        if drawn is None:
+        remaining_columns = [column for column in self._columns if column not in self._keys]
+        change = draw_change(self._rng, f"db.{self._name}", self._columns, remaining_columns, self.rows)
+        if change is None:
             return "nothing"
-        matching = [row for row in self.rows if drawn.matches(row)]
+        matching = [row for row in self.rows if change.matches(row)]
         with SqlSession(self._client.url) as session:
-            (count,) = session.sql(drawn.text).to_arrow()["rows"].to_pylist()
-        assert count == len(matching), drawn.text
+            (count,) = session.sql(change.text).to_arrow()["rows"].to_pylist()
+        assert count == len(matching), change.text
         self.counts["rows changed by SQL"] += count
         self._touched = {self._key(row) for row in matching}
-        if drawn.new:
+        if change.new:
             for row in matching:
-                row |= drawn.new
+                row |= change.new
         else:
-            self.rows = [row for row in self.rows if not drawn.matches(row)]
-        return drawn.text
+            self.rows = [row for row in self.rows if not change.matches(row)]
+        return change.text
 
     def _sql_insert(self) -> str:
         """Run an INSERT that leaves some columns to their defaults."""
         written = [column for column in self._columns if can_be_written(column)]
         if any(key not in written for key in self._keys):
             return "nothing"
-        known, rows = {self._key(row) for row in self.rows}, dict[Any, Row]()
+        known_keys, rows = {self._key(row) for row in self.rows}, dict[Any, Row]()
         for _ in range(self._rng.randint(1, 3)):
             row = {column.id: column.initial for column in self._columns}
             row |= {column.id: draw_known(self._rng, column, nulls=column not in self._keys) for column in written}
-            if self._key(row) not in known:
+            if self._key(row) not in known_keys:
                 rows[self._key(row)] = row
         names = ", ".join(quoted(column.name) for column in written)
         values = ", ".join(
@@ -359,33 +365,33 @@ class Life:
         rng, columns = self._rng, self._columns
         used = {field["source-id"] for field in self._spec}
         free = [column for column in columns if column not in self._keys and column.id not in used]
-        what = rng.choice(("add", "drop", "readd", "rename", "swap", "promote", "promote", "move", "extend"))
-        if what in ("drop", "readd") and free:
+        operator = rng.choice(("add", "drop", "readd", "rename", "swap", "promote", "promote", "move", "extend"))
+        if operator in ("drop", "readd") and free:
             gone = rng.choice(free)
             columns.remove(gone)
             for row in self.rows:
                 row.pop(gone.id, None)
-            if what == "readd":
+            if operator == "readd":
                 self._change_schema()
                 columns.append(self._new_any(default=True))
                 columns[-1].name = gone.name
-        elif what == "add" and len(columns) < len(NAMES):
+        elif operator == "add" and len(columns) < len(NAMES):
             columns.insert(rng.randint(0, len(columns)), self._new_any(default=True))
-        elif what == "rename" and len(columns) < len(NAMES):
+        elif operator == "rename" and len(columns) < len(NAMES):
             rng.choice(columns).name = self._new("int").name
-        elif what == "swap" and len(columns) > 1:
-            one, other = rng.sample(columns, 2)
-            one.name, other.name = other.name, one.name
-        elif what == "move":
+        elif operator == "swap" and len(columns) > 1:
+            first, other = rng.sample(columns, 2)
+            first.name, other.name = other.name, first.name
+        elif operator == "move":
             rng.shuffle(columns)
-        elif what == "extend":
+        elif operator == "extend":
             structs = [one for column in columns for one in column.walk() if one.kind == STRUCT]
-            for one in rng.sample(structs, min(1, len(structs))):
-                one.children.append(self._inner(f"n{self._last_id}", 1))
-        elif what == "promote":
+            for first in rng.sample(structs, min(1, len(structs))):
+                first.children.append(self._inner(f"n{self._last_id}", 1))
+        elif operator == "promote":
             self._promote([column for column in columns if column not in self._keys or column.kind != "date"], used)
         self._change_schema()
-        return f"{what}: {[column.json for column in columns]}"
+        return f"{operator}: {[column.json for column in columns]}"
 
     def _promote(self, columns: Sequence[Column], used: set[int]) -> None:
         keys = {id(one.children[0]) for column in columns for one in column.walk() if one.kind == MAP}
@@ -415,37 +421,37 @@ class Life:
     # Comparisons
 
     def check(self) -> None:
-        wanted = self._frozen(self.rows)
+        expected = self._frozen(self.rows)
         for column in (column for column in self._columns if column.kind == "date"):
             self._stored_dates[column.id] |= {row[column.id] for row in self.rows if row.get(column.id) is not None}
-        assert self._read(self._columns) == wanted
+        assert self._read(self._columns) == expected
         for _ in range(_FILTERS):
             where, matches, _ = draw_filter(self._rng, self._columns, self.rows)
-            found = [row for row in self.rows if matches(row)]
+            actual_rows = [row for row in self.rows if matches(row)]
             self.counts["filters"] += 1
-            self.counts["rows found"] += len(found)
-            assert self._read(self._columns, where) == self._frozen(found), json.dumps(where)
+            self.counts["rows found"] += len(actual_rows)
+            assert self._read(self._columns, where) == self._frozen(actual_rows), json.dumps(where)
         self._check_row_ids()
         metadata = self._metadata()
         current = metadata.get("current-snapshot-id", -1)
-        schemas = {one["snapshot-id"]: one.get("schema-id") for one in metadata["snapshots"]}
+        schemas = {snapshot["snapshot-id"]: snapshot.get("schema-id") for snapshot in metadata["snapshots"]}
         if schemas.get(current) == metadata["current-schema-id"]:
-            self._snapshots.setdefault(current, (copy.deepcopy(self._columns), wanted))
+            self._snapshots.setdefault(current, (copy.deepcopy(self._columns), expected))
         if self._snapshots:
-            chosen = self._rng.choice(list(self._snapshots))
-            columns, rows = self._snapshots[chosen]
-            assert self._read(columns, at=At(snapshot_id=chosen)) == rows, f"as of {chosen}"
+            chosen_snapshot = self._rng.choice(list(self._snapshots))
+            columns, rows = self._snapshots[chosen_snapshot]
+            assert self._read(columns, at=At(snapshot_id=chosen_snapshot)) == rows, f"as of {chosen_snapshot}"
 
     def _check_row_ids(self) -> None:
         if self._version < 3:
             return
         names = [key.name for key in self._keys]
-        found = scan(self._client, self._table, [*names, "_row_id", "_last_updated_sequence_number"]).to_arrow()
-        *values, ids, numbers = (found.combine_chunks().column(place) for place in range(found.num_columns))
-        keys = zip(*(key.plain(_array(one)) for key, one in zip(self._keys, values, strict=True)), strict=True)
+        rows = scan(self._client, self._table, [*names, "_row_id", "_last_updated_sequence_number"]).to_arrow()
+        *values, ids, numbers = (rows.combine_chunks().column(place) for place in range(rows.num_columns))
+        keys = zip(*(key.plain(_array(value)) for key, value in zip(self._keys, values, strict=True)), strict=True)
         each = zip(ids.to_pylist(), numbers.to_pylist(), strict=True)
         now = {tuple(map(key_of, key)): one for key, one in zip(keys, each, strict=True)}
-        assert len({number for number, _ in now.values()}) == found.num_rows
+        assert len({number for number, _ in now.values()}) == rows.num_rows
         for key in self._row_ids.keys() & now.keys() if self._touched is not None else ():
             assert key in (self._touched or ()) or now[key] == self._row_ids[key], key
         self._row_ids = now

@@ -29,17 +29,17 @@ def draw_filter(rng: random.Random, columns: Sequence[Column], rows: Sequence[Ro
     if depth and rng.random() < 0.4:
         left, right = (draw_filter(rng, columns, rows, depth - 1) for _ in range(2))
         word, other = rng.choice((("and", "or"), ("or", "and")))
-        made = {"type": word, "left": left[0], "right": right[0]}
-        return made, _join_tests(word, left[1], right[1]), _join_tests(other, left[2], right[2])
+        document = {"type": word, "left": left[0], "right": right[0]}
+        return document, _join_tests(word, left[1], right[1]), _join_tests(other, left[2], right[2])
     if depth and rng.random() < 0.15:
         json, matches, fails = draw_filter(rng, columns, rows, depth - 1)
         return {"type": "not", "child": json}, fails, matches
     name, column, get = rng.choice(_terms(columns))
-    stored = [value for row in rows if (value := get(row)) is not None and value == value]
+    stored_values = [value for row in rows if (value := get(row)) is not None and value == value]
 
     def literal() -> Any:
         while True:
-            value = rng.choice(stored) if stored and rng.random() < 0.8 else draw_value(rng, column.kind)
+            value = rng.choice(stored_values) if stored_values and rng.random() < 0.8 else draw_value(rng, column.kind)
             if value == value:
                 return value
 
@@ -57,10 +57,10 @@ def draw_filter(rng: random.Random, columns: Sequence[Column], rows: Sequence[Ro
     return json, _test(op, values, get), _test(_NEGATED[op], values, get)
 
 
-def _join_tests(word: str, one: Test, other: Test) -> Test:
+def _join_tests(word: str, test: Test, other: Test) -> Test:
     if word == "and":
-        return lambda row: one(row) and other(row)
-    return lambda row: one(row) or other(row)
+        return lambda row: test(row) and other(row)
+    return lambda row: test(row) or other(row)
 
 
 def _terms(columns: Sequence[Column]) -> list[tuple[str, Column, Callable[[Row], Any]]]:
@@ -69,8 +69,8 @@ def _terms(columns: Sequence[Column]) -> list[tuple[str, Column, Callable[[Row],
     for column in columns:
         if column.kind not in NESTED:
             found.append((column.name, column, column.of))
-        fields = [one for one in column.children if column.kind == STRUCT and one.kind not in NESTED]
-        found += [(f"{column.name}.{one.name}", one, _within(column, one)) for one in fields]
+        fields = [child for child in column.children if column.kind == STRUCT and child.kind not in NESTED]
+        found += [(f"{column.name}.{field.name}", field, _within(column, field)) for field in fields]
     return found
 
 
@@ -79,18 +79,18 @@ def _within(column: Column, child: Column) -> Callable[[Row], Any]:
 
 
 def _test(op: str, values: Sequence[Any], get: Callable[[Row], Any]) -> Test:
-    known = [_sort_key(value) for value in values]
+    known_keys = [_sort_key(value) for value in values]
     match op:
         case "is-null":
             return lambda row: get(row) is None
         case "is-nan":
             return lambda row: (value := get(row)) is not None and value != value
         case "in":
-            return lambda row: get(row) is not None and _sort_key(get(row)) in known
+            return lambda row: get(row) is not None and _sort_key(get(row)) in known_keys
         case "starts-with":
             return lambda row: get(row) is not None and get(row).startswith(values[0])
         case "lt" | "lt-eq" | "gt" | "gt-eq" | "eq":
-            return lambda row: get(row) is not None and bool(_ORDERED[op](_sort_key(get(row)), known[0]))
+            return lambda row: get(row) is not None and bool(_ORDERED[op](_sort_key(get(row)), known_keys[0]))
     opposite = _test(_NEGATED[op], values, get)  # Null and NaN match the opposite comparison.
     return lambda row: not opposite(row)
 

@@ -56,9 +56,9 @@ def draw_change(
     settable = [column for column in settable if can_be_written(column)]
     if not settable or rng.random() < 0.3:
         return DrawnStatement(f"DELETE FROM {table} WHERE {where}", matches)
-    chosen = rng.sample(settable, rng.randint(1, len(settable)))
-    new: Row = {column.id: draw_known(rng, column) for column in chosen}
-    sets = ", ".join(f"{quoted(column.name)} = {literal(column.kind, new[column.id])}" for column in chosen)
+    chosen_names = rng.sample(settable, rng.randint(1, len(settable)))
+    new: Row = {column.id: draw_known(rng, column) for column in chosen_names}
+    sets = ", ".join(f"{quoted(column.name)} = {literal(column.kind, new[column.id])}" for column in chosen_names)
     return DrawnStatement(f"UPDATE {table} SET {sets} WHERE {where}", matches, new)
 
 
@@ -84,10 +84,10 @@ def literal(kind: str, value: Any) -> str:
 
 def _draw_condition(rng: random.Random, column: Column, rows: Sequence[Row]) -> tuple[str, Callable[[Row], bool]]:
     name = quoted(column.name)
-    stored = [one for row in rows if (one := column.of(row)) is not None and _is_known(column.kind, one)]
+    stored_keys = [one for row in rows if (one := column.of(row)) is not None and _is_known(column.kind, one)]
 
     def value() -> Any:
-        return rng.choice(stored) if stored and rng.random() < 0.8 else draw_known(rng, column, nulls=False)
+        return rng.choice(stored_keys) if stored_keys and rng.random() < 0.8 else draw_known(rng, column, nulls=False)
 
     match rng.choice(("=", "=", "IN", "<", "IS NULL", "BETWEEN")):
         case "IS NULL":

@@ -37,10 +37,10 @@ def client(served: Served) -> Iterator[IndexClient]:
     """Yield a client of a server that has `db.t` with 6 files and an index `b` on id, which covers no file."""
     create(served.url)
     append(served.url, "db.t", spread(6))
-    made = IndexClient(served.url)
-    made.put_index("db.t", "b", kind="bloom", columns=["id"])
-    yield made
-    made.close()
+    new_client = IndexClient(served.url)
+    new_client.put_index("db.t", "b", kind="bloom", columns=["id"])
+    yield new_client
+    new_client.close()
 
 
 class Cut(Exception):
@@ -67,15 +67,15 @@ def cut() -> None:
 
 
 def test_build_reports_its_progress_and_builds_only_missing_entries(client: IndexClient) -> None:
-    seen: list[Progress] = []
+    progress: list[Progress] = []
     workers = Watched()
-    report = build(client, "db.t", "b", workers, limits=SMALL, on_progress=seen.append)
+    report = build(client, "db.t", "b", workers, limits=SMALL, on_progress=progress.append)
     assert [len(group) for group in workers.groups] == [2, 2, 2]
-    assert [one.files_done for one in seen] == [2, 4, 6]
-    assert seen[0].eta_ms is not None
+    assert [one.files_done for one in progress] == [2, 4, 6]
+    assert progress[0].eta_ms is not None
     assert (report.json["state"], report.progress.rows_done, report.files_not_indexed) == ("completed", 120, 0)
-    found = client.index("db.t", "b")
-    assert (found.health, found.files, len(found.json["index-files"])) == ("ok", 6, 3)
+    index = client.index("db.t", "b")
+    assert (index.health, index.files, len(index.json["index-files"])) == ("ok", 6, 3)
     again = build(client, "db.t", "b", Watched(cut))
     assert (again.json["state"], again.progress.files_done) == ("completed", 0)
 
@@ -110,11 +110,11 @@ def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: Ind
 
         listings = 0
 
-        def build_files(self, *given: Any, **more: Any) -> Iterator[dict[str, Any]]:
+        def build_files(self, *arguments: Any, **more: Any) -> Iterator[dict[str, Any]]:
             self.listings += 1
             if self.listings == 2:
                 repartition()
-            return super().build_files(*given, **more)
+            return super().build_files(*arguments, **more)
 
     paged = Paged(client.url)
     report = build(paged, "db.t", "b", InProcessWorkers(), limits=SMALL)
@@ -127,12 +127,12 @@ def test_build_includes_files_that_only_a_branch_has(client: IndexClient) -> Non
         table = catalog.load_table("db.t")
         table.manage_snapshots().create_branch(table.current_snapshot().snapshot_id, "work").commit()
         table.append(pa.table(rows([1000, 1001]), schema=SCHEMA), branch="work")
-    found = client.index("db.t", "b")
-    assert (found.lag_files, found.lag_files_of_refs) == (6, 1)
+    index = client.index("db.t", "b")
+    assert (index.lag_files, index.lag_files_of_refs) == (6, 1)
     report = build(client, "db.t", "b", InProcessWorkers())
     assert (report.progress.files_done, report.files_not_indexed) == (7, 0)
-    found = client.index("db.t", "b")
-    assert (found.health, found.lag_files_of_refs) == ("ok", 0)
+    index = client.index("db.t", "b")
+    assert (index.health, index.lag_files_of_refs) == ("ok", 0)
 
 
 def test_build_ends_while_writers_keep_committing(client: IndexClient) -> None:
@@ -194,8 +194,8 @@ def test_build_reports_files_that_cannot_be_indexed_and_tries_them_once(client: 
     report = build(client, "db.t", "b", workers)
     assert sum(map(len, workers.groups)) == 6
     assert (report.files_not_indexed, report.progress.files_done, report.progress.files_skipped) == (1, 5, 1)
-    ((path, why),) = report.skipped
-    assert (path.endswith(broken.name), "cannot be read" in why) == (True, True)
+    ((path, reason),) = report.skipped
+    assert (path.endswith(broken.name), "cannot be read" in reason) == (True, True)
     again = build(client, "db.t", "b", InProcessWorkers())
     assert (again.json["state"], again.files_not_indexed) == ("rolled_back", 1)
     assert broken.name in again.json["reason"]
@@ -233,8 +233,8 @@ def test_cluster_is_started_once_and_only_for_many_or_large_files() -> None:
     assert workers.parallelism >= 1
     run_files(63)
     assert started == []
-    assert [one.files for one in run_files(64)] == [64]
-    assert [one.files for one in run_files(1, 1 << 30)] == [1]
+    assert [file.files for file in run_files(64)] == [64]
+    assert [file.files for file in run_files(1, 1 << 30)] == [1]
     assert started == [1]
     assert workers.parallelism == 1
     workers.close()
@@ -268,7 +268,7 @@ def test_build_command_builds_one_index_or_all(client: IndexClient) -> None:
     assert (code, "Index b: 6 data files, 120 rows in 1 index file" in text) == (0, True), text
     code, text = seamark(client.url, "build", "db.t")
     assert (code, "Index b: 0 data files" in text, "Index m: 6 data files" in text) == (0, True, True), text
-    assert [one.health for one in client.indexes("db.t")] == ["ok", "ok", "paused"]
+    assert [index.health for index in client.indexes("db.t")] == ["ok", "ok", "paused"]
 
 
 def test_build_command_reports_invalid_definitions_and_fails(client: IndexClient) -> None:
@@ -293,8 +293,8 @@ def test_build_command_reports_why_it_cannot_build(client: IndexClient) -> None:
         (("db.t", "nope"), 1, "no index 'nope'"),
         (("db.t", "b", "--engine", "hand"), 2, "hand"),
     ):
-        found, text = seamark(client.url, "build", *arguments)
-        assert (found, expected in text) == (code, True), text
+        actual, text = seamark(client.url, "build", *arguments)
+        assert (actual, expected in text) == (code, True), text
 
 
 def test_build_command_reports_in_one_line_that_spark_does_not_start(client: IndexClient) -> None:

@@ -38,8 +38,8 @@ def build_half(url: str, name: str) -> dict[str, Any]:
     build = client.start_build("db.t", name)
     pages = list(client.build_files("db.t", name, build["build-id"], page_files=4))
     assert [len(page["files"]) for page in pages] == [4, 2]
-    sent = write(build, "a", index_bytes(build, FILES[:3]))
-    file = (sent["location"], sent["size-in-bytes"])
+    registration = write(build, "a", index_bytes(build, FILES[:3]))
+    file = (registration["location"], registration["size-in-bytes"])
     assert client.register_index_files("db.t", name, build["build-id"], [file])["progress"]["files-done"] == 3
     client.close()
     return build
@@ -74,10 +74,10 @@ def test_index_commands_create_list_pause_resume_and_drop_an_index(url: str) -> 
 def test_index_commands_print_json(url: str) -> None:
     assert "no indexes" in seamark(url, "list", "db.t")[1]
     seamark(url, "create", "db.t", "--name", "i", "--kind", "bloom", "--columns", "lower(data)", "--fpp", "0.25")
-    _, _, shown = seamark(url, "show", "db.t", "i", "--json")[1].partition("\n{")  # Logs are part of the output.
-    assert json.loads("{" + shown)["fpp"] == 0.25
-    listed = seamark(url, "list", "db.t", "--json")[1]
-    assert json.loads(listed[listed.index("\n[\n") :])[0]["columns"] == ["lower(data)"]
+    _, _, output = seamark(url, "show", "db.t", "i", "--json")[1].partition("\n{")  # Logs are part of the output.
+    assert json.loads("{" + output)["fpp"] == 0.25
+    listing = seamark(url, "list", "db.t", "--json")[1]
+    assert json.loads(listing[listing.index("\n[\n") :])[0]["columns"] == ["lower(data)"]
 
 
 def test_index_command_reports_each_error_in_one_line(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +96,8 @@ def test_index_command_reports_each_error_in_one_line(url: str, monkeypatch: pyt
         (("list", "db.t", "--url", "http://127.0.0.1:9"), 1, "No answer"),
     ]
     for arguments, code, expected in cases:
-        found, text = seamark(url, *arguments)
-        assert (found, expected in text) == (code, True), (arguments, text)
+        actual, text = seamark(url, *arguments)
+        assert (actual, expected in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments
 
 
@@ -118,16 +118,16 @@ def test_client_defines_an_index_and_builds_it(url: str) -> None:
     build = build_half(url, "i")
     assert [len(page["files"]) for page in client.build_files("db.t", "i", build["build-id"])] == [3]
     old = client.index("db.t", "i").json["index-files"][0]["location"]
-    sent = write(build, "b", index_bytes(build, FILES, level=1))
-    file = (sent["location"], sent["size-in-bytes"])
+    registration = write(build, "b", index_bytes(build, FILES, level=1))
+    file = (registration["location"], registration["size-in-bytes"])
     client.register_index_files("db.t", "i", build["build-id"], [file], replaces=[old])
     assert list(client.build_files("db.t", "i", build["build-id"])) == []
     assert client.build("db.t", "i", build["build-id"])["state"] == "inflight"
     assert client.finish_build("db.t", "i", build["build-id"])["state"] == "completed"
     with pytest.raises(Refused, match="start another build"):
         client.finish_build("db.t", "i", build["build-id"], outcome="rolled-back")
-    (found,) = client.indexes("db.t")
-    assert (found.health, found.size_bytes) == ("ok", sent["size-in-bytes"])
+    (index,) = client.indexes("db.t")
+    assert (index.health, index.size_bytes) == ("ok", registration["size-in-bytes"])
     client.drop_index("db.t", "i")
     with pytest.raises(NotFound):
         client.index("db.t", "i")

@@ -40,12 +40,12 @@ def client(served: Served) -> Iterator[IndexClient]:
     """
     create(served.url)
     append(served.url, "db.t", spread(6))
-    made = IndexClient(served.url)
+    new_client = IndexClient(served.url)
     for name, column in COLUMNS.items():
-        made.put_index("db.t", name, kind=name, columns=[column])
-        build(made, "db.t", name, InProcessWorkers(), limits=GroupLimits(files=2))
-    yield made
-    made.close()
+        new_client.put_index("db.t", name, kind=name, columns=[column])
+        build(new_client, "db.t", name, InProcessWorkers(), limits=GroupLimits(files=2))
+    yield new_client
+    new_client.close()
 
 
 def seamark(url: str, *arguments: str) -> tuple[int, str]:
@@ -53,21 +53,27 @@ def seamark(url: str, *arguments: str) -> tuple[int, str]:
 
 
 def index_paths(client: IndexClient, name: str) -> list[Path]:
-    return [Path(one["location"].removeprefix("file://")) for one in client.index("db.t", name).json["index-files"]]
+    return [
+        Path(index_file["location"].removeprefix("file://"))
+        for index_file in client.index("db.t", name).json["index-files"]
+    ]
 
 
 def states(client: IndexClient, name: str) -> dict[str, str]:
     """Return the state of each index file, by file name."""
-    return {Path(one["location"]).name: one["state"] for one in client.index("db.t", name).json["index-files"]}
+    return {
+        Path(index_file["location"]).name: index_file["state"]
+        for index_file in client.index("db.t", name).json["index-files"]
+    }
 
 
-def swap_blobs(one: Path, other: Path) -> None:
+def swap_blobs(first: Path, other: Path) -> None:
     """Exchange the blobs of two index files. Both files stay well-formed, but their content is wrong."""
-    opened = [open_index_file(path.read_bytes(), str(path)) for path in (one, other)]
-    for path, mine, blob in ((one, opened[0], opened[1].blob), (other, opened[1], opened[0].blob)):
-        said = mine.header
+    opened = [open_index_file(path.read_bytes(), str(path)) for path in (first, other)]
+    for path, mine, blob in ((first, opened[0], opened[1].blob), (other, opened[1], opened[0].blob)):
+        header = mine.header
         parts = assemble(
-            said.definition, said.kind, mine.files, [blob], table_uuid=said.table_uuid, field_ids=said.field_ids
+            header.definition, header.kind, mine.files, [blob], table_uuid=header.table_uuid, field_ids=header.field_ids
         )
         path.unlink()
         Storage().write(path.as_uri(), parts)
@@ -80,7 +86,7 @@ def test_verify_reports_correct_index_files_as_right(client: IndexClient) -> Non
         message = f"Index {name}: 3 index files, 6 of 6 data files, 120 rows counted, 120 in the data files; right"
         assert message in text
     assert len(re.findall(r"│ right +│", text)) == 9
-    assert [one.health for one in client.indexes("db.t")] == ["ok"] * 3
+    assert [index.health for index in client.indexes("db.t")] == ["ok"] * 3
 
 
 def test_audit_counts_the_rows_that_the_index_covers(client: IndexClient) -> None:
@@ -92,17 +98,17 @@ def test_audit_counts_the_rows_that_the_index_covers(client: IndexClient) -> Non
     assert (audit.rows, audit.covered, audit.problems) == (123, 123, ())
     # A data file that two index files describe counts once.
     index_file = index_paths(client, "record")[0]
-    begun = client.start_build("db.t", "record")
-    copy = f"{begun['folder']}/copy"
+    started_build = client.start_build("db.t", "record")
+    copy = f"{started_build['folder']}/copy"
     size = Storage().write(copy, [index_file.read_bytes()])
-    client.register_index_files("db.t", "record", begun["build-id"], [(copy, size)])
+    client.register_index_files("db.t", "record", started_build["build-id"], [(copy, size)])
     assert audit_index(client, "db.t", "record", sample=0).rows == 123
 
 
 def test_audit_reports_a_wrong_number_of_rows(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = client.index("db.t", "record")
-    monkeypatch.setattr(client, "index", lambda *_: found)
-    found.json["rows"] = 119
+    index = client.index("db.t", "record")
+    monkeypatch.setattr(client, "index", lambda *_: index)
+    index.json["rows"] = 119
     audit = audit_index(client, "db.t", "record", sample=0)
     assert audit.problems == ("its index files count 120 rows, but its data files have 119",)
 
@@ -166,11 +172,13 @@ def test_index_file_of_a_newer_version_is_reported_but_not_quarantined(
 ) -> None:
     path = index_paths(client, "bloom")[0]
     opened = open_index_file(path.read_bytes(), str(path))
-    said = opened.header
+    header = opened.header
     with monkeypatch.context() as newer:
         newer.setattr(KINDS["bloom"], "version", 99)
         parts = list(
-            assemble(said.definition, "bloom", opened.files, [opened.blob], table_uuid=said.table_uuid, field_ids=(1,))
+            assemble(
+                header.definition, "bloom", opened.files, [opened.blob], table_uuid=header.table_uuid, field_ids=(1,)
+            )
         )
     path.unlink()
     Storage().write(path.as_uri(), parts)
@@ -186,10 +194,10 @@ def test_index_file_that_a_merge_replaces_during_the_audit_is_no_problem(
     report = client.quarantine_index_file
 
     def merge_and_report(*arguments: Any, **more: Any) -> dict[str, Any]:
-        begun = client.start_build("db.t", "bloom")
-        size = Storage().write(f"{begun['folder']}/merged", [whole])
-        merged = [(f"{begun['folder']}/merged", size)]
-        client.register_index_files("db.t", "bloom", begun["build-id"], merged, replaces=[old])
+        started_build = client.start_build("db.t", "bloom")
+        size = Storage().write(f"{started_build['folder']}/merged", [whole])
+        merged = [(f"{started_build['folder']}/merged", size)]
+        client.register_index_files("db.t", "bloom", started_build["build-id"], merged, replaces=[old])
         return report(*arguments, **more)
 
     path = Path(old.removeprefix("file://"))
@@ -203,8 +211,8 @@ def test_index_file_that_a_merge_replaces_during_the_audit_is_no_problem(
 def test_audits_with_the_same_seed_examine_the_same_sample(client: IndexClient) -> None:
     first, second, _ = index_paths(client, "bitmap")
     swap_blobs(first, second)
-    found = [audit_index(client, "db.t", "bitmap", sample=1, seed=3, report=False).problems for _ in range(2)]
-    assert found[0] == found[1] != ()
+    problems = [audit_index(client, "db.t", "bitmap", sample=1, seed=3, report=False).problems for _ in range(2)]
+    assert problems[0] == problems[1] != ()
 
 
 def test_verify_refuses_invalid_arguments_with_an_exit_code(
@@ -219,8 +227,8 @@ def test_verify_refuses_invalid_arguments_with_an_exit_code(
         (("rebuild-registry", "db.nope"), 1, "does not exist"),
     ]
     for arguments, code, expected in cases:
-        found, text = seamark(client.url, *arguments)
-        assert (found, expected in text) == (code, True), (arguments, text)
+        actual, text = seamark(client.url, *arguments)
+        assert (actual, expected in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments
 
 

@@ -44,7 +44,7 @@ def table(client: IndexClient, name: str, files: int = 3, **indexes: tuple[str, 
 
 
 def health(client: IndexClient, *tables: str) -> dict[str, str]:
-    return {f"{name} {one.name}": one.health for name in tables for one in client.indexes(name)}
+    return {f"{name} {index.name}": index.health for name in tables for index in client.indexes(name)}
 
 
 def test_round_builds_every_enabled_index_and_the_next_round_has_nothing_to_do(client: IndexClient) -> None:
@@ -96,9 +96,9 @@ def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
     before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     done = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
     assert (done.builds, done.merges, done.failed) == (1, 1, 0)
-    found = client.index("db.t", "i")
-    assert found.json["levels"] == {"1": 1}
-    assert (found.health, found.files) == ("ok", 9)
+    index = client.index("db.t", "i")
+    assert index.json["levels"] == {"1": 1}
+    assert (index.health, index.files) == ("ok", 9)
     after = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
     assert (before[7], after[7]) == (0, 0)  # Bounds alone leave these files out.
     assert after == before
@@ -111,15 +111,15 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
     one_each = GroupLimits(files=1)
     assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 1
     with catalog_at(client.url) as catalog:
-        held = catalog.load_table("db.t")
-        old = [snapshot.snapshot_id for snapshot in held.snapshots()]
-        held.delete()  # This removes whole files.
+        held_table = catalog.load_table("db.t")
+        old = [snapshot.snapshot_id for snapshot in held_table.snapshots()]
+        held_table.delete()  # This removes whole files.
         for part in spread(4):
             append(client.url, "db.t", [part])
         catalog.load_table("db.t").maintenance.expire_snapshots().by_ids(old).commit()
     done = Indexer(client, open_in_process_workers, limits=one_each).round()
     assert (done.builds, done.merges, done.failed) == (1, 1, 0)
-    live = [one for one in client.index("db.t", "i").json["index-files"] if one["state"] == "live"]
+    live = [index_file for index_file in client.index("db.t", "i").json["index-files"] if index_file["state"] == "live"]
     assert sum(one["files"] for one in live) < 9, "entries of the first five files remain in the merged file"
     assert client.index("db.t", "i").health == "ok"
 
@@ -137,10 +137,10 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, served: S
 
     rounds: list[Round] = []
     threads = [threading.Thread(target=keep) for _ in range(4)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(120)
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
     assert len(rounds) == 20
     Indexer(
         client, open_in_process_workers
@@ -148,7 +148,7 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, served: S
     assert (sum(one.failed for one in rounds), set(health(client, "db.t0", "db.t1", "db.t2").values())) == (0, {"ok"})
     for number in range(3):
         files = client.index(f"db.t{number}", "i").json["index-files"]
-        assert sum(one["files"] for one in files) == 4
+        assert sum(file["files"] for file in files) == 4
 
 
 class Clocked:
@@ -161,7 +161,7 @@ class Clocked:
 
 def flip(client: IndexClient, name: str, index: str, number: int = 0) -> str:
     """Flip a bit in the middle of one of the index's live files, and return the file's location."""
-    live = [one for one in client.index(name, index).json["index-files"] if one["state"] == "live"]
+    live = [index_file for index_file in client.index(name, index).json["index-files"] if index_file["state"] == "live"]
     location: str = live[number]["location"]
     path = Path(location.removeprefix("file://"))
     data = bytearray(path.read_bytes())
@@ -243,14 +243,14 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client
     assert health(client, "db.a", "db.b") == {"db.a i": "behind", "db.b i": "ok"}
     (reported,) = client.timeline("db.a", action="indexing")
     assert (reported.state, reported.summary["reason"]) == ("rolled_back", "RuntimeError: executor lost")
-    tried = []
+    seconds = []
     for second in range(0, 400, 10):
         clock.now_s = second
         before = workers.asked
         keeper.round()
         if workers.asked > before:
-            tried.append(second)
-    assert tried == [30, 90, 210]
+            seconds.append(second)
+    assert seconds == [30, 90, 210]
     workers.kind = "none"
     clock.now_s = 1000
     assert keeper.round().builds == 1
@@ -259,9 +259,9 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client
 
 def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(client: IndexClient) -> None:
     table(client, "db.t", i=("bloom", "id"))
-    begun = client.start_build("db.t", "i")
-    path = next(client.build_files("db.t", "i", begun["build-id"]))["files"][0]["file-path"]
-    client.finish_build("db.t", "i", begun["build-id"])
+    build = client.start_build("db.t", "i")
+    path = next(client.build_files("db.t", "i", build["build-id"]))["files"][0]["file-path"]
+    client.finish_build("db.t", "i", build["build-id"])
     Path(path.removeprefix("file://")).write_bytes(b"no Parquet")
     clock = Clocked()
     keeper = Indexer(client, open_in_process_workers, now=clock)
@@ -343,13 +343,16 @@ def test_indexer_process_keeps_indexes_built_and_ends_at_sigterm(client: IndexCl
         while [one["event"] for one in reported].count("index built") < 2:
             reported.append(json.loads(process.stderr.readline()))
         process.send_signal(signal.SIGTERM)
-        _, rest = process.communicate(timeout=60)
-    assert process.returncode == 0, rest
+        _, remaining_output = process.communicate(timeout=60)
+    assert process.returncode == 0, remaining_output
     assert [(one["table"], one["index"], one["files"]) for one in reported if one["event"] == "index built"] == [
         ("db.t", "i", 3),
         ("db.t", "i", 1),
     ]
-    assert (reported[0]["event"], json.loads(rest.splitlines()[-1])["reason"]) == ("indexer started", "SIGTERM")
+    assert (reported[0]["event"], json.loads(remaining_output.splitlines()[-1])["reason"]) == (
+        "indexer started",
+        "SIGTERM",
+    )
 
 
 def test_exit_code_of_one_round_says_whether_it_succeeded(client: IndexClient) -> None:

@@ -169,11 +169,11 @@ def test_index_file_describes_exactly_the_data_files_that_were_read(
     assert [Path(path).name for path, _ in made.skipped] == ["broken.parquet", "rows.avro"]
     assert "AVRO" in made.skipped[1][1]
     assert (made.files, made.rows) == (3, 6)
-    found = open_index(made.location)
-    assert found.header.size_bytes == made.size_bytes
-    assert found.header.definition == task(tmp_path, kind, *columns).definition.id
-    assert [Path(path).name for path in found.files.paths] == ["a.parquet", "b.parquet", "empty.parquet"]
-    assert found.files.records.tolist() == [4, 2, 0]
+    index = open_index(made.location)
+    assert index.header.size_bytes == made.size_bytes
+    assert index.header.definition == task(tmp_path, kind, *columns).definition.id
+    assert [Path(path).name for path in index.files.paths] == ["a.parquet", "b.parquet", "empty.parquet"]
+    assert index.files.records.tolist() == [4, 2, 0]
 
 
 def test_bloom_filter_finds_the_files_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
@@ -195,8 +195,8 @@ def test_bitmap_finds_the_rows_of_its_keys(tmp_path: Path, files: list[DataFile]
 def test_record_index_finds_the_position_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
     record = Record(open_index(index_data_files(task(tmp_path, "record", "id", "name"), files).location).blob)
     keys = [keys_of(pa.array([3, 5, 3]), "long"), keys_of(pa.array(["Y", None, "x"]), "string")]
-    found = record.lookup(hash_rows(keys, 0), hash_rows(keys, 1))
-    assert sorted(zip(*(part.tolist() for part in found), strict=True)) == [(0, 0, 2), (1, 1, 0)]
+    lookup = record.lookup(hash_rows(keys, 0), hash_rows(keys, 1))
+    assert sorted(zip(*(part.tolist() for part in lookup), strict=True)) == [(0, 0, 2), (1, 1, 0)]
     assert record.count == 6
 
 

@@ -44,18 +44,18 @@ def create_with_identifier_fields(client: IndexClient, *ids: int) -> None:
 def test_delete_matches_rows_by_the_named_columns_only(client: IndexClient, strategy: str | None) -> None:
     create(client)
     append(client, "db.t", rows((1, "a", 1, "x"), (2, "b", 2, "x"), (3, "c", 3, "x")))
-    given = rows((1, "other", 7, None), (9, "b", 2, "x"))
+    input_rows = rows((1, "other", 7, None), (9, "b", 2, "x"))
     with pytest.raises(Unwritable, match=r"no identifier fields; name the key columns: key=\["):
-        delete(client, "db.t", keys=given, strategy=strategy)
+        delete(client, "db.t", keys=input_rows, strategy=strategy)
     with pytest.raises(Unwritable, match="the rows have no column nope, which is a key column; they have id, land"):
-        delete(client, "db.t", keys=given, key=["nope"], strategy=strategy)
+        delete(client, "db.t", keys=input_rows, key=["nope"], strategy=strategy)
     with pytest.raises(ValueError, match="lists of names"):
-        delete(client, "db.t", keys=given, key="id", strategy=strategy)
-    unknown = given.append_column("extra", pa.array([1, 2]))
+        delete(client, "db.t", keys=input_rows, key="id", strategy=strategy)
+    unknown = input_rows.append_column("extra", pa.array([1, 2]))
     delete(client, "db.t", keys=unknown, key=["id"], strategy=strategy)
-    assert [one[0] for one in read_rows(client)] == [2, 3]
+    assert [row[0] for row in read_rows(client)] == [2, 3]
     delete(client, "db.t", keys=pa.table({"id": [2]}), strategy=strategy)
-    assert [one[0] for one in read_rows(client)] == [3]
+    assert [row[0] for row in read_rows(client)] == [3]
 
 
 def test_delete_matches_rows_by_the_tables_identifier_fields(client: IndexClient) -> None:
@@ -65,12 +65,12 @@ def test_delete_matches_rows_by_the_tables_identifier_fields(client: IndexClient
     with pytest.raises(Unwritable, match="the rows have no column land, which is a key column"):
         delete(client, "db.t", keys=pa.table({"id": [1]}))
     assert delete(client, "db.t", keys=pa.table({"id": [1]}), key=["id"]).deleted == 1
-    assert [one[0] for one in read_rows(client)] == [3]
+    assert [row[0] for row in read_rows(client)] == [3]
 
 
 def numbers(client: IndexClient) -> list[tuple[str, int]]:
-    found = scan(client, "db.t", ["x", "n"]).to_arrow().to_pylist()
-    return sorted((repr(one["x"]), one["n"]) for one in found)
+    values = scan(client, "db.t", ["x", "n"]).to_arrow().to_pylist()
+    return sorted((repr(value["x"]), value["n"]) for value in values)
 
 
 def doubles(*given: tuple[float, float, int]) -> pa.Table:
@@ -102,8 +102,8 @@ def test_both_zeros_are_one_key_and_all_nans_are_one_key(
     report = upsert(client, "db.t", doubles((0.0, 0.0, 3), (-0.0, -0.0, 4)), keys=names, mode=mode)
     assert (report.inserted, report.updated) == (0, 1)
     assert numbers(client) == [("-0.0", 4), ("1.5", 1), (repr(nan), 2)], "stored rows keep the sign of zero"
-    gone = delete(client, "db.t", keys=doubles((0.0, 0.0, 0), (nan, 0.0, 0)), key=names, mode=mode)
-    assert gone.deleted == 2
+    removed_delete = delete(client, "db.t", keys=doubles((0.0, 0.0, 0), (nan, 0.0, 0)), key=names, mode=mode)
+    assert removed_delete.deleted == 2
     assert numbers(client) == [("1.5", 1)]
 
 
@@ -194,16 +194,16 @@ def test_random_histories_of_floating_point_keys_match_a_dict(client: IndexClien
     create(client, fields=DOUBLES, properties={"seamark.index.keys": "record(x)"} if number % 2 else {})
     model: dict[str, tuple[str, int]] = {}
     for step in range(14):
-        chosen = rng.sample((0.0, -0.0, NAN, -NAN, 1.5, -1.5, float("inf")), rng.randint(1, 4))
-        given = doubles(*((x, 0.0, step) for x in chosen))
+        sample = rng.sample((0.0, -0.0, NAN, -NAN, 1.5, -1.5, float("inf")), rng.randint(1, 4))
+        input_doubles = doubles(*((x, 0.0, step) for x in sample))
         how: dict[str, Any] = {"mode": rng.choice(MODES), "producer": ("history", step)}
         if rng.random() < 0.3:
-            change = delete(client, "db.t", keys=given, key=["x"], **how)
-            model = {key: row for key, row in model.items() if key not in {repr(x + 0.0) for x in chosen}}
+            change = delete(client, "db.t", keys=input_doubles, key=["x"], **how)
+            model = {key: row for key, row in model.items() if key not in {repr(x + 0.0) for x in sample}}
         else:
-            change = upsert(client, "db.t", given, keys=["x"], **how)
-            model |= {repr(x + 0.0): (repr(x), step) for x in chosen}
+            change = upsert(client, "db.t", input_doubles, keys=["x"], **how)
+            model |= {repr(x + 0.0): (repr(x), step) for x in sample}
         assert not change.duplicate
         assert numbers(client) == sorted(model.values()), f"seed {seed}, step {step}"
         if rng.random() < 0.3:
-            assert delete(client, "db.t", keys=given, key=["x"], **how).duplicate, f"seed {seed}, step {step}"
+            assert delete(client, "db.t", keys=input_doubles, key=["x"], **how).duplicate, f"seed {seed}, step {step}"

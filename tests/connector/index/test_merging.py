@@ -52,35 +52,35 @@ class Written:
     def add(self, files: dict[str, list[int]]) -> str:
         self.rows |= files
         location = f"{self.folder.as_uri()}/{len(self.locations)}.puffin"
-        listed = [DataFile(path, 1000, len(values)) for path, values in files.items()]
+        data_files = [DataFile(path, 1000, len(values)) for path, values in files.items()]
         entries = [built(self.definition, values) for values in files.values()]
-        Storage().write(location, encode_index_file("table", self.definition, listed, entries))
+        Storage().write(location, encode_index_file("table", self.definition, data_files, entries))
         self.locations.append(location)
         return location
 
     def check(self, location: str | None, expected: set[str]) -> None:
         """Check that the index file describes exactly the expected data files, each with its rows."""
         assert location is not None
-        one = open_index_file(Storage().read(location), location)
-        assert sorted(one.files.paths) == sorted(expected)
+        index_file = open_index_file(Storage().read(location), location)
+        assert sorted(index_file.files.paths) == sorted(expected)
         everything = sorted({value for values in self.rows.values() for value in values})
-        for number, path in enumerate(one.files.paths):
-            held = self.rows[path]
+        for number, path in enumerate(index_file.files.paths):
+            held_row = self.rows[path]
             for value in everything:
-                at = [row for row, other in enumerate(held) if other == value]
+                at = [row for row, other in enumerate(held_row) if other == value]
                 if self.definition.kind == "bitmap":
                     key = key_of(value, "long")
-                    found = bitmap.Bitmap(one.blob).rows(number, KeyRanges("long", (KeyRange(key, key),)))
-                    assert positions(found).tolist() == at
+                    actual_rows = bitmap.Bitmap(index_file.blob).rows(number, KeyRanges("long", (KeyRange(key, key),)))
+                    assert positions(actual_rows).tolist() == at
                 elif self.definition.kind == "bloom":
-                    hit = bloom.Bloom(one.blob).probe(hash_keys(columns([value]), 0))[number]
+                    hit = bloom.Bloom(index_file.blob).probe(hash_keys(columns([value]), 0))[number]
                     assert hit or not at
                 else:
                     hashes = [hash_rows([columns([value])], seed) for seed in (0, 1)]
-                    _, files, rows = record.Record(one.blob).lookup(hashes[0], hashes[1])
+                    _, files, rows = record.Record(index_file.blob).lookup(hashes[0], hashes[1])
                     assert sorted(rows[files == number].tolist()) == at
         if self.definition.kind == "record":
-            assert record.Record(one.blob).count == sum(len(self.rows[path]) for path in expected)
+            assert record.Record(index_file.blob).count == sum(len(self.rows[path]) for path in expected)
 
 
 @pytest.fixture(params=["bloom", "bitmap", "record"])
@@ -159,10 +159,10 @@ def test_number_of_index_files_stays_small_after_many_builds() -> None:
     copied = 0
     for number in range(4000):
         files.append(RegisteredFile(f"n{number}", 0, 10, number))
-        while chosen := select_merge(files, fanout=8, size_max_bytes=10**6):
-            size = sum(one.size_bytes for one in chosen)
+        while chosen_merge := select_merge(files, fanout=8, size_max_bytes=10**6):
+            size = sum(one.size_bytes for one in chosen_merge)
             copied += size
-            files = [one for one in files if one not in chosen]
-            files.append(RegisteredFile(f"m{number}-{len(files)}", chosen[0].level + 1, size, number))
+            files = [file for file in files if file not in chosen_merge]
+            files.append(RegisteredFile(f"m{number}-{len(files)}", chosen_merge[0].level + 1, size, number))
     assert len(files) < 8 * 5
     assert copied < 4000 * 10 * 5

@@ -46,8 +46,8 @@ NAME_MAPPING = "schema.name-mapping.default"
 
 @pytest.fixture
 def catalog(served: Served) -> Iterator[RestCatalog]:
-    with catalog_at(served.url) as made:
-        yield made
+    with catalog_at(served.url) as new_catalog:
+        yield new_catalog
 
 
 def some_rows(rng: random.Random, count: int) -> pa.Table:
@@ -183,12 +183,12 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
         with closing(SeamarkClient(served.url)) as client, closing(IndexClient(served.url)) as indexes:
             for _ in range(6):
                 where, matches = some_filter(rng, expected)
-                found = Counter(
+                counts = Counter(
                     tuple(row[column] for column in COLUMNS)
                     for batch in scan(client, "db.t", where=where)
                     for row in batch.to_pylist()
                 )
-                assert found == Counter(tuple(row[c] for c in COLUMNS) for row in expected if matches(row)), where
+                assert counts == Counter(tuple(row[c] for c in COLUMNS) for row in expected if matches(row)), where
                 explained = indexes.explain("db.t", where)
                 pruned += sum(index["files-removed"] for index in explained.indexes)
     assert pruned > 0

@@ -73,8 +73,8 @@ class Grown:
 
     def upsert(self, updated: int, inserted: int) -> None:
         stored = self.draw.choice(np.flatnonzero(self.live), updated, replace=False)
-        given = np.concatenate([stored, np.arange(len(self.live), len(self.live) + inserted)])
-        report = upsert(self.client, "db.t", rows(given, 1), keys=["k"], mode=self.mode)
+        keys = np.concatenate([stored, np.arange(len(self.live), len(self.live) + inserted)])
+        report = upsert(self.client, "db.t", rows(keys, 1), keys=["k"], mode=self.mode)
         assert (report.updated, report.inserted) == (updated, inserted)
         self.live = np.concatenate([self.live, np.ones(inserted, np.bool_)])
 
@@ -96,8 +96,8 @@ class Grown:
     def check(self, step: str) -> None:
         data, deletes = self.files()
         count, mixed, deleted = _count_rows(data, deletes)
-        stored = keys_of(np.flatnonzero(self.live))
-        assert (count, mixed) == (len(stored), int(np.bitwise_xor.reduce(stored))), step
+        keys = keys_of(np.flatnonzero(self.live))
+        assert (count, mixed) == (len(keys), int(np.bitwise_xor.reduce(keys))), step
         assert self.entries(set(data)) - deleted == count, step
         index = self.client.index("db.t", "keys")
         assert (index.health, index.lag_files) == ("ok", 0), step
@@ -109,7 +109,7 @@ class Grown:
         with catalog_at(self.client.url) as catalog, warnings.catch_warnings():
             warnings.simplefilter("ignore")
             tasks = list(catalog.load_table("db.t").scan().plan_files())
-        deletes = {one.file_path for task in tasks for one in task.delete_files}
+        deletes = {delete_file.file_path for task in tasks for delete_file in task.delete_files}
         return [task.file.file_path for task in tasks], sorted(deletes)
 
     def entries(self, data: set[str]) -> int:
@@ -119,21 +119,21 @@ class Grown:
         """
         described: list[str] = []
         total = 0
-        for listed in self.client.index("db.t", "keys").json["index-files"]:
-            if listed["state"] != "live":
+        for index_file in self.client.index("db.t", "keys").json["index-files"]:
+            if index_file["state"] != "live":
                 continue
-            opened = open_index_file(Storage().read(listed["location"]), listed["location"])
+            opened = open_index_file(Storage().read(index_file["location"]), index_file["location"])
             counts = Record(opened.blob).counts
-            here = [number for number, path in enumerate(opened.files.paths) if path in data]
-            described += [opened.files.paths[number] for number in here]
-            total += int(counts[here].sum())
+            numbers = [number for number, path in enumerate(opened.files.paths) if path in data]
+            described += [opened.files.paths[number] for number in numbers]
+            total += int(counts[numbers].sum())
         assert sorted(described) == sorted(data)
         return total
 
     def found(self, data: list[str], numbers: Longs, step: str) -> None:
         """Check that a lookup finds the row of each live key, and reports all other keys as missing."""
-        wanted = keys_of(numbers)
-        answer = self.client.lookup("db.t", {"k": wanted})
+        expected = keys_of(numbers)
+        answer = self.client.lookup("db.t", {"k": expected})
         assert (answer.complete, answer.undecided) == (True, 0), step
         there = np.flatnonzero(self.live[numbers])
         assert np.array_equal(np.sort(answer.rows["key"].to_numpy()), there), step
@@ -142,7 +142,7 @@ class Grown:
             {
                 "path": answer.rows["file_path"],
                 "position": answer.rows["position"],
-                "wanted": wanted[answer.rows["key"].to_numpy()],
+                "wanted": expected[answer.rows["key"].to_numpy()],
             }
         )
         with duckdb.connect() as db:
@@ -175,8 +175,10 @@ def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
         read = "read_parquet($data, filename = true, file_row_number = true)"
         given: dict[str, Any] = {"data": _local(data)}
         if deletes:
-            gone = "SELECT DISTINCT replace(file_path, 'file://', '') AS filename, pos FROM read_parquet($deletes)"
-            db.execute(f"CREATE TABLE gone AS {gone}", {"deletes": _local(deletes)})
+            removed_statement = (
+                "SELECT DISTINCT replace(file_path, 'file://', '') AS filename, pos FROM read_parquet($deletes)"
+            )
+            db.execute(f"CREATE TABLE gone AS {removed_statement}", {"deletes": _local(deletes)})
         else:
             db.execute("CREATE TABLE gone (filename VARCHAR, pos BIGINT)")
         matched = "g.filename = d.filename AND g.pos = d.file_row_number"

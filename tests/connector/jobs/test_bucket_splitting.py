@@ -33,11 +33,11 @@ WITH_PART = PartitionSpec(*BY_BUCKET.fields, PartitionField(2, 1001, IdentityTra
 
 
 def rows_by_file(client: IndexClient) -> dict[str, list[int]]:
-    held = scan(client, "db.t", ["_file", "id"]).to_arrow().to_pylist()
-    found: dict[str, list[int]] = {}
-    for row in held:
-        found.setdefault(row["_file"], []).append(row["id"])
-    return found
+    held_values = scan(client, "db.t", ["_file", "id"]).to_arrow().to_pylist()
+    result: dict[str, list[int]] = {}
+    for row in held_values:
+        result.setdefault(row["_file"], []).append(row["id"])
+    return result
 
 
 @pytest.mark.parametrize("spec", [BY_BUCKET, WITH_PART], ids=["bucket", "bucket and part"])
@@ -57,13 +57,13 @@ def test_each_split_file_has_the_rows_of_one_new_bucket(
         resize(client, "db.t", buckets=16)
         (problem,) = [one for one in client.health("db.t")["problems"] if one["problem"] == "shared files"]
         assert problem["service"] == "bucket-splitting"
-        held, ids = read(client), lineage(client) if version == 3 else None
+        rows_before, ids = read(client), lineage(client) if version == 3 else None
         planned = split_buckets(client, "db.t", dry_run=True)
         monkeypatch.setattr(bucket_splitting, "BATCH_FILES", 5)
         report = split_buckets(client, "db.t")
         assert (planned.files_before, planned.bytes_before) == (report.files_before, report.bytes_before)
         assert report.commits > 1
-        assert read(client) == held
+        assert read(client) == rows_before
         assert ids is None or lineage(client) == ids
         (sizes,) = bucket_sizes(client, "db.t")
         assert (sizes.buckets, sizes.shared_files) == (16, 0)
@@ -83,10 +83,10 @@ def test_split_includes_the_change_of_a_concurrent_writer(
         keys = pa.table({"id": [1, 2, 3]})
         works = [lambda: delete(client, "db.t", keys=keys, mode="merge-on-read")]
 
-        def after_writer(*given: Any, **named: Any) -> Any:
+        def after_writer(*arguments: Any, **options: Any) -> Any:
             if works:
                 works.pop()()
-            return commit(*given, **named)
+            return commit(*arguments, **options)
 
         monkeypatch.setattr(replacements, "commit", after_writer)
         report = split_buckets(client, "db.t")
@@ -118,17 +118,17 @@ def test_split_is_undone_below_later_rows_and_can_be_repeated(
         split_buckets(client, "db.t")
         assert not before & set(rows_by_file(client))
         append(client, "db.t", rows(range(200, 230)))
-        held, ids = read(client), lineage(client) if version == 3 else None
+        rows_before, ids = read(client), lineage(client) if version == 3 else None
         done = undo_job(client, "db.t")
         assert done.files_restored == len(before)
         assert before < set(rows_by_file(client))
-        assert read(client) == held
+        assert read(client) == rows_before
         assert ids is None or lineage(client) == ids
         with pytest.raises(BadRequest, match="not undone"):
             undo_job(client, "db.t")
         assert bucket_sizes(client, "db.t")[0].shared_files == len(before)
         assert split_buckets(client, "db.t").files_before == len(before)
-        assert read(client) == held
+        assert read(client) == rows_before
         assert bucket_sizes(client, "db.t")[0].shared_files == 0
 
 
@@ -139,7 +139,7 @@ def test_split_whose_files_have_changed_is_not_undone(client: IndexClient, serve
         resize(client, "db.t", buckets=4)
         split_buckets(client, "db.t")
         delete(client, "db.t", keys=pa.table({"id": [1]}), mode="copy-on-write")
-        held = read(client)
+        rows_before = read(client)
         with pytest.raises(Conflict, match="replaced or deleted"):
             undo_job(client, "db.t")
-        assert read(client) == held
+        assert read(client) == rows_before

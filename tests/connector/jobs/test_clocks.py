@@ -73,10 +73,10 @@ class MachineClock(SystemClock):
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> MachineClock:
     """Return a clock that also gives files their times."""
-    clock, listed = MachineClock(), LocalObjects.list
+    clock, listing = MachineClock(), LocalObjects.list
 
     async def list_by_clock(self: LocalObjects, prefix: str) -> AsyncIterator[ObjectInfo]:
-        async for info in listed(self, prefix):
+        async for info in listing(self, prefix):
             yield ObjectInfo(info.location, info.size_bytes, clock.written_ms(info.modified_ms))
 
     monkeypatch.setattr(LocalObjects, "list", list_by_clock)
@@ -147,9 +147,9 @@ def test_random_clock_jumps_delete_nothing_that_is_young(machine: Served, clock:
                     del written[path]
             table = catalog.load_table("db.t")
             assert {row["id"] for row in table.scan().to_arrow().to_pylist()} == expected
-            kept = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
+            kept_snapshot_ids = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
             young = {id_ for id_, made_ms in snapshots.items() if real_ms - made_ms < 4 * DAY_MS}
-            assert young <= kept
+            assert young <= kept_snapshot_ids
         clock.jump(20 * 365 * DAY_MS)  # The clock is then ahead of all files, even if it went back before.
         for _ in range(24 * 5):
             look(machine)
@@ -256,11 +256,11 @@ def test_removal_of_a_file_during_its_commit_is_detected(
         late, *others = (write(location, number) for number in range(100))
         os.utime(late, (1, 1))
         delete, preload = LocalObjects.delete, ChangeApplication.preload
-        begun, prepared = asyncio.Event(), asyncio.Event()
+        started, prepared = asyncio.Event(), asyncio.Event()
 
         async def delete_later(self: LocalObjects, at: str) -> None:
             if at.endswith(late.name):
-                begun.set()
+                started.set()
                 await prepared.wait()
             await delete(self, at)
 
@@ -273,7 +273,7 @@ def test_removal_of_a_file_during_its_commit_is_detected(
 
         async def remove_and_commit() -> Any:
             removal = asyncio.create_task(asyncio.to_thread(remove_orphan_files, client, "db.t"))
-            await begun.wait()
+            await started.wait()
             add = [file for path in (late, *others) for file in _make_change(path)["add"]]
             answer = await _commit(served, {"add": add})
             assert (await removal).files == 1

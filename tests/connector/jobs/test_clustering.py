@@ -129,20 +129,20 @@ def test_random_histories_with_clusterings_keep_the_rows(
     def change(number: int) -> None:
         ids = rng.sample(range(300), rng.randint(1, 60))
         if rng.random() < 0.7:
-            given = rows(ids, str(number), names)
-            upsert(client, "db.t", given, keys=["id"], mode=rng.choice([*MODES, None]))
-            model.update({row["id"]: row for row in given.to_pylist()})
+            input_rows = rows(ids, str(number), names)
+            upsert(client, "db.t", input_rows, keys=["id"], mode=rng.choice([*MODES, None]))
+            model.update({row["id"]: row for row in input_rows.to_pylist()})
         else:
             delete(client, "db.t", keys=pa.table({"id": ids[:9]}), mode=rng.choice([*MODES, None]))
-            for one in ids[:9]:
-                model.pop(one, None)
+            for id_ in ids[:9]:
+                model.pop(id_, None)
 
     numbers = iter(range(10_000))
 
     within = iter(range(within_max))
 
-    def rewrite_and_change(*given: Any) -> Any:
-        new = rewrite(*given)
+    def rewrite_and_change(*arguments: Any) -> Any:
+        new = rewrite(*arguments)
         if rng.random() < 0.5 and next(within, None) is not None:
             change(next(numbers))
         return new
@@ -190,9 +190,9 @@ def test_query_on_a_clustered_table_opens_few_files(
     with catalog_at(served.url) as catalog:
         create(catalog, 2, **{"seamark.clustering.curve": curve, "write.target-file-size-bytes": str(10_000)})
         table = catalog.load_table("db.t")
-        given = spread_rows(20_000, 1)
+        input_spread_rows = spread_rows(20_000, 1)
         for number in range(8):
-            table.append(given.slice(2500 * number, 2500))
+            table.append(input_spread_rows.slice(2500 * number, 2500))
         sizes = client.files("db.t")["file_size_in_bytes"].to_pylist()
         monkeypatch.setattr(clustering, "RANGE_BYTES", sum(sizes) // ranges + 1)
         before = read(client)
@@ -223,10 +223,10 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
     properties = {"seamark.clustering.columns": "customer.city", "seamark.clustering.joins": joins}
     cities = [f"city {number * 7 % 20:02d}" for number in range(200)]
 
-    def files_of(wanted: set[int]) -> int:
+    def files_of(expected: set[int]) -> int:
         tasks = plan(client, open_table(client, "db.t", CURRENT))
         return sum(
-            bool(wanted.intersection(pq.read_table(task.path.removeprefix("file://"))["part"].to_pylist()))
+            bool(expected.intersection(pq.read_table(task.path.removeprefix("file://"))["part"].to_pylist()))
             for task in tasks
         )
 
@@ -236,8 +236,10 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
         customers.append(pa.table({"id": list(range(200)), "city": cities}))
         table = catalog.load_table("db.t")
         for number in range(8):
-            given = spread_rows(1200, number)
-            table.append(given.set_column(1, "part", pa.array((given["id"].to_numpy() * 37) % 200)))
+            input_spread_rows = spread_rows(1200, number)
+            table.append(
+                input_spread_rows.set_column(1, "part", pa.array((input_spread_rows["id"].to_numpy() * 37) % 200))
+            )
         before = read(client)
         report = cluster_incrementally(client, "db.t")
         assert read(client) == before
@@ -246,8 +248,10 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
         # The next layer keeps the rows of the customers of a new city together.
         customers.append(pa.table({"id": list(range(200, 220)), "city": ["a new city"] * 20}))
         for number in range(8):
-            given = spread_rows(1200, 100 + number)
-            table.append(given.set_column(1, "part", pa.array((given["id"].to_numpy() * 37) % 220)))
+            input_spread_rows = spread_rows(1200, 100 + number)
+            table.append(
+                input_spread_rows.set_column(1, "part", pa.array((input_spread_rows["id"].to_numpy() * 37) % 220))
+            )
         before = read(client)
         report = cluster_incrementally(client, "db.t")
         assert read(client) == before

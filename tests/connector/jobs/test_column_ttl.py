@@ -93,8 +93,8 @@ def create(served: Served, kind: str, transform: Transform[Any, Any], **properti
     spec = PartitionSpec(PartitionField(2, 1000, transform, "at_part"))
     with catalog_at(served.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
-        named = {name.replace("_", "-"): value for name, value in properties.items()}
-        catalog.create_table("db.t", schema, partition_spec=spec, properties=named)
+        options = {name.replace("_", "-"): value for name, value in properties.items()}
+        catalog.create_table("db.t", schema, partition_spec=spec, properties=options)
     fields = [("id", pa.int64()), ("at", arrow), ("payload", pa.string()), ("ext", pa.string())]
     return pa.schema([*fields, ("tags", pa.list_(pa.string())), pa.field("must", pa.int64(), nullable=False)])
 
@@ -146,13 +146,13 @@ def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
     compact(client, "db.t")
     assert read(client) == expected, seed
     # A plan uses the null counts of the new files, and must leave out only files whose values are null.
-    kept = scan(client, "db.t", ["id"], "payload IS NOT NULL").to_arrow()["id"].to_pylist()
-    assert sorted(kept) == sorted(number for number, row in expected.items() if row["payload"] is not None)
+    kept_values = scan(client, "db.t", ["id"], "payload IS NOT NULL").to_arrow()["id"].to_pylist()
+    assert sorted(kept_values) == sorted(number for number, row in expected.items() if row["payload"] is not None)
 
 
 def read(client: IndexClient) -> dict[int, dict[str, Any]]:
-    found = scan(client, "db.t", ["id", "at", "must", "payload", "ext", "tags"]).to_arrow().to_pylist()
-    return {row["id"]: row for row in found}
+    values = scan(client, "db.t", ["id", "at", "must", "payload", "ext", "tags"]).to_arrow().to_pylist()
+    return {row["id"]: row for row in values}
 
 
 def test_health_counts_the_expired_columns_that_the_command_drops(client: IndexClient, served: Served) -> None:
@@ -169,8 +169,8 @@ def test_health_counts_the_expired_columns_that_the_command_drops(client: IndexC
     assert problem["problem"] == "expired columns"
     assert problem["detail"].startswith("3 data files")
     environment = {"SEAMARK_URL": client.url}
-    shown = CliRunner().invoke(cli, ["run", "column-ttl", "db.t", "--dry-run"], env=environment)
-    assert "3 files" in shown.output
+    output = CliRunner().invoke(cli, ["run", "column-ttl", "db.t", "--dry-run"], env=environment)
+    assert "3 files" in output.output
     done = CliRunner().invoke(cli, ["run", "column-ttl", "db.t"], env=environment)
     assert done.exit_code == 0, done.output
     assert problems(client) == []

@@ -49,16 +49,16 @@ def path_of(location: str) -> Path:
 
 def needed_files(table: Table) -> set[Path]:
     """Return the content files, manifests and manifest lists of all snapshots that PyIceberg reads."""
-    found: set[Path] = set()
+    paths: set[Path] = set()
     for snapshot in table.metadata.snapshots:
-        found.add(path_of(snapshot.manifest_list))
+        paths.add(path_of(snapshot.manifest_list))
         for manifest in snapshot.manifests(table.io):
             path = path_of(manifest.manifest_path)
             if path not in _CONTENT:
                 entries = manifest.fetch_manifest_entry(table.io)
                 _CONTENT[path] = frozenset(path_of(entry.data_file.file_path) for entry in entries)
-            found |= {path, *_CONTENT[path]}
-    return found
+            paths |= {path, *_CONTENT[path]}
+    return paths
 
 
 def stored_files(table: Table) -> set[Path]:
@@ -75,9 +75,9 @@ def snapshots(table: Table) -> list[int]:
 
 
 def instants(served: Served) -> list[Any]:
-    found = served.run(served.server.components.store.instants(InstantFilter(action=server.ACTION), 100))
-    assert isinstance(found, list)
-    return found
+    actual = served.run(served.server.components.store.instants(InstantFilter(action=server.ACTION), 100))
+    assert isinstance(actual, list)
+    return actual
 
 
 def history(client: IndexClient, catalog: RestCatalog, commits: int = 5) -> Table:
@@ -130,7 +130,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
     monkeypatch.setattr(server, "SNAPSHOTS_MAX", rng.choice([2, 1000]))
     monkeypatch.setattr(unused_files, "ENTRIES_MAX", rng.choice([5, 1000]))
     contents: dict[int, Rows] = {}
-    named: set[Path] = set()
+    paths: set[Path] = set()
     expired = 0
     with catalog_at(served.url) as catalog:
         create(catalog, version)
@@ -139,7 +139,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
 
         def note() -> None:
             table.refresh()
-            named.update(needed_files(table))
+            paths.update(needed_files(table))
             for snapshot_id in snapshots(table):
                 if snapshot_id not in contents:
                     contents[snapshot_id] = read(client, snapshot_id)
@@ -160,12 +160,12 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
             elif kind < 0.86:
                 table.manage_snapshots().create_tag(rng.choice(snapshots(table)), f"t{number}").commit()
             elif kind < 0.93:
-                others = [name for name in table.refs() if name != "main"]
-                branches = [name for name in others if name.startswith("b")]
+                other_names = [name for name in table.refs() if name != "main"]
+                branches = [name for name in other_names if name.startswith("b")]
                 if branches and rng.random() < 0.6:
                     append(client, "db.t", rows(ids, f"{number}b"), branch=rng.choice(branches))
-                elif others:
-                    name = rng.choice(others)
+                elif other_names:
+                    name = rng.choice(other_names)
                     manage = table.manage_snapshots()
                     (manage.remove_branch if name.startswith("b") else manage.remove_tag)(name).commit()
             else:
@@ -178,17 +178,17 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
             if rng.random() < 0.25:
                 older = rng.choice([snapshot.timestamp_ms for snapshot in table.metadata.snapshots]) + rng.randint(0, 1)
                 heads = {ref.snapshot_id for ref in table.refs().values()}
-                stay = {one.snapshot_id for one in table.metadata.snapshots if one.timestamp_ms >= older}
+                stay = {snapshot.snapshot_id for snapshot in table.metadata.snapshots if snapshot.timestamp_ms >= older}
                 expired += expire(client, "db.t", older_than_ms=older, retain_last=rng.randint(1, 3)).snapshots
                 table.refresh()
                 assert heads | stay <= set(snapshots(table)), "Iceberg's own policy keeps these snapshots"
-                assert stored_files(table) & named == needed_files(table) & named
+                assert stored_files(table) & paths == needed_files(table) & paths
                 assert needed_files(table) <= stored_files(table)
                 for snapshot_id in snapshots(table):
                     assert read(client, snapshot_id) == contents[snapshot_id]
         expire(client, "db.t", older_than_ms=1 << 60)
         table.refresh()
-        assert stored_files(table) & named == needed_files(table)
+        assert stored_files(table) & paths == needed_files(table)
     assert expired > 0
 
 
@@ -201,13 +201,15 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
         rows_of_first = read(client, first)
         commit, calls = server.Expiration._commit, []
 
-        async def late(self: server.Expiration, *given: Any) -> Any:
+        async def late(self: server.Expiration, *arguments: Any) -> Any:
             if not calls:
                 calls.append(1)
                 created = {"type": "assert-table-uuid", "uuid": str(table.metadata.table_uuid)}
                 update = {"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": first}
-                await served.server.components.engine_commits.commit_table(given[0], ("db",), "t", [created], [update])
-            return await commit(self, *given)
+                await served.server.components.engine_commits.commit_table(
+                    arguments[0], ("db",), "t", [created], [update]
+                )
+            return await commit(self, *arguments)
 
         monkeypatch.setattr(server.Expiration, "_commit", late)
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
@@ -330,8 +332,8 @@ def test_table_that_is_registered_during_an_expiration_keeps_its_files(
         before, location = stored_files(table), table.metadata_location
         commit = server.Expiration._commit
 
-        async def late(self: server.Expiration, *given: Any) -> Any:
-            instant = await commit(self, *given)
+        async def late(self: server.Expiration, *arguments: Any) -> Any:
+            instant = await commit(self, *arguments)
             body = {"name": "again", "metadata-location": location}
             path = f"{served.url}/v1/namespaces/db/register"
             async with served.server.http.post(path, json=body) as answer:
@@ -352,12 +354,12 @@ def test_plan_that_is_made_during_an_expiration_keeps_its_files(
         first = snapshots(table)[0]
         commit, plans = server.Expiration._commit, []
 
-        async def late(self: server.Expiration, *given: Any) -> Any:
+        async def late(self: server.Expiration, *arguments: Any) -> Any:
             if not plans:
                 body = {"predicate": "id >= 0", "snapshot-id": first, "case-sensitive": True}
                 async with served.server.http.post(f"{served.url}/api/v1/tables/db/t/plan-tables", json=body) as answer:
                     plans.append((await answer.json())["name"])
-            return await commit(self, *given)
+            return await commit(self, *arguments)
 
         monkeypatch.setattr(server.Expiration, "_commit", late)
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
@@ -372,8 +374,8 @@ def test_expiration_succeeds_while_writers_keep_committing(
         table = history(client, catalog)
         plan, attempts = server.Expiration._plan, []
 
-        async def overtaken(self: server.Expiration, *given: Any) -> Any:
-            removal = await plan(self, *given)
+        async def overtaken(self: server.Expiration, *arguments: Any) -> Any:
+            removal = await plan(self, *arguments)
             attempts.append(1)
             commits.append(asyncio.create_task(set_property(len(attempts))))
             # After the expiration has taken the lock, the writer's commit waits. Before that, the commit always
@@ -437,7 +439,7 @@ def test_expiration_accepts_ages_as_long_as_iceberg_allows(client: IndexClient, 
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "other"),
     [
         ("file:///a/b.parquet", "file:/a/b.parquet"),
         ("file:///a/b.parquet", "/a/b.parquet"),
@@ -446,6 +448,6 @@ def test_expiration_accepts_ages_as_long_as_iceberg_allows(client: IndexClient, 
         ("s3n://bucket/a", "s3://bucket/a"),
     ],
 )
-def test_spellings_of_a_location_are_equal_when_normalized(one: str, other: str) -> None:
-    assert normalize_location(one) == normalize_location(other)
-    assert normalize_location(one) != normalize_location(f"{other}x")
+def test_spellings_of_a_location_are_equal_when_normalized(first: str, other: str) -> None:
+    assert normalize_location(first) == normalize_location(other)
+    assert normalize_location(first) != normalize_location(f"{other}x")

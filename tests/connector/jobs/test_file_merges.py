@@ -92,9 +92,9 @@ def create(served: Served, version: int) -> None:
 
 def read(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, Any]]:
     names = [field.name for field in ARROW]
-    found = scan(client, "db.t", [*names, *NAMES] if lineage else names).to_arrow().to_pylist()
-    assert len({row["id"] for row in found}) == len(found)
-    return {row["id"]: row for row in found}
+    values = scan(client, "db.t", [*names, *NAMES] if lineage else names).to_arrow().to_pylist()
+    assert len({row["id"] for row in values}) == len(values)
+    return {row["id"]: row for row in values}
 
 
 def store_as_required(path: str, names: list[str]) -> None:
@@ -152,8 +152,8 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
                     store_as_required(path, rng.sample(["id", "price", "payload"], rng.randint(1, 2)))
             known = _paths(client)
         if rng.random() < 0.7:
-            gone = rng.sample(range(next_id), rng.choice([3, 60]))
-            delete(client, "db.t", keys=pa.table({"id": gone}), mode=MERGE_ON_READ)
+            removed_numbers = rng.sample(range(next_id), rng.choice([3, 60]))
+            delete(client, "db.t", keys=pa.table({"id": removed_numbers}), mode=MERGE_ON_READ)
         before = read(client, lineage=lineage)
         choice = rng.choice(["merge", "compact", "drop", "drop nested"])
         part = rng.choice([0, 1])
@@ -209,8 +209,8 @@ def test_rows_that_are_deleted_during_a_rewrite_stay_deleted(
     before = read(client)
     rewrite = compaction.rewrite_rows
 
-    def rewrite_and_change(*given: Any) -> Any:
-        new = rewrite(*given)
+    def rewrite_and_change(*arguments: Any) -> Any:
+        new = rewrite(*arguments)
         delete(client, "db.t", keys=pa.table({"id": [1, 501, 777]}), mode=MERGE_ON_READ)
         append(client, "db.t", rows(random.Random(9), range(5000, 5010)))
         return new
@@ -266,12 +266,12 @@ def test_partitions_that_are_copied_together_share_an_index_file_and_fail_togeth
     assert str(broken) in report.errors[0]
     assert {path for path in folder.rglob("*") if path.is_file()} == on_disk
     broken.write_bytes(content)
-    known = len(client.index("db.t", "ids").json["index-files"])
+    known_count = len(client.index("db.t", "ids").json["index-files"])
     report = merge_files(client, "db.t")
     assert (report.commits, report.files_before, report.files_after, report.row_groups_copied) == (1, 6, 2, 6)
     assert read(client) == before
     after = client.index("db.t", "ids")
-    assert (after.lag_files, len(after.json["index-files"]) - known) == (0, 1)
+    assert (after.lag_files, len(after.json["index-files"]) - known_count) == (0, 1)
     assert client.explain("db.t", "id = 1203").files == 1
 
 
@@ -301,10 +301,10 @@ def test_nan_counts_of_copied_row_groups_are_correct_or_absent(client: IndexClie
     counted = 0
     for task in plan(client, opened, stats=["price"]):
         counts = task.file["nan-value-counts"]
-        known = dict(zip(counts["keys"], counts["values"], strict=True))
+        known_values = dict(zip(counts["keys"], counts["values"], strict=True))
         read = pq.read_table(task.path.removeprefix("file://"), columns=["price"])["price"].to_pylist()
-        assert known[4] == sum(price != price for price in read)
-        counted += known[4]
+        assert known_values[4] == sum(price != price for price in read)
+        counted += known_values[4]
     assert counted == nans > 0
 
 
@@ -350,5 +350,5 @@ def test_bounds_of_merged_files_include_their_rows(client: IndexClient, served: 
     report = merge_files(client, "db.t")
     assert report.row_groups_copied > 0
     for low in (0, 399, 400, 801, 1599):
-        found = scan(client, "db.t", ["id"], where=f"id >= {low} AND id <= {low}").to_arrow()
-        assert found["id"].to_pylist() == [low]
+        actual_rows = scan(client, "db.t", ["id"], where=f"id >= {low} AND id <= {low}").to_arrow()
+        assert actual_rows["id"].to_pylist() == [low]

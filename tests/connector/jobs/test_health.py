@@ -63,8 +63,8 @@ def test_health_finds_each_problem_until_its_remedy_has_run(
         run_indexing(client, ("db", "t"))
         assert problems(client) == []
         assert "No problems found" in run_health(client)
-        printed = CliRunner().invoke(cli, ["health", "db.t", "--json"], env={"SEAMARK_URL": client.url}).output
-        assert json.loads(printed[printed.index("{\n") :])["problems"] == [], "the JSON follows the logs of the server"
+        output = CliRunner().invoke(cli, ["health", "db.t", "--json"], env={"SEAMARK_URL": client.url}).output
+        assert json.loads(output[output.index("{\n") :])["problems"] == [], "the JSON follows the logs of the server"
 
 
 def test_health_says_whether_the_server_repairs_a_problem_itself(client: IndexClient, served: Served) -> None:

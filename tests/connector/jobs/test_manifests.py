@@ -72,8 +72,8 @@ def entries(table: Table) -> Counter[tuple[Any, ...]]:
 
 
 def lineage(client: IndexClient) -> Counter[tuple[Any, ...]]:
-    held = scan(client, "db.t", ["id", "_row_id", "_last_updated_sequence_number"]).to_arrow()
-    return Counter(tuple(row.values()) for row in held.to_pylist())
+    held_rows = scan(client, "db.t", ["id", "_row_id", "_last_updated_sequence_number"]).to_arrow()
+    return Counter(tuple(row.values()) for row in held_rows.to_pylist())
 
 
 def count_read_manifests(table: Table, column: str, value: int) -> int:
@@ -115,14 +115,14 @@ def test_rewrites_in_random_histories_keep_the_live_entries(
             table = catalog.load_table("db.t")
             if rng.random() < 0.6 or table.current_snapshot() is None:
                 continue
-            before, held = entries(table), read(client)
+            before, rows_before = entries(table), read(client)
             ids_before = lineage(client) if version == 3 else None
             report = rewrite_manifests(client, "db.t", min_count=2)
             table = catalog.load_table("db.t")
             snapshot = table.current_snapshot()
             assert snapshot is not None
             assert entries(table) == before
-            assert read(client) == held
+            assert read(client) == rows_before
             assert ids_before is None or lineage(client) == ids_before
             if report["snapshot-id"] is not None:
                 rewritten += 1
@@ -149,10 +149,10 @@ def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexCl
         report = rewrite_manifests(client, "db.t")
         assert planned == {**report, "snapshot-id": None, "bytes-after": 0}
         assert report["partition-manifests-before"] == 30
-        found = [count_read_manifests(catalog.load_table("db.t"), "part", part) for part in range(3)]
-        assert sum(found) / 3 == pytest.approx(report["partition-manifests-after"], abs=0.01)
-        assert max(found) <= 2 + report["manifests-after"] // 3
-        assert 3 <= report["manifests-after"] <= sum(found) <= report["manifests-after"] + 2
+        actual = [count_read_manifests(catalog.load_table("db.t"), "part", part) for part in range(3)]
+        assert sum(actual) / 3 == pytest.approx(report["partition-manifests-after"], abs=0.01)
+        assert max(actual) <= 2 + report["manifests-after"] // 3
+        assert 3 <= report["manifests-after"] <= sum(actual) <= report["manifests-after"] + 2
 
 
 def test_rewrite_keeps_the_changes_of_concurrent_writers(
@@ -170,10 +170,10 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         commit = ManifestRewrite._commit
         works: list[Callable[[], Any]] = []
 
-        async def after_writer(self: ManifestRewrite, *given: Any) -> Any:
+        async def after_writer(self: ManifestRewrite, *arguments: Any) -> Any:
             if works:
                 await asyncio.to_thread(works.pop())
-            return await commit(self, *given)
+            return await commit(self, *arguments)
 
         monkeypatch.setattr(ManifestRewrite, "_commit", after_writer)
         # The writer must commit while the lock is free; in the server, this happens just before the lock is
@@ -201,14 +201,14 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         report = rewrite_manifests(client, "db.t", min_count=2)
         assert (report["snapshot-id"], report["conflicts"] > 0) == (None, True)
         assert run_manifests(client, ("db", "t")) == {}
-        held = read(client)
-        assert held.total() == 12 + 1 + 10
+        rows_before = read(client)
+        assert rows_before.total() == 12 + 1 + 10
         served.run(rewrite._cleanup.close())
-        named: set[Path] = set()
+        paths: set[Path] = set()
         for snapshot in catalog.load_table("db.t").metadata.snapshots:
-            named.add(Path(snapshot.manifest_list.removeprefix("file://")))
-            named |= {Path(manifest.manifest_path.removeprefix("file://")) for manifest in snapshot.manifests(table.io)}
-        assert {path for path in all_files(table) if path.suffix == ".avro"} == named, (
+            paths.add(Path(snapshot.manifest_list.removeprefix("file://")))
+            paths |= {Path(manifest.manifest_path.removeprefix("file://")) for manifest in snapshot.manifests(table.io)}
+        assert {path for path in all_files(table) if path.suffix == ".avro"} == paths, (
             "files of discarded attempts are deleted"
         )
 
@@ -305,5 +305,7 @@ def lower_bounds(table: Table) -> list[bytes]:
     snapshot = table.current_snapshot()
     assert snapshot is not None
     manifests = snapshot.manifests(table.io)
-    entries = [entry for one in manifests for entry in one.fetch_manifest_entry(table.io, discard_deleted=True)]
+    entries = [
+        entry for manifest in manifests for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+    ]
     return [bytes(entry.data_file.lower_bounds[2]) for entry in entries]

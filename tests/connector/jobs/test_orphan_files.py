@@ -92,8 +92,8 @@ def metadata_files(table: Table) -> set[Path]:
 def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
-        kept = all_files(table)
-        orphans, others = {put_file(table, name) for name in NAMES}, {put_file(table, name) for name in OTHERS}
+        kept_all_files = all_files(table)
+        orphans, other_put_files = {put_file(table, name) for name in NAMES}, {put_file(table, name) for name in OTHERS}
         young = put_file(table, "data/young.parquet", days=2)
         age_all(table)
         os.utime(young)
@@ -101,9 +101,9 @@ def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClie
         assert {path_of(location) for location in planned.locations} == orphans
         assert (planned.files, planned.size_bytes) == (len(orphans), 400 * len(orphans))
         assert planned.listed == len(all_files(table))
-        assert all_files(table) == kept | orphans | others | {young}
+        assert all_files(table) == kept_all_files | orphans | other_put_files | {young}
         assert remove_orphan_files(client, "db.t") == planned
-        assert all_files(table) == kept | others | {young}
+        assert all_files(table) == kept_all_files | other_put_files | {young}
         assert run_orphan_files(client, ("db", "t")) == {}
         (instant,) = served.run(served.server.components.store.instants(InstantFilter(action=server.ACTION), 100))
         assert instant.summary["deleted-files"] == len(orphans)
@@ -178,11 +178,11 @@ def test_removal_keeps_an_old_file_that_a_concurrent_commit_adds(
         age_all(table)
         find = server.OrphanRemoval._find
 
-        async def slow(self: server.OrphanRemoval, *given: Any) -> Any:
-            found = await find(self, *given)
-            assert {path_of(info.location) for info in found[0]} == {late, orphan}
+        async def slow(self: server.OrphanRemoval, *arguments: Any) -> Any:
+            actual = await find(self, *arguments)
+            assert {path_of(info.location) for info in actual[0]} == {late, orphan}
             await asyncio.to_thread(table.add_files, [f"file://{late}"])
-            return found
+            return actual
 
         monkeypatch.setattr(server.OrphanRemoval, "_find", slow)
         assert remove_orphan_files(client, "db.t").files == 1
@@ -201,7 +201,7 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
             transaction.set_properties({"write.metadata.previous-versions-max": "1"})
         before = path_of(catalog.load_table("db.t").metadata_location)
 
-        async def unwilling(*given: Any) -> None:
+        async def unwilling(*arguments: Any) -> None:
             raise StorageError("the storage refuses the deletion")
 
         with monkeypatch.context() as context:
@@ -240,8 +240,8 @@ def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
         own = put_file(catalog.load_table("db.one"), "data/left.parquet")
         for path in shared.rglob("*.parquet"):
             age(path)
-        found = remove_orphan_files(client, "db.one")
-        assert [path_of(location) for location in found.locations] == [own]
+        actual = remove_orphan_files(client, "db.one")
+        assert [path_of(location) for location in actual.locations] == [own]
         assert left.exists()
         assert read(client, catalog.load_table("db.two").current_snapshot().snapshot_id, "db.two")
 
@@ -257,8 +257,8 @@ def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, se
         allowed = {"seamark.allowed-locations": f"{table.location()}/data"}
         two = catalog.create_table("db.two", table.schema(), properties=allowed)
         two.add_files([f"file://{file}"])
-        found = remove_orphan_files(client, "db.t")
-        assert [path_of(location) for location in found.locations] == [orphan]
+        actual = remove_orphan_files(client, "db.t")
+        assert [path_of(location) for location in actual.locations] == [orphan]
         assert len(two.refresh().scan().to_arrow()) == 1
 
 
@@ -273,8 +273,8 @@ def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, se
     ],
 )
 def test_spellings_of_a_name_have_the_same_hash(named: str, stored_as: str) -> None:
-    assert server._name_hash(named) == server._name_hash(stored_as)
-    assert server._name_hash(named) != server._name_hash(stored_as + ".parquet")
+    assert server._hash_name(named) == server._hash_name(stored_as)
+    assert server._hash_name(named) != server._hash_name(stored_as + ".parquet")
 
 
 def test_failed_deletions_are_reported_and_a_repeated_job_continues(
@@ -284,7 +284,7 @@ def test_failed_deletions_are_reported_and_a_repeated_job_continues(
         table = history(client, catalog)
         orphan = put_file(table, "data/orphan.parquet")
 
-        async def unwilling(*given: Any) -> None:
+        async def unwilling(*arguments: Any) -> None:
             raise StorageError("the storage refuses the deletion")
 
         with monkeypatch.context() as context:

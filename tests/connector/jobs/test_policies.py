@@ -38,15 +38,15 @@ PROPERTIES = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(["1", "2", 
 @given(levels=st.lists(PROPERTIES, min_size=1, max_size=4))
 def test_policy_of_the_nearest_namespace_has_precedence(levels: list[dict[str, str]]) -> None:
     path = tuple(f"n{number}" for number in range(len(levels)))
-    found: Mapping[str, Any] = {}
+    actual: Mapping[str, Any] = {}
     for number, properties in enumerate(levels):
-        found = add_policies(found, path[: number + 1], properties)
+        actual = add_policies(actual, path[: number + 1], properties)
     for name in NAMES:
         setting = [number for number, properties in enumerate(levels) if name in properties]
         if not setting or not name.startswith(PREFIXES):
-            assert name not in found
+            assert name not in actual
         else:
-            assert found[name][:2] == (levels[setting[-1]][name], path[: setting[-1] + 1])
+            assert actual[name][:2] == (levels[setting[-1]][name], path[: setting[-1] + 1])
 
 
 @pytest.mark.parametrize(
@@ -62,8 +62,8 @@ def test_policy_of_the_nearest_namespace_has_precedence(levels: list[dict[str, s
     ],
 )
 def test_values_of_a_policy_are_checked(properties: dict[str, str], wrong: str | None) -> None:
-    found = check_policy(properties)
-    assert found is None if wrong is None else wrong in str(found)
+    policy = check_policy(properties)
+    assert policy is None if wrong is None else wrong in str(policy)
 
 
 @pytest.fixture
@@ -83,8 +83,8 @@ def call(client: IndexClient, *arguments: str) -> Result:
 
 
 def sources(client: IndexClient) -> dict[str, tuple[str, str, Any]]:
-    listed = load_policy(client, "a.b.t")["properties"]
-    return {entry["name"]: (entry["value"], entry["source"], entry["namespace"]) for entry in listed}
+    properties = load_policy(client, "a.b.t")["properties"]
+    return {entry["name"]: (entry["value"], entry["source"], entry["namespace"]) for entry in properties}
 
 
 def test_policy_command_sets_properties_of_a_namespace_and_a_table(nested: IndexClient) -> None:
@@ -95,9 +95,9 @@ def test_policy_command_sets_properties_of_a_namespace_and_a_table(nested: Index
     assert sources(nested)["seamark.compaction.enabled"] == ("true", "namespace", ["a"])
     call(nested, "a.b", "--namespace", "--set", "seamark.compaction.enabled=false")
     assert sources(nested)["seamark.compaction.enabled"] == ("false", "namespace", ["a", "b"])
-    shown = call(nested, "a.b.t", "--set", "seamark.compaction.enabled=true", "--json")
-    printed, _ = json.JSONDecoder().raw_decode(shown.stdout[shown.stdout.index("{\n") :])  # The output also has logs.
-    assert printed["properties"][0]["source"] == "table"
+    answer = call(nested, "a.b.t", "--set", "seamark.compaction.enabled=true", "--json")
+    output, _ = json.JSONDecoder().raw_decode(answer.stdout[answer.stdout.index("{\n") :])  # The output also has logs.
+    assert output["properties"][0]["source"] == "table"
     assert effective_properties(nested, "a.b.t") == {"seamark.compaction.enabled": "true"}
     call(nested, "a.b.t", "--unset", "seamark.compaction.enabled")
     call(nested, "a.b", "--namespace", "--unset", "seamark.compaction.enabled")
@@ -122,12 +122,12 @@ def test_policy_command_reports_each_mistake(nested: IndexClient) -> None:
 
 
 def test_nearest_policies_are_kept_if_there_are_too_many() -> None:
-    found: Policies = {}
+    policies: Policies = {}
     for depth in range(5):
         own = {f"seamark.compaction.x{number}": str(depth) for number in range(depth * 80, depth * 80 + 160)}
-        found = add_policies(found, ("a",) * (depth + 1), own)
-    assert len(found) == INHERITED_MAX
-    numbers = {int(name.removeprefix("seamark.compaction.x")): policy.value for name, policy in found.items()}
+        policies = add_policies(policies, ("a",) * (depth + 1), own)
+    assert len(policies) == INHERITED_MAX
+    numbers = {int(name.removeprefix("seamark.compaction.x")): policy.value for name, policy in policies.items()}
     assert {number for number, depth in numbers.items() if depth == "4"} == set(range(320, 480))
     assert {depth for number, depth in numbers.items() if number < 320} == {"3"}
 
@@ -136,26 +136,26 @@ def test_tables_below_a_thousand_namespaces_are_examined(served: Served) -> None
     """A writer of one namespace can create a thousand. The services of all tables then failed."""
     parts = served.server.components
     watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
-    seen: list[str] = []
+    seen_names: list[str] = []
 
     def look(entry: Entry, metadata: Any) -> float:
-        seen.append(entry.name)
+        seen_names.append(entry.name)
         return NEVER
 
     async def make() -> None:
         deep = ("deep", *("a",) * (LEVELS_MAX - 1))
         names = [CreateNamespace(deep[:count], {}) for count in range(1, LEVELS_MAX + 1)]
         await parts.store.transact(names)
-        made = await Api(served.server)(
+        answer = await Api(served.server)(
             "POST", f"/v1/namespaces/{'%1F'.join(deep)}/tables", {"name": "t0", "schema": COLUMNS}
         )
-        assert made.status == 200, made.raw
+        assert answer.status == 200, answer.raw
 
     served.run(make())
     served.run(watch.sweep(look))
     # The clean-up of earlier runs by pytest is recursive, and fails at this depth.
     subprocess.run(["rm", "-rf", served.home], check=True)
-    assert "t0" in seen
+    assert "t0" in seen_names
 
 
 def test_services_and_jobs_follow_the_policy_of_a_namespace(nested: IndexClient, served: Served) -> None:
@@ -172,8 +172,8 @@ def test_services_and_jobs_follow_the_policy_of_a_namespace(nested: IndexClient,
     served.run(watch.sweep(look))
     assert seen["t"]["seamark.compaction.min-files"] == "7"
     assert seen["t"]["history.expire.max-snapshot-age-ms"] == "1"
-    found = served.run(watch.find(("a", "b"), "t"))
-    assert found[1].properties == seen["t"]
+    actual = served.run(watch.find(("a", "b"), "t"))
+    assert actual[1].properties == seen["t"]
     assert compact(nested, "a.b.t", dry_run=True).files_before == 0
     assert expire(nested, "a.b.t", dry_run=True).snapshots == 5
     assert nested.health("a.b.t")["expired-snapshots"] == 5
@@ -193,8 +193,10 @@ def test_policy_and_health_show_that_a_forbidden_launcher_is_ignored(nested: Ind
     """The property is on the table or inherited. `test_launchers.py` tests which launcher the jobs use."""
     for arguments in (("a", "--namespace"), ("a.b.t",)):
         call(nested, *arguments, "--set", "seamark.services.launcher=local")
-        (shown,) = [one for one in load_policy(nested, "a.b.t")["properties"] if one["name"].endswith("launcher")]
-        assert shown["ignored"] == "the server permits worker (setting services_launchers)"
+        (shown_name,) = [
+            name for name in load_policy(nested, "a.b.t")["properties"] if name["name"].endswith("launcher")
+        ]
+        assert shown_name["ignored"] == "the server permits worker (setting services_launchers)"
         assert "ignored: the" in " ".join(call(nested, "a.b.t").output.split())
         (problem,) = [one for one in nested.health("a.b.t")["problems"] if one["problem"] == "ignored property"]
         assert problem["detail"].startswith("seamark.services.launcher is 'local'; the server permits worker")

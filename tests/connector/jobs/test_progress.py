@@ -44,25 +44,25 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(client: IndexClien
         client.put_index("db.t", "by_id", kind="bloom", columns=["id"])
         change_table_properties(client, "db.t", {"seamark.clustering.columns": "id"}, ())
         size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())
-    seen: list[WorkProgress] = []
-    with report_progress(seen.append):
+    seen_progress: list[WorkProgress] = []
+    with report_progress(seen_progress.append):
         jobs()[name](client)
-    assert seen[0] == WorkProgress(0, 6, 0, size_bytes)
-    assert seen[-1] == WorkProgress(6, 6, size_bytes, size_bytes)
-    done = [one.bytes_done for one in seen]
+    assert seen_progress[0] == WorkProgress(0, 6, 0, size_bytes)
+    assert seen_progress[-1] == WorkProgress(6, 6, size_bytes, size_bytes)
+    done = [one.bytes_done for one in seen_progress]
     assert done == sorted(done)
     if name != "compaction":  # Compaction copies the files of a partition together.
         assert len(set(done)) > 3
 
 
 def test_batch_counts_once_with_or_without_progress_of_its_files() -> None:
-    seen: list[WorkProgress] = []
-    with report_progress(seen.append):
+    seen_progress: list[WorkProgress] = []
+    with report_progress(seen_progress.append):
         expect(4, 40)
         with count_part(2, 20):
             advance(1, 10)
             advance(1, 10)
         with count_part(2, 20):  # A task on a cluster does not report its files.
             pass
-    assert seen[-1] == WorkProgress(4, 4, 40, 40)
+    assert seen_progress[-1] == WorkProgress(4, 4, 40, 40)
     advance(1, 1)  # No listener is active.

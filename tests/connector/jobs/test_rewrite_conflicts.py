@@ -65,16 +65,16 @@ def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexCl
         pytest.raises(RewriteRunning, match=r"rewrites files .* waited 0\.1 s"),
     ):
         run_statement(client, statement, utc=True, wait_s=0.1)
-    held, waits = threading.Event(), threading.Event()
+    locked, waits = threading.Event(), threading.Event()
 
     def hold() -> None:
         with rewrite_lease(client, "db.t", job="a merge"):
-            held.set()
+            locked.set()
             waits.wait(60)
 
     with ThreadPoolExecutor(2) as threads:
         holder = threads.submit(hold)
-        assert held.wait(60)
+        assert locked.wait(60)
         waiter = threads.submit(run_statement, client, statement, utc=True)
         assert not waiter.done()
         waits.set()
@@ -137,16 +137,16 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
 
             works = [write]
 
-            def after_writer(*given: Any, works: list[Any] = works, **named: Any) -> Any:
+            def after_writer(*arguments: Any, works: list[Any] = works, **options: Any) -> Any:
                 if works:
                     works.pop()()
-                return commit(*given, **named)
+                return commit(*arguments, **options)
 
             with monkeypatch.context() as patched:
                 patched.setattr(replacements, "commit", after_writer)
                 report = compact(client, "db.t", policy=SMALL)
-            found = {row[0]: row[2] for row in read(client)}
-            assert found == model, f"seed {first_seed()}, round {number}"
+            actual = {row[0]: row[2] for row in read(client)}
+            assert actual == model, f"seed {first_seed()}, round {number}"
             assert report.bytes_wasted == sum(report.wasted_by.values()) <= report.bytes_read
             assert report.commits + report.conflicts == 1
             parts += bool(report.commits and report.bytes_before < report.bytes_read - 1)
@@ -177,10 +177,10 @@ def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClien
                 model[100 * number] = f"new{100 * number}"
                 late = catalog.load_table("db.t")
             overtaken = bool(compact(client, "db.t", policy=SMALL).commits)
-            gone = rng.sample(range(100 * number + 1, 100 * number + 20), 3)
+            removed_numbers = rng.sample(range(100 * number + 1, 100 * number + 20), 3)
             if rng.random() < 0.5:
-                late.delete(f"id in ({', '.join(map(str, gone))})")
-                for key in gone:
+                late.delete(f"id in ({', '.join(map(str, removed_numbers))})")
+                for key in removed_numbers:
                     del model[key]
             else:
                 late.append(rows(range(100 * number + 50, 100 * number + 53), "late"))

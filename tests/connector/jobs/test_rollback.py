@@ -62,11 +62,11 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                     blind = spec is not BY_PART and rng.random() < 0.4
                     how: dict[str, Any] = {"strategy": "equality"} if blind else {"mode": rng.choice([*MODES, None])}
                     upsert(client, "db.t", rows(ids, text), keys=["id"], **how)
-                    model.update((one, f"{text}{one}") for one in ids)
+                    model.update((id_, f"{text}{id_}") for id_ in ids)
                 else:
                     delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
-                    for one in ids:
-                        model.pop(one, None)
+                    for id_ in ids:
+                        model.pop(id_, None)
 
             for number in range(rng.randint(3, 7)):
                 change(f"before {number}:")
@@ -78,11 +78,11 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                     if rng.random() < 0.5:
                         ids = list(range(100 + 10 * number, 105 + 10 * number))
                         append(client, "db.t", rows(ids, "new:"))
-                        model.update((one, f"new:{one}") for one in ids)
+                        model.update((id_, f"new:{id_}") for id_ in ids)
                     else:
                         change(f"after {number}:")
                 now = paths(client)
-                kept = lineage(client) if version == 3 else set()
+                kept_lineage = lineage(client) if version == 3 else set()
                 history = contents_of(catalog.load_table("db.t"))
                 try:
                     undo_job(client, "db.t", snapshot_id)
@@ -96,7 +96,7 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
                         "Iceberg's incremental clean-up would delete these files with their snapshots"
                     )
                     assert paths(client) == (before - (compacted - now)) | (now - compacted)
-                assert not kept or lineage(client) == kept
+                assert not kept_lineage or lineage(client) == kept_lineage
                 assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
                 change("then:")
                 compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
@@ -153,9 +153,9 @@ def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
         append(client, "db.t", rows([3]))
         job = undo_job(client, "db.t").undone_id
         table = catalog.load_table("db.t")
-        others = {snapshot.snapshot_id for snapshot in table.metadata.snapshots} - {job}
+        other_snapshot_ids = {snapshot.snapshot_id for snapshot in table.metadata.snapshots} - {job}
         table.maintenance.expire_snapshots().by_ids([job]).commit()
-        assert expire(client, "db.t", older_than_ms=1 << 45, retain_last=1).snapshots == len(others) - 1
+        assert expire(client, "db.t", older_than_ms=1 << 45, retain_last=1).snapshots == len(other_snapshot_ids) - 1
         left = {snapshot.snapshot_id for snapshot in catalog.load_table("db.t").metadata.snapshots}
         assert job in left
         assert len(left) == 2
@@ -190,7 +190,7 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
             elif later == "delete":
                 delete(client, "db.t", keys=pa.table({"id": list(range(0, 12))}), mode=MODES[0])
             now = catalog.load_table("db.t")
-            kept, held = entries(now), read(client)
+            kept_entries, rows_before = entries(now), read(client)
             lived = lineage(client) if version == 3 else set()
             try:
                 done = undo_job(client, "db.t")
@@ -199,18 +199,18 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
             else:
                 assert done.undone_id == rewritten
                 outcomes[f"undone after {later}"] += 1
-                listed = manifests_of(catalog.load_table("db.t"))
-                assert before <= listed
-                assert (listed == before) == (later == "nothing")
+                manifests = manifests_of(catalog.load_table("db.t"))
+                assert before <= manifests
+                assert (manifests == before) == (later == "nothing")
                 with pytest.raises(BadRequest, match="The branch has no snapshot"):
                     undo_job(client, "db.t")
                 with pytest.raises(Conflict, match="replaced"):
                     undo_job(client, "db.t", rewritten)
-            assert entries(catalog.load_table("db.t")) == kept
-            assert read(client) == held
+            assert entries(catalog.load_table("db.t")) == kept_entries
+            assert read(client) == rows_before
             assert not lived or lineage(client) == lived
             append(client, "db.t", rows(range(200, 203)))  # The table still accepts commits after the undo.
-            assert read(client).total() == held.total() + 3
+            assert read(client).total() == rows_before.total() + 3
             catalog.drop_table("db.t")
     assert outcomes["undone after nothing"], outcomes
     assert outcomes["undone after append"], outcomes

@@ -194,21 +194,21 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     killed, number, answer = 0, rng.randint(1, step), None
     while answer is None:
         answer = killed_at(number, job)
-        found = read(client)
+        actual = read(client)
         if answer is None:
             killed += 1
-            assert found in (before, after), number
+            assert actual in (before, after), number
         number += step
     assert killed > 1
     assert answer.error == ""
-    assert found == after
+    assert actual == after
     location = Path(json.loads(client.load_table("db.t").metadata)["location"].removeprefix("file://"))
     for path in location.rglob("*.parquet"):
         os.utime(path, (1, 1))
     day_ago_ms = time.time_ns() // 1_000_000 - 86_400_000
     assert remove_orphan_files(client, "db.t", older_than_ms=day_ago_ms).is_complete
-    known = {path for snapshot in snapshots_of(client) for path in paths_at(client, snapshot)}
-    assert {str(path) for path in location.rglob("*.parquet")} == known
+    known_paths = {path for snapshot in snapshots_of(client) for path in paths_at(client, snapshot)}
+    assert {str(path) for path in location.rglob("*.parquet")} == known_paths
     assert read(client) == after
 
 

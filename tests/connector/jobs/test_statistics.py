@@ -38,19 +38,19 @@ from tests.seeds import first_seed
 def counts(catalog: RestCatalog, table: str = "db.t") -> dict[int, int]:
     """Return the number of distinct values of the current snapshot, by field id."""
     metadata = catalog.load_table(table).metadata
-    (found,) = [file for file in metadata.statistics if file.snapshot_id == metadata.current_snapshot_id]
-    return {blob.fields[0]: int((blob.properties or {})["ndv"]) for blob in found.blob_metadata}
+    (actual_file,) = [file for file in metadata.statistics if file.snapshot_id == metadata.current_snapshot_id]
+    return {blob.fields[0]: int((blob.properties or {})["ndv"]) for blob in actual_file.blob_metadata}
 
 
 def exact(client: IndexClient, table: str = "db.t") -> list[int]:
-    held = scan(client, table).to_arrow()
-    return [len(set(held[name].to_pylist()) - {None}) for name in held.column_names]
+    held_rows = scan(client, table).to_arrow()
+    return [len(set(held_rows[name].to_pylist()) - {None}) for name in held_rows.column_names]
 
 
 def files_of(catalog: RestCatalog) -> set[Path]:
     metadata = catalog.load_table("db.t").metadata
-    named = [file.statistics_path for file in (*metadata.statistics, *metadata.partition_statistics)]
-    return {Path(path.removeprefix("file://")) for path in named}
+    statistics_paths = [file.statistics_path for file in (*metadata.statistics, *metadata.partition_statistics)]
+    return {Path(path.removeprefix("file://")) for path in statistics_paths}
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -79,11 +79,16 @@ def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
                 continue
             report = compute_statistics(client, "db.t")
             incremental += report.columns_read == 0 and report.files < report.files_total
-            found, live = counts(catalog), exact(client)
+            actual_counts, live = counts(catalog), exact(client)
             for column, count in enumerate(live, 1):
                 error = 0 if count <= 4096 else 0.05 * count
                 removed = 0 if report.columns_read else 0.25 * max(1, report.rows + len(ever))
-                assert count - error <= found[column] <= count + error + removed, (step, column, count, found)
+                assert count - error <= actual_counts[column] <= count + error + removed, (
+                    step,
+                    column,
+                    count,
+                    actual_counts,
+                )
         assert incremental, "no statistics were computed from earlier ones"
 
 
@@ -181,8 +186,8 @@ def test_expiration_and_orphan_removal_keep_statistics_of_live_snapshots(client:
         for number in range(3):
             append(client, "db.t", rows(range(number * 10, number * 10 + 10)))
             compute_statistics(client, "db.t")
-        named = files_of(catalog)
-        assert len(named) == 6
+        files = files_of(catalog)
+        assert len(files) == 6
         folder = Path(catalog.load_table("db.t").location().removeprefix("file://"))
         orphan = folder / "metadata" / "left.stats"
         orphan.write_bytes(b"left over")
@@ -191,11 +196,11 @@ def test_expiration_and_orphan_removal_keep_statistics_of_live_snapshots(client:
         os.utime(catalog.load_table("db.t").metadata_location.removeprefix("file://"))
         assert remove_orphan_files(client, "db.t").files == 1
         assert not orphan.exists()
-        assert all(path.exists() for path in named)
+        assert all(path.exists() for path in files)
         expire(client, "db.t", older_than_ms=1 << 60)
         left = files_of(catalog)
         assert len(left) == 2
-        assert {path for path in named if path.exists()} == left
+        assert {path for path in files if path.exists()} == left
 
 
 def test_refused_statistics_commit_leaves_no_file(
@@ -225,17 +230,17 @@ def test_partition_statistics_contain_the_totals_of_each_partition(
         delete(client, "db.t", keys=pa.table({"id": [0, 1, 3]}), mode="merge-on-read")
         assert compute_statistics(client, "db.t").partitions == 3
         (path,) = [path for path in files_of(catalog) if path.suffix == ".parquet"]
-        found = pq.read_table(path).to_pylist()
-        assert [row["partition"]["part"] for row in found] == [0, 1, 2]
-        assert [row["data_record_count"] for row in found] == [100, 100, 100]
-        assert sum(row["position_delete_record_count"] for row in found) == 3
-        vectors = [row["dv_count"] for row in found] if version == 3 else []
-        deletes = [row["position_delete_file_count"] for row in found]
+        values = pq.read_table(path).to_pylist()
+        assert [row["partition"]["part"] for row in values] == [0, 1, 2]
+        assert [row["data_record_count"] for row in values] == [100, 100, 100]
+        assert sum(row["position_delete_record_count"] for row in values) == 3
+        vectors = [row["dv_count"] for row in values] if version == 3 else []
+        deletes = [row["position_delete_file_count"] for row in values]
         assert (vectors or deletes) == [1, 1, 0]
         assert not vectors or deletes == [0, 0, 0]
         snapshot = catalog.load_table("db.t").current_snapshot()
         assert snapshot is not None
-        assert [row["last_updated_snapshot_id"] == snapshot.snapshot_id for row in found] == [True, True, False]
+        assert [row["last_updated_snapshot_id"] == snapshot.snapshot_id for row in values] == [True, True, False]
 
 
 def test_partition_statistics_accept_decimals_that_truncation_makes_longer(client: IndexClient, served: Served) -> None:
@@ -246,5 +251,5 @@ def test_partition_statistics_accept_decimals_that_truncation_makes_longer(clien
         append(client, "db.t", pa.table({"price": pa.array(prices, pa.decimal128(9, 2))}))
         assert compute_statistics(client, "db.t").partitions == 3
         (path,) = [path for path in files_of(catalog) if path.suffix == ".parquet"]
-    found = [row["p0"] for row in pq.read_table(path).column("partition").to_pylist()]
-    assert found == [None, Decimal("-10000000.00"), Decimal("1.20")]
+    actual = [row["p0"] for row in pq.read_table(path).column("partition").to_pylist()]
+    assert actual == [None, Decimal("-10000000.00"), Decimal("1.20")]

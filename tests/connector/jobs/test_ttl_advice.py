@@ -69,14 +69,14 @@ def test_column_is_advised_from_the_age_that_no_read_reached(client: IndexClient
     scan(client, "db.t", ["tags"]).to_arrow()
     assert advised_ages(client) == {"id": 365, "payload": 30, "ext": 365}
     compact(client, "db.t")  # The reads of a job do not count as reads of a query.
-    found = advise_ttl(client, "db.t")
-    assert (found["reads"], found["reads-with-columns"], found["confidence"]) == (4, 4, 1.0)
-    payload = next(one for one in found["advice"] if one["column"] == "payload")
+    actual = advise_ttl(client, "db.t")
+    assert (actual["reads"], actual["reads-with-columns"], actual["confidence"]) == (4, 4, 1.0)
+    payload = next(one for one in actual["advice"] if one["column"] == "payload")
     assert payload["partitions"] == payload["files"] == 36
     environment = {"SEAMARK_URL": client.url}
-    shown = CliRunner().invoke(cli, ["advise", "ttl", "db.t"], env=environment)
-    assert shown.exit_code == 0, shown.output
-    assert payload["statement"] in " ".join(shown.output.split())
+    output = CliRunner().invoke(cli, ["advise", "ttl", "db.t"], env=environment)
+    assert output.exit_code == 0, output.output
+    assert payload["statement"] in " ".join(output.output.split())
     statement = parse_statement(payload["statement"])
     assert statement is not None
     done = run_statement(client, statement, utc=True)
@@ -107,8 +107,8 @@ def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexCli
         statement = parse_statement(one["statement"])
         assert statement is not None
         run_statement(client, statement, utc=True)
-        kept = set(scan(client, "db.t", ["at"], f"{one['column']} IS NULL").to_arrow()["at"].to_pylist())
-        lost = {value if kind == "date" else value.date() for value in kept}
+        kept_values = set(scan(client, "db.t", ["at"], f"{one['column']} IS NULL").to_arrow()["at"].to_pylist())
+        lost = {value if kind == "date" else value.date() for value in kept_values}
         assert all(one["column"] not in read or day < read[one["column"]] for day in lost), (seed, one)
 
 
@@ -139,8 +139,8 @@ def test_scan_reports_count_and_lower_the_confidence_without_columns(client: Ind
     assert advise_ttl(client, "db.t")["confidence"] == 1.0
     report(**{"projected-field-ids": [1, 2, 3, 4, 5, 6]})  # Some engines always name all columns.
     report(**{"projected-field-ids": ["x"], "filter": {"type": "no"}})
-    found = advise_ttl(client, "db.t")
-    assert (found["reads"], found["reads-with-columns"], found["confidence"]) == (5, 3, 0.6)
+    actual = advise_ttl(client, "db.t")
+    assert (actual["reads"], actual["reads-with-columns"], actual["confidence"]) == (5, 3, 0.6)
     assert advised_ages(client) == {"tags": 7}
     report(**spark, **{"projected-field-ids": [1, 2, 3, 4, 5, 6]})
     assert advised_ages(client) == {}
@@ -167,10 +167,10 @@ def test_counters_are_bounded_and_excess_reads_count_for_every_column(client: In
     usage.add(ColumnRead("of no table", columns_of((1,)), 0), "ron")
     usage.add(ColumnRead("of a table that the database refuses", columns_of((1 << 63,)), 0), "ron")
     assert len(usage._counts) == 7
-    found = served.run(usage.of_table(uuid))
+    actual = served.run(usage.of_table(uuid))
     # Rita has half of the limit. Her further reads count as reads of every column, in partitions of
     # every age.
-    assert {(one.column_id, one.oldest_age_d): one.reads for one in found} == {
+    assert {(one.column_id, one.oldest_age_d): one.reads for one in actual} == {
         (1, 0): 2,
         (2, 0): 2,
         (3, 0): 2,

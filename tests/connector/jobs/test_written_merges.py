@@ -31,10 +31,10 @@ def stored_files(folder: Path, ending: str = ".parquet") -> set[str]:
     return {f"file://{path}" for path in folder.rglob(f"*{ending}")}
 
 
-def write_with_tasks(client: IndexClient, mode: str, given: Sequence[pa.Table], where: Any = True) -> tuple[Any, Any]:
+def write_with_tasks(client: IndexClient, mode: str, tables: Sequence[pa.Table], where: Any = True) -> tuple[Any, Any]:
     """Return the destination, and the files that one task writes for each table."""
     into = open_destination(client, "db.t", mode, where=where)
-    return into, [write_batches(into.target, table.to_batches()) for table in given]
+    return into, [write_batches(into.target, table.to_batches()) for table in tables]
 
 
 def partitions(files: Sequence[Any]) -> Counter[str]:
@@ -66,8 +66,8 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
     merged = merge_written(client, "db.t", into.target, parts, slots=rng.randint(1, 3))
     assert merged.rows == small.rows
     assert len(merged.files) < len(small.files), seed
-    gone = {file["file-path"] for file in small.files} - {file["file-path"] for file in merged.files}
-    assert not gone & stored_files(tmp_path)
+    removed_file_paths = {file["file-path"] for file in small.files} - {file["file-path"] for file in merged.files}
+    assert not removed_file_paths & stored_files(tmp_path)
     answer = into.commit(client, merged)
     assert answer is not None
     expected = {row["id"]: row for table in given for row in table.to_pylist()}
@@ -92,8 +92,8 @@ def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexCli
     create(served, 2)
     rng = random.Random(1)
     one = rows(rng, range(20_000)).filter(pa.array([number % 2 == 0 for number in range(20_000)]))
-    others = [rows(rng, range(first, first + 1, 1)) for first in (50_001, 50_003)]
-    into, parts = write_with_tasks(client, APPEND, [one, *others])
+    other_rows = [rows(rng, range(first, first + 1, 1)) for first in (50_001, 50_003)]
+    into, parts = write_with_tasks(client, APPEND, [one, *other_rows])
     merged = merge_written(client, "db.t", into.target, parts)
     large = [file["file-path"] for file in parts[0].files]
     assert len(large) >= 1

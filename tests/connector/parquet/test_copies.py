@@ -110,8 +110,8 @@ def leaf_columns(schema: pa.Schema) -> list[Any]:
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema):
         pass
-    found = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
-    return [found.column(number) for number in range(len(found))]
+    actual_schema = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
+    return [actual_schema.column(number) for number in range(len(actual_schema))]
 
 
 @pytest.mark.parametrize("number", quick(range(12), 4))
@@ -128,22 +128,22 @@ def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> N
         write(rng, tmp_path / f"{part}.parquet", rows.select(columns))
         parts.append(rows)
         paths.append(tmp_path / f"{part}.parquet")
-    kept = rng.sample(names, rng.randint(1, len(names)))
+    kept_names = rng.sample(names, rng.randint(1, len(names)))
     out = tmp_path / "out.parquet"
-    merge(paths, out, pa.schema([schema.field(name) for name in kept]))
-    expected = pa.concat_tables(parts).select(kept)
+    merge(paths, out, pa.schema([schema.field(name) for name in kept_names]))
+    expected = pa.concat_tables(parts).select(kept_names)
     with pq.ParquetFile(out, page_checksum_verification=True) as file:
-        got = file.read()
-    assert got.cast(expected.schema).equals(expected), seed
-    counts = ", ".join(f'count("{name}")' for name in kept)
+        actual = file.read()
+    assert actual.cast(expected.schema).equals(expected), seed
+    counts = ", ".join(f'count("{name}")' for name in kept_names)
     counted = duckdb.sql(f"SELECT {counts} FROM '{out}'").fetchall()[0]
     assert counted == tuple(len(column) - column.null_count for column in expected.columns), seed
     assert duckdb.sql(f"SELECT * FROM '{out}'").to_arrow_table().num_rows == expected.num_rows
     session = datafusion.SessionContext()
     session.register_parquet("t", str(out))
-    read = pa.Table.from_batches(session.sql(f'SELECT "{kept[0]}" FROM t').collect())
+    read = pa.Table.from_batches(session.sql(f'SELECT "{kept_names[0]}" FROM t').collect())
     assert sorted(map(repr, read.column(0).to_pylist())) == sorted(map(repr, expected.column(0).to_pylist())), seed
-    if "long" in kept and expected["long"].drop_null():
+    if "long" in kept_names and expected["long"].drop_null():
         wanted = expected["long"].drop_null()[0].as_py()
         matching = sum(value == wanted for value in expected["long"].to_pylist())
         for engine in (
@@ -291,13 +291,13 @@ def test_overlapping_column_chunks_are_refused(tmp_path: Path) -> None:
 
 def test_files_of_duckdb_and_pyarrow_are_merged_into_one(tmp_path: Path) -> None:
     schema = with_ids(pa.schema([("long", pa.int64()), ("text", pa.string())]))
-    one, other, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
+    first, other, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
     duckdb.sql(
         "COPY (SELECT range AS long, 'd' || range AS text FROM range(1000)) "
-        f"TO '{one}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ROW_GROUP_SIZE 2048)"
+        f"TO '{first}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ROW_GROUP_SIZE 2048)"
     )
     pq.write_table(pa.table({"long": [1], "text": ["p"]}, schema=schema), other)
-    merge([one, other], out, schema)
+    merge([first, other], out, schema)
     assert pq.read_table(out)["text"].to_pylist() == [f"d{n}" for n in range(1000)] + ["p"]
 
 
@@ -345,8 +345,8 @@ def test_nan_in_the_statistics_of_a_copied_chunk_gives_no_bound() -> None:
         metrics = Metrics(leaves_of(schema), modes_of(schema, {}, UNSORTED))
         metrics.add_copied({})
         metrics.add_copied({})
-        found = metrics.collect(pq.read_metadata(encoded))
-        return [found[name]["values"] for name in ("lower-bounds", "upper-bounds")]
+        rows = metrics.collect(pq.read_metadata(encoded))
+        return [rows[name]["values"] for name in ("lower-bounds", "upper-bounds")]
 
     assert bounds(100.0) == [[struct.pack("<d", 1.0).hex().upper()], [struct.pack("<d", 100.0).hex().upper()]]
     assert bounds(float("nan")) == [[], []]
@@ -358,5 +358,5 @@ def test_invalid_utf8_in_text_statistics_gives_no_bound() -> None:
     pq.write_table(pa.table({"s": [b"a", b"\xff"]}), sink)
     metrics = Metrics(leaves_of(schema), modes_of(schema, {}, UNSORTED))
     metrics.add_copied({})
-    found = metrics.collect(pq.read_metadata(pa.BufferReader(sink.getvalue())))
-    assert found["lower-bounds"]["values"] == found["upper-bounds"]["values"] == []
+    rows = metrics.collect(pq.read_metadata(pa.BufferReader(sink.getvalue())))
+    assert rows["lower-bounds"]["values"] == rows["upper-bounds"]["values"] == []

@@ -98,8 +98,8 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
     rng = random.Random(seed)
     names = rng.sample(list(KINDS), rng.randint(1, 6))
     schema = with_ids(pa.schema([pa.field(name, KINDS[name][0], rng.random() < 0.8) for name in names]))
-    kept = rng.sample(names, rng.randint(1, len(names)))
-    target = pa.schema([schema.field(name) for name in kept])
+    kept_names = rng.sample(names, rng.randint(1, len(names)))
+    target = pa.schema([schema.field(name) for name in kept_names])
     parts, paths, schemes = [], [], []
     for part in range(rng.randint(1, 4)):
         parts.append(random_rows(rng, schema, rng.choice([1, 50, 500])))
@@ -111,18 +111,18 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
         if is_encrypted:
             schemes.append(scheme(paths[-1], target))
     out = tmp_path / "out.parquet"
-    chosen = rng.choice([*schemes, None])
+    choice = rng.choice([*schemes, None])
     keys = encrypted.keys({"kf": "other"} if rng.random() < 0.5 else None)
-    merge(paths, out, target, keys=keys, encryption=None if chosen is None else keys.create_encryption(chosen))
-    expected = pa.concat_tables(parts).select(kept)
-    got = pq.read_table(out) if chosen is None else encrypted.read(out)
-    assert got.cast(expected.schema).equals(expected), seed
+    merge(paths, out, target, keys=keys, encryption=None if choice is None else keys.create_encryption(choice))
+    expected = pa.concat_tables(parts).select(kept_names)
+    table = pq.read_table(out) if choice is None else encrypted.read(out)
+    assert table.cast(expected.schema).equals(expected), seed
     with SourceFile(str(out), Storage(), keys=keys) as merged:
-        given = [SourceFile(str(path), Storage(), keys=keys) for path in paths]
+        source_files = [SourceFile(str(path), Storage(), keys=keys) for path in paths]
         try:
-            _check_indexes(merged, [(source, group) for source in given for group in source.footer.groups])
+            _check_indexes(merged, [(source, group) for source in source_files for group in source.footer.groups])
         finally:
-            for source in given:
+            for source in source_files:
                 source.close()
 
 
@@ -137,7 +137,7 @@ def _check_indexes(merged: SourceFile, groups: list[tuple[SourceFile, Any]]) -> 
             assert (index is None) == (source.offset_index(group, old) is None)
             if index is None:
                 continue
-            found = []
+            results = []
 
             class _Nowhere:
                 at = 0
@@ -145,9 +145,9 @@ def _check_indexes(merged: SourceFile, groups: list[tuple[SourceFile, Any]]) -> 
                 def write(self, data: bytes) -> None:
                     self.at += len(data)
 
-            found = merged.reencrypt(copied, column, None, _Nowhere()).pages  # type: ignore[arg-type]
-            ends = [begin for begin, _, _ in found[1:]] + [int(copied.ends[column])]
-            same = [(begin, begin, end - begin) for (begin, _, _), end in zip(found, ends, strict=True)]
+            results = merged.reencrypt(copied, column, None, _Nowhere()).pages  # type: ignore[arg-type]
+            ends = [begin for begin, _, _ in results[1:]] + [int(copied.ends[column])]
+            same = [(begin, begin, end - begin) for (begin, _, _), end in zip(results, ends, strict=True)]
             table = reencryption.MovedPages(same).table()
             assert _footer.move_pages(index, table) == index
 
@@ -162,19 +162,19 @@ def test_file_is_encrypted_with_given_keys_of_the_footer_and_of_columns(
     Objects are read in blocks.
     """
     rows = pa.table({"long": range(5000), "text": [f"t{n % 9}" for n in range(5000)]}, schema=SIMPLE)
-    one, two, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
+    first, second, out = tmp_path / "1.parquet", tmp_path / "2.parquet", tmp_path / "out.parquet"
     algorithm = "AES_GCM_CTR_V1" if ctr_pages else "AES_GCM_V1"
     prefixed = pe.create_encryption_properties(
         KEY, aad_prefix=b"table", store_aad_prefix=False, encryption_algorithm=algorithm, plaintext_footer=signed
     )
     options: dict[str, Any] = {"write_page_index": True, "write_page_checksum": True, "data_page_size": 500}
-    pq.write_table(rows, one, encryption_properties=prefixed, **options)
+    pq.write_table(rows, first, encryption_properties=prefixed, **options)
     with pytest.raises(Unreadable, match="its AAD prefix is not stored in the file"):
-        merge([one], out, SIMPLE, keys=GivenKeys(KEY))
+        merge([first], out, SIMPLE, keys=GivenKeys(KEY))
     footer = FileKey(os.urandom(32), None)
     merge(
-        [one, one],
-        two,
+        [first, first],
+        second,
         SIMPLE,
         Objects(),
         keys=GivenKeys(KEY, aad_prefix=b"table"),
@@ -182,13 +182,13 @@ def test_file_is_encrypted_with_given_keys_of_the_footer_and_of_columns(
             footer, [footer, FileKey(KEY, b"m")], signed=signed, ctr_pages=ctr_pages, aad_prefix=b"x"
         ),
     )
-    given = GivenKeys(footer.key, {"text": KEY})
+    given_keys = GivenKeys(footer.key, {"text": KEY})
     again = FileKey(KEY, None)
-    merge([two], out, SIMPLE, keys=given, encryption=FileEncryption(again, [again, again], signed=signed))
-    got = pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY))
-    assert got.equals(pa.concat_tables([rows, rows]))
+    merge([second], out, SIMPLE, keys=given_keys, encryption=FileEncryption(again, [again, again], signed=signed))
+    table = pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY))
+    assert table.equals(pa.concat_tables([rows, rows]))
     with pytest.raises(Unreadable, match="no key was given for the column text"):
-        merge([two], tmp_path / "none.parquet", SIMPLE, keys=GivenKeys(footer.key))
+        merge([second], tmp_path / "none.parquet", SIMPLE, keys=GivenKeys(footer.key))
 
 
 def test_duckdb_and_seamark_read_each_others_encrypted_files(tmp_path: Path) -> None:
@@ -364,10 +364,10 @@ def test_encrypted_file_contains_no_value_of_an_encrypted_column(tmp_path: Path)
         assert bloom is not None
         assert bloom[1] not in data
         assert (b"text" in data) == signed
-        given = GivenKeys(KEY, {"text": column.key})
-        with SourceFile(str(out), Storage(), keys=given) as copied:
+        given_keys = GivenKeys(KEY, {"text": column.key})
+        with SourceFile(str(out), Storage(), keys=given_keys) as copied:
             assert copied.bloom(copied.footer.groups[0], 1) == bloom
-        merge([out], tmp_path / "plain.parquet", SIMPLE, keys=given)
+        merge([out], tmp_path / "plain.parquet", SIMPLE, keys=given_keys)
         assert pq.read_table(tmp_path / "plain.parquet").equals(rows)
         out.unlink()
         (tmp_path / "plain.parquet").unlink()
@@ -420,19 +420,19 @@ def test_keys_are_read_from_the_file_that_the_environment_names(tmp_path: Path) 
 
     assert keys_of_environment({}) is None
     text = base64.b64encode(KEY).decode()
-    found = keys_of_environment(environment({"keys": {"kf": text, "k1": text}, "replaced": {"k1": "kf"}}))
-    assert found is not None
+    keys = keys_of_environment(environment({"keys": {"kf": text, "k1": text}, "replaced": {"k1": "kf"}}))
+    assert keys is not None
     path, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     _write_encrypted_file(path, pa.table({"long": [1], "text": ["t"]}, schema=SIMPLE))
-    merge([path], out, SIMPLE, keys=encrypted.keys(), encryption=found.create_encryption(scheme(path, SIMPLE)))
-    with SourceFile(str(out), Storage(), keys=found) as source:
+    merge([path], out, SIMPLE, keys=encrypted.keys(), encryption=keys.create_encryption(scheme(path, SIMPLE)))
+    with SourceFile(str(out), Storage(), keys=keys) as source:
         assert source.encryption is not None
         assert [json.loads(metadata)["masterKeyID"] for metadata in source.encryption.keys.values()] == ["kf"]
-    file = pq.ParquetFile(out, decryption_properties=found.decryption_properties())
+    file = pq.ParquetFile(out, decryption_properties=keys.decryption_properties())
     assert file.read().to_pylist() == [{"long": 1, "text": "t"}]
     file.close()
-    named = keys_of_environment({"SEAMARK_PARQUET_KMS": "tests.connector.parquet.encrypted:PyArrowKms"})
-    merge([path], out := tmp_path / "plain.parquet", SIMPLE, keys=named)
+    named_keys = keys_of_environment({"SEAMARK_PARQUET_KMS": "tests.connector.parquet.encrypted:PyArrowKms"})
+    merge([path], out := tmp_path / "plain.parquet", SIMPLE, keys=named_keys)
     assert pq.read_table(out).num_rows == 1
     for file, message in (
         ({"keys": {"kf": "!!!"}}, "has a key that is not base64"),
@@ -500,5 +500,5 @@ def test_encrypted_structures_with_trailing_bytes_are_read(tmp_path: Path, monke
         merge([path], padded, SIMPLE, encryption=FileEncryption(footer, [footer, text]))
     merge([padded], out, SIMPLE, keys=GivenKeys(KEY, {"text": text.key}))
     assert pq.read_table(out).equals(rows)
-    with SourceFile(str(out), Storage()) as made, SourceFile(str(path), Storage()) as given:
-        _check_indexes(made, [(given, group) for group in given.footer.groups])
+    with SourceFile(str(out), Storage()) as source_file, SourceFile(str(path), Storage()) as input_source_file:
+        _check_indexes(source_file, [(input_source_file, group) for group in input_source_file.footer.groups])

@@ -66,7 +66,7 @@ def _pyarrow(rng: random.Random, rows: pa.Table, path: Path) -> None:
         pa.string(): ("PLAIN", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"),
         pa.bool_(): ("PLAIN", "RLE"),
     }
-    chosen = {field.name: rng.choice(encodings[field.type]) for field in rows.schema if field.type in encodings}
+    choice = {field.name: rng.choice(encodings[field.type]) for field in rows.schema if field.type in encodings}
     flat = [name for name in ("long", "text") if name in rows.schema.names]
     pq.write_table(
         rows,
@@ -74,7 +74,7 @@ def _pyarrow(rng: random.Random, rows: pa.Table, path: Path) -> None:
         row_group_size=rng.choice([60, 1000]),
         compression=rng.choice(["none", "snappy", "gzip", "zstd", "lz4", "brotli"]),
         use_dictionary=not plain,
-        column_encoding=chosen if plain else None,
+        column_encoding=choice if plain else None,
         data_page_version=rng.choice(["1.0", "2.0"]),
         data_page_size=rng.choice([200, 1 << 20]),
         write_page_index=rng.random() < 0.5,
@@ -85,7 +85,7 @@ def _pyarrow(rng: random.Random, rows: pa.Table, path: Path) -> None:
 
 def _field_ids(schema: pa.Schema | pa.StructType) -> Any:
     """Return the field ids in the form that DuckDB accepts."""
-    found: dict[str, Any] = {}
+    result: dict[str, Any] = {}
     for field in schema:
         kind, children = field.type, dict[str, Any]()
         if pa.types.is_struct(kind):
@@ -96,8 +96,8 @@ def _field_ids(schema: pa.Schema | pa.StructType) -> Any:
         elif pa.types.is_list(kind):
             children = {"element": next(iter(_field_ids(pa.schema([kind.value_field])).values()))}
         number = int(field.metadata[b"PARQUET:field_id"])
-        found[field.name] = {"__duckdb_field_id": number, **children} if children else number
-    return found
+        result[field.name] = {"__duckdb_field_id": number, **children} if children else number
+    return result
 
 
 def _duckdb(rng: random.Random, rows: pa.Table, path: Path) -> None:
@@ -211,19 +211,21 @@ def test_random_files_of_all_writers_are_merged_into_one(tmp_path: Path, number:
     parts, paths = [], []
     for part in range(rng.randint(2, 5)):
         rows = rng.choice([1, 50, 500])
-        drawn = [[None if rng.random() < 0.2 else DRAWN[name][1](rng) for _ in range(rows)] for name in names]
+        random_values = [[None if rng.random() < 0.2 else DRAWN[name][1](rng) for _ in range(rows)] for name in names]
         parts.append(
-            pa.table([pa.array(values, DRAWN[name][0]) for name, values in zip(names, drawn, strict=True)], schema)
+            pa.table(
+                [pa.array(values, DRAWN[name][0]) for name, values in zip(names, random_values, strict=True)], schema
+            )
         )
         # PyIceberg 0.12 writes a null list of structs as an empty list.
         writer = rng.choice([name for name in WRITERS if name != "pyiceberg" or "stops" not in names])
         paths.append(tmp_path / f"{part}-{writer}.parquet")
         WRITERS[writer](rng, parts[-1], paths[-1])
         assert pq.read_metadata(paths[-1]).num_rows == rows
-    kept = rng.sample(names, rng.randint(1, len(names)))
+    kept_names = rng.sample(names, rng.randint(1, len(names)))
     out = tmp_path / "out.parquet"
-    merge(paths, out, pa.schema([schema.field(name) for name in kept]))
-    expected = texts(pa.concat_tables(parts).select(kept))
+    merge(paths, out, pa.schema([schema.field(name) for name in kept_names]))
+    expected = texts(pa.concat_tables(parts).select(kept_names))
     for name, read in READERS.items():
         assert texts(read(out)) == expected, (seed, name, paths)
 

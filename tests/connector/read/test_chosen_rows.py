@@ -42,13 +42,13 @@ def make_rows(start: int, source: random.Random) -> pa.Table:
     ids = range(start, start + ROWS)
     columns = {
         "id": pa.array(ids, pa.int64()),
-        "few": pa.array([source.choice([None, "", "zwölf", f"w{one % 9}"]) for one in ids]),
-        "own": pa.array([f"{one}-{source.random()}" for one in ids]),
+        "few": pa.array([source.choice([None, "", "zwölf", f"w{id_ % 9}"]) for id_ in ids]),
+        "own": pa.array([f"{id_}-{source.random()}" for id_ in ids]),
         # Its dictionary becomes full in the middle of the file, and the pages that follow are plain.
-        "mixed": pa.array([f"m{one % 7}" if one < start + ROWS // 2 else f"m{one}" for one in ids]),
+        "mixed": pa.array([f"m{id_ % 7}" if id_ < start + ROWS // 2 else f"m{id_}" for id_ in ids]),
         "raw": pa.array([source.choice([None, b"\x00\xff", b"r"]) for _ in ids], pa.binary()),
-        "price": pa.array([one % 5 / 4 for one in ids]),
-        "few.s": pa.array([{"few": f"s{one % 3}"} for one in ids], pa.struct([("few", pa.string())])),
+        "price": pa.array([id_ % 5 / 4 for id_ in ids]),
+        "few.s": pa.array([{"few": f"s{id_ % 3}"} for id_ in ids], pa.struct([("few", pa.string())])),
     }
     return pa.table(columns)
 
@@ -77,12 +77,12 @@ def test_chosen_rows_equal_the_rows_of_a_scan(
     ]
     assert not coded
     for share in (0.001, 0.1, 0.2):
-        chosen = [np.sort(np.array(source.sample(range(ROWS), int(ROWS * share)), dtype=np.int64)) for _ in tasks]
-        read = read_chosen(reading, opened.storage, list(zip(tasks, chosen, strict=True)))
-        for rows, whole, positions in zip(read, everything, chosen, strict=True):
+        sample = [np.sort(np.array(source.sample(range(ROWS), int(ROWS * share)), dtype=np.int64)) for _ in tasks]
+        read = read_chosen(reading, opened.storage, list(zip(tasks, sample, strict=True)))
+        for rows, whole, positions in zip(read, everything, sample, strict=True):
             is_chosen = np.isin(whole.column(len(names)).to_numpy(), positions)
-            found = pa.Table.from_batches(rows, whole.schema)
-            assert found.equals(whole.filter(pa.array(is_chosen))), f"seed {seed}: {share}"
+            actual = pa.Table.from_batches(rows, whole.schema)
+            assert actual.equals(whole.filter(pa.array(is_chosen))), f"seed {seed}: {share}"
     assert {name for names_of_group in coded for name in names_of_group} >= {"few"}
     assert ("mixed" in {name for names_of_group in coded for name in names_of_group}) == all_coded
 
@@ -90,11 +90,11 @@ def test_chosen_rows_equal_the_rows_of_a_scan(
 def _record_coded_columns(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """Return a list that records the columns that are read as codes, once for each row group."""
     real: Callable[..., list[str]] = coded_strings.select_coded_columns
-    found: list[list[str]] = []
+    reals: list[list[str]] = []
 
-    def counting(*given: object) -> list[str]:
-        found.append(real(*given))
-        return found[-1]
+    def counting(*arguments: object) -> list[str]:
+        reals.append(real(*arguments))
+        return reals[-1]
 
     monkeypatch.setattr("seamark.connector.read.file_rows.select_coded_columns", counting)
-    return found
+    return reals

@@ -29,7 +29,7 @@ def table(rng: np.random.Generator, rows: int) -> pa.Table:
     def with_nulls(values: pa.Array) -> pa.Array:
         return pa.compute.if_else(pa.array(rng.random(rows) < 0.2), pa.scalar(None, values.type), values)
 
-    words = pa.array([f"word {one}" * (one % 4) for one in range(50)])
+    words = pa.array([f"word {number}" * (number % 4) for number in range(50)])
     return pa.table(
         {
             "number": pa.array(rng.integers(-(2**60), 2**60, rows)),
@@ -44,8 +44,8 @@ def table(rng: np.random.Generator, rows: int) -> pa.Table:
             "amount": pa.array([decimal.Decimal(one) / 100 for one in rng.integers(0, 10**9, rows).tolist()]),
             "bytes": with_nulls(pa.array([one.tobytes() for one in rng.integers(0, 9, (rows, 3), dtype=np.uint8)])),
             "nothing": pa.nulls(rows, pa.int64()),
-            "list": pa.array([[one] for one in range(rows)]),
-            "struct": pa.array([{"a": one} for one in range(rows)]),
+            "list": pa.array([[number] for number in range(rows)]),
+            "struct": pa.array([{"a": number} for number in range(rows)]),
         }
     )
 
@@ -71,18 +71,18 @@ def some_rows(rng: np.random.Generator, rows: int) -> Any:
     return np.arange(first, min(rows, first + int(rng.integers(1, rows // 5))))
 
 
-def check(data: bytes, of: pa.Table, names: Sequence[str], rng: np.random.Generator, said: str) -> int:
+def check(data: bytes, of: pa.Table, names: Sequence[str], rng: np.random.Generator, message: str) -> int:
     """Check that pages give the rows of the file, and return how often pages were read."""
     pages, file = open_pages(data)
     first = read = 0
     for number in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(number).num_rows
         wanted = some_rows(rng, rows)
-        found = pages.read(number, names, wanted)
-        if found is not None:
+        actual = pages.read(number, names, wanted)
+        if actual is not None:
             read += 1
             expected = of.select(names).take(pa.array(first + wanted))
-            assert pa.Table.from_batches([found]).equals(expected.combine_chunks()), (said, number, wanted)
+            assert pa.Table.from_batches([actual]).equals(expected.combine_chunks()), (message, number, wanted)
         first += rows
     return read
 
@@ -115,7 +115,7 @@ def test_rows_from_pages_equal_the_rows_of_the_file(codec: str) -> None:
 
 def test_columns_with_different_page_boundaries_give_the_same_rows() -> None:
     rng = np.random.default_rng(3)
-    of = pa.table({"narrow": np.arange(ROWS, dtype=np.int32), "wide": [f"{one:0100d}" for one in range(ROWS)]})
+    of = pa.table({"narrow": np.arange(ROWS, dtype=np.int32), "wide": [f"{number:0100d}" for number in range(ROWS)]})
     data = write_parquet(of, max_rows_per_page=20_000, data_page_size=9_000, write_batch_size=100, use_dictionary=False)
     assert sum(check(data, of, ["narrow", "wide"], rng, "") for _ in range(5)) > 5
 
@@ -131,9 +131,9 @@ def test_reading_few_rows_reads_a_small_part_of_the_column() -> None:
             return data[at : at + size]
 
     pages = Pages(Source(), pq.ParquetFile(pa.BufferReader(data)), hole_bytes=0)
-    found = pages.read(0, ["n"], np.array([7, 31_000]))
-    assert found is not None
-    assert found.column(0).to_pylist() == of.column(0).take([7, 31_000]).to_pylist()
+    actual = pages.read(0, ["n"], np.array([7, 31_000]))
+    assert actual is not None
+    assert actual.column(0).to_pylist() == of.column(0).take([7, 31_000]).to_pylist()
     assert sum(reads) < len(data) / 5
 
 
@@ -170,11 +170,11 @@ def test_corrupt_page_index_gives_the_right_rows_or_is_not_used() -> None:
         for _ in range(source.choice((1, 1, 2, 4))):
             broken[source.randrange(at, at + size)] ^= source.randrange(1, 256)
         pages, _ = open_pages(bytes(broken))
-        wanted = np.sort(np.array(source.sample(range(30_000), 3)))
-        found = pages.read(0, ["n"], wanted)
-        none += found is None
-        if found is not None:
-            assert found.column(0).to_pylist() == of.column(0).take(pa.array(wanted)).to_pylist()
+        expected = np.sort(np.array(source.sample(range(30_000), 3)))
+        actual = pages.read(0, ["n"], expected)
+        none += actual is None
+        if actual is not None:
+            assert actual.column(0).to_pylist() == of.column(0).take(pa.array(expected)).to_pylist()
     assert none > 40
 
 
@@ -190,9 +190,9 @@ def test_pages_that_contradict_the_page_index_are_not_used() -> None:
     pages, _ = open_pages(data[:at] + wrong + data[at + size :])
     for row in (3_500, 3_999, 4_500, 5_000):
         assert pages.read(0, ["n"], np.array([row])) is None
-    found = pages.read(0, ["n"], np.array([9_000]))
-    assert found is not None
-    assert found.column(0).to_pylist() == [9_000]
+    actual = pages.read(0, ["n"], np.array([9_000]))
+    assert actual is not None
+    assert actual.column(0).to_pylist() == [9_000]
 
 
 SCALARS: dict[int, st.SearchStrategy[Any]] = {

@@ -39,14 +39,16 @@ def id_field(name: str, kind: pa.DataType, field_id: int) -> pa.Field:
 
 def write_parquet(folder: Path, fields: list[pa.Field], columns: list[Any]) -> str:
     path = str(folder / "data.parquet")
-    arrays = [pa.array(values, one.type) for one, values in zip(fields, columns, strict=True)]
+    arrays = [pa.array(values, field.type) for field, values in zip(fields, columns, strict=True)]
     pq.write_table(pa.Table.from_arrays(arrays, schema=pa.schema(fields)), path, row_group_size=2)
     return path
 
 
 def read(path: str, *column_ids: int, projection: Projection | None = None, rows: int = 3) -> dict[int, list[Any]]:
-    found = read_columns(path, column_ids, projection or Projection(SCHEMA), filesystem=fs.LocalFileSystem(), rows=rows)
-    return {column_id: column.to_pylist() for column_id, column in found.items()}
+    columns = read_columns(
+        path, column_ids, projection or Projection(SCHEMA), filesystem=fs.LocalFileSystem(), rows=rows
+    )
+    return {column_id: column.to_pylist() for column_id, column in columns.items()}
 
 
 DEEP = pa.struct([id_field("x", pa.int32(), 6)])
@@ -148,8 +150,8 @@ def test_plain_columns_of_encrypted_files_are_read_without_keys(
 
     def read_with_keys(*column_ids: int, keys: Any = encrypted.keys) -> dict[int, list[Any]]:
         local = fs.LocalFileSystem()
-        found = read_columns(path, column_ids, projection, filesystem=local, rows=5000, keys=keys)
-        return {column_id: column.to_pylist() for column_id, column in found.items()}
+        actual_columns = read_columns(path, column_ids, projection, filesystem=local, rows=5000, keys=keys)
+        return {column_id: column.to_pylist() for column_id, column in actual_columns.items()}
 
     assert read_with_keys(2, 5) == {2: table["c.b"].to_pylist(), 5: [row["b"] for row in table["st"].to_pylist()]}
     secret = [1, *([4] if "st.a" in columns["k1"] else [])]

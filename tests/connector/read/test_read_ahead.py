@@ -79,26 +79,26 @@ def test_read_ahead_returns_all_files_in_order_with_their_rows(tmp_path: Path) -
         tasks.append(task)
         expected.append((task.path, [(value, at) for at, value in enumerate(values) if at not in deleted]))
     assert len({read_ahead._is_small(task) for task in tasks}) == 2
-    found = []
+    actual = []
     for task, batches in read_tasks(_plan(tmp_path), Storage(), tasks):
         rows = [row for batch in batches for row in zip(*(column.to_pylist() for column in batch.columns), strict=True)]
-        found.append((task.path, rows))
-    assert found == expected
+        actual.append((task.path, rows))
+    assert actual == expected
 
 
 def test_unreadable_file_raises_an_error_after_the_files_before_it(tmp_path: Path) -> None:
     tasks = [_task(tmp_path / f"{number}.parquet", [number]) for number in range(40)]
     Path(tmp_path / "25.parquet").write_bytes(b"no Parquet")
-    found: list[list[int]] = []
+    values: list[list[int]] = []
 
     def read_all() -> None:
         for _, batches in read_tasks(_plan(tmp_path), Storage(), tasks):
-            found.extend(batch.column(0).to_pylist() for batch in batches)
+            values.extend(batch.column(0).to_pylist() for batch in batches)
 
     with pytest.raises(Unreadable, match=r"25\.parquet: it cannot be read"):
         read_all()
-    assert found == [[number] for number in range(len(found))]
-    assert len(found) > 20
+    assert values == [[number] for number in range(len(values))]
+    assert len(values) > 20
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
 
 

@@ -52,16 +52,16 @@ NAMES = ["id", "name", "price", "part"]
 
 
 def read_task(
-    task: ScanTask, wanted: ReadPlan, storage: Storage, *, positions: np.ndarray[Any, Any] | None = None
+    task: ScanTask, expected: ReadPlan, storage: Storage, *, positions: np.ndarray[Any, Any] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    return TaskReader(wanted, storage).read(task, positions)
+    return TaskReader(expected, storage).read(task, positions)
 
 
 @pytest.fixture
 def client(served: Served) -> Iterator[SeamarkClient]:
-    made = SeamarkClient(served.url)
-    yield made
-    made.close()
+    new_client = SeamarkClient(served.url)
+    yield new_client
+    new_client.close()
 
 
 # Filters
@@ -84,9 +84,9 @@ def test_sql_filter_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBP
         read = parse_sql(sql.ours, BOUND_TO, nan_above=True)
         if not read.exact:
             continue
-        found = evaluate_filter(bind(read.expression, BOUND_TO, (), case_sensitive=True), columns, len(rows))
-        wanted = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
-        assert set(np.flatnonzero(found).tolist()) == wanted, f"seed {seed}: {sql.ours}"
+        actual_filter = evaluate_filter(bind(read.expression, BOUND_TO, (), case_sensitive=True), columns, len(rows))
+        expected = {number for (number,) in db.execute(f"SELECT n FROM rows WHERE {sql.duck}").fetchall()}
+        assert set(np.flatnonzero(actual_filter).tolist()) == expected, f"seed {seed}: {sql.ours}"
         judged += 1
     assert judged > 400
 
@@ -103,44 +103,47 @@ def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
         if isinstance(value, float) and math.isnan(value):
             return op in ("not-eq", "gt", "gt-eq")
         return compare(op, value, tree.value)
-    what, children = tree
-    if what == "not":
+    operator, children = tree
+    if operator == "not":
         return evaluate(children[0], row, negated=not negated)
-    found = [evaluate(child, row, negated=negated) for child in children]
-    return any(found) if (what == "or") != negated else all(found)
+    results = [evaluate(child, row, negated=negated) for child in children]
+    return any(results) if (operator == "or") != negated else all(results)
 
 
 # Whole tables
 
 
-async def history(stored: Stored, rng: random.Random, commits: int) -> None:
+async def history(stored_table: Stored, rng: random.Random, commits: int) -> None:
     """Commit files with several row groups, and deletes of every kind that the format version has."""
     for _ in range(commits):
-        before = stored.snapshots[-1] if stored.snapshots else Snapshot(0, [], [])
+        before = stored_table.snapshots[-1] if stored_table.snapshots else Snapshot(0, [], [])
         part = rng.choice([1, 2])
         data = [
-            stored.data_file(
-                [some_row(rng, part) if stored.partitioned else odd_row(rng) for _ in range(rng.choice([1, 40, 150]))],
+            stored_table.data_file(
+                [
+                    some_row(rng, part) if stored_table.partitioned else odd_row(rng)
+                    for _ in range(rng.choice([1, 40, 150]))
+                ],
                 group_rows=rng.choice([16, 1000]),
             )
             for _ in range(rng.randint(0 if before.data else 1, 2))
         ]
-        mine = [one for one in before.data if not stored.partitioned or one.partition == (part,)]
+        mine = [one for one in before.data if not stored_table.partitioned or one.partition == (part,)]
         deletes = []
         if mine and rng.random() < 0.7:
             spots = {(one.path, rng.randrange(one.record_count)) for one in mine for _ in range(rng.randint(0, 12))}
-            named = {path for path, _ in spots}
-            held = {one.referenced for one in before.deletes if one.format == "PUFFIN"}
-            if stored.version > 2:
-                fresh = {path: {at for one, at in spots if one == path} for path in named - held}
-                deletes += stored.vectors(fresh, part) if fresh else []
+            paths = {path for path, _ in spots}
+            vector_paths = {delete.referenced for delete in before.deletes if delete.format == "PUFFIN"}
+            if stored_table.version > 2:
+                fresh = {path: {at for one, at in spots if one == path} for path in paths - vector_paths}
+                deletes += stored_table.vectors(fresh, part) if fresh else []
             elif spots:
-                deletes.append(stored.position_deletes(spots, part))
+                deletes.append(stored_table.position_deletes(spots, part))
         if rng.random() < 0.5:
             ids = rng.choice([[1], [2], [1, 2], [3]])
-            keys = [tuple(some_row(rng, part)[one - 1] for one in ids) for _ in range(rng.randint(1, 3))]
-            deletes.append(stored.equality_deletes(ids, keys, part))
-        await stored.commit(data, deletes)
+            keys = [tuple(some_row(rng, part)[id_ - 1] for id_ in ids) for _ in range(rng.randint(1, 3))]
+            deletes.append(stored_table.equality_deletes(ids, keys, part))
+        await stored_table.commit(data, deletes)
 
 
 def normal(row: Any) -> tuple[Any, ...]:
@@ -169,25 +172,25 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
             await made.index(f"by_{name}", "bitmap", [name], made.snapshots[-1].data[: rng.randint(1, 9)])
         return made
 
-    stored = served.run(make())
+    stored_table = served.run(make())
     seen: Counter[str] = Counter()
     for turn in range(40):
-        snapshot = rng.choice(stored.snapshots)
+        snapshot = rng.choice(stored_table.snapshots)
         tree = some_tree(rng, 3, (0, 1, 2, 3))
         in_text = rng.random() < 0.5
         where: Any = None if turn < 4 else sql_text(tree) if in_text else filter_json(tree)
         names = rng.sample([*NAMES, FILE, POSITION], rng.randint(0, 6))
-        found = scan(client, "db.t", names, where, at=At(snapshot_id=snapshot.id), bitmaps=rng.random() < 0.7)
+        actual = scan(client, "db.t", names, where, at=At(snapshot_id=snapshot.id), bitmaps=rng.random() < 0.7)
         rows = []
-        for path, at, row in stored.live_rows(snapshot):
+        for path, at, row in stored_table.live_rows(snapshot):
             held = evaluate_as_sql(tree, row, nan_is_high=True) is True if in_text else evaluate(tree, row)
             if where is None or held:
                 values = dict(zip(NAMES, row, strict=True)) | {FILE: path, POSITION: at}
                 rows.append(normal(values[name] for name in names))
-        got = [normal(one.values()) for one in found.to_arrow().to_pylist()] if names else None
+        got = [normal(value.values()) for value in actual.to_arrow().to_pylist()] if names else None
         message = f"seed {seed}, turn {turn}: {where} of snapshot {snapshot.id}, {names}"
         if got is None:
-            assert sum(batch.num_rows for batch in found) == len(rows), message
+            assert sum(batch.num_rows for batch in actual) == len(rows), message
         else:
             assert sorted(got, key=repr) == sorted(rows, key=repr), message
         seen["some" if rows else "none"] += 1
@@ -205,12 +208,12 @@ def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(served: S
         await made.index("by_id", "bitmap", ["id"], files)
         return made
 
-    stored = served.run(make())
-    path = Path(stored.snapshots[-1].data[0].path.removeprefix("file://"))
+    stored_table = served.run(make())
+    path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
     spoil(path, keep=lambda group, column: column != "id")  # No byte of the filter's column is read.
-    found = scan(client, "db.t", ["name"], "id IN (7, 500)")
-    assert found.to_arrow().to_pylist() == [{"name": "n500"}]
-    assert (found.counts.row_groups, found.counts.row_groups_skipped) == (1, 49)
+    actual = scan(client, "db.t", ["name"], "id IN (7, 500)")
+    assert actual.to_arrow().to_pylist() == [{"name": "n500"}]
+    assert (actual.counts.row_groups, actual.counts.row_groups_skipped) == (1, 49)
     with pytest.raises(Unreadable):
         scan(client, "db.t", ["name"], "id IN (7, 500)", bitmaps=False).to_arrow()
 
@@ -249,14 +252,14 @@ def test_row_groups_that_statistics_rule_out_are_not_read(
         await made.commit([made.data_file(rows, group_rows=10)])
         return made
 
-    stored = served.run(make())
+    stored_table = served.run(make())
     whole = [row for row in scan(client, "db.t", where=where).to_arrow().to_pylist() if row["id"] // 10 in groups]
-    path = Path(stored.snapshots[-1].data[0].path.removeprefix("file://"))
+    path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
     spoil(path, keep=lambda group, _: group in groups)
-    found = scan(client, "db.t", where=where)
-    assert found.to_arrow().to_pylist() == whole
+    actual = scan(client, "db.t", where=where)
+    assert actual.to_arrow().to_pylist() == whole
     assert len(whole) > 0
-    assert found.counts.row_groups == len(groups)
+    assert actual.counts.row_groups == len(groups)
     with pytest.raises(Unreadable, match="cannot be read"):
         scan(client, "db.t").to_arrow()
 
@@ -269,12 +272,12 @@ def test_only_the_filters_columns_are_read_in_row_groups_without_a_match(served:
         await made.commit([made.data_file(rows, group_rows=100)])
         return made
 
-    stored = served.run(make())
-    path = Path(stored.snapshots[-1].data[0].path.removeprefix("file://"))
+    stored_table = served.run(make())
+    path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
     spoil(path, keep=lambda group, column: column == "id" or group == 7)
-    found = scan(client, "db.t", ["name", "id"], "id = 51")
-    assert found.to_arrow().to_pylist() == [{"name": "here", "id": 51}]
-    assert (found.counts.row_groups, found.counts.row_groups_skipped) == (1, 9)
+    actual = scan(client, "db.t", ["name", "id"], "id = 51")
+    assert actual.to_arrow().to_pylist() == [{"name": "here", "id": 51}]
+    assert (actual.counts.row_groups, actual.counts.row_groups_skipped) == (1, 9)
 
 
 def test_spans_divide_a_file_by_its_row_groups(served: Served, client: SeamarkClient) -> None:
@@ -286,16 +289,18 @@ def test_spans_divide_a_file_by_its_row_groups(served: Served, client: SeamarkCl
     served.run(make())
     opened = open_table(client, "db.t", At())
     (task,) = plan(client, opened)
-    wanted = pickle.loads(pickle.dumps(plan_read(opened, ["id"], TRUE)))
+    expected = pickle.loads(pickle.dumps(plan_read(opened, ["id"], TRUE)))
     cuts = [0, 1, task.size_bytes // 3, task.size_bytes // 2, task.size_bytes]
-    found = []
+    values = []
     for start, end in pairwise(cuts):
         part = pickle.loads(pickle.dumps(ScanTask(task.file, task.deletes, span=(start, end))))
-        found.append([one for batch in read_task(part, wanted, opened.storage) for one in batch["id"].to_pylist()])
-    assert [one for part in found for one in part] == list(range(500))
-    assert [bool(part) for part in found] == [False, True, True, False]
-    some = read_task(task, wanted, opened.storage, positions=np.array([3, 260, 499]))
-    assert [one for batch in some for one in batch["id"].to_pylist()] == [3, 260, 499]
+        values.append(
+            [value for batch in read_task(part, expected, opened.storage) for value in batch["id"].to_pylist()]
+        )
+    assert [one for part in values for one in part] == list(range(500))
+    assert [bool(part) for part in values] == [False, True, True, False]
+    some_task = read_task(task, expected, opened.storage, positions=np.array([3, 260, 499]))
+    assert [value for batch in some_task for value in batch["id"].to_pylist()] == [3, 260, 499]
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -307,19 +312,22 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
         await history(made, random.Random(version), 6)
         return made
 
-    stored = served.run(make())
-    last = len(stored.snapshots)
+    stored_table = served.run(make())
+    last = len(stored_table.snapshots)
     for first in range(1, last):
         before, after = open_table(client, "db.t", At(snapshot_id=first)), open_table(client, "db.t", At())
         now = {one.path: one for one in plan(client, after)}
         reader = TaskReader(plan_read(before, [FILE, POSITION], TRUE), before.storage)
-        gone = set()
+        removed = set()
         for task in plan(client, before):
             part = ScanTask(task.file, task.deletes, removed_by=now[task.path].deletes)
             for batch in reader.read(part):
-                gone |= set(zip(*batch.to_pydict().values(), strict=True))
-        rows = [{(path, at) for path, at, _ in stored.live_rows(stored.snapshots[one - 1])} for one in (first, last)]
-        assert gone == rows[0] - rows[1]
+                removed |= set(zip(*batch.to_pydict().values(), strict=True))
+        rows = [
+            {(path, at) for path, at, _ in stored_table.live_rows(stored_table.snapshots[one - 1])}
+            for one in (first, last)
+        ]
+        assert removed == rows[0] - rows[1]
 
 
 def test_limit_bounds_the_rows_and_the_files_that_are_read(served: Served, client: SeamarkClient) -> None:
@@ -330,9 +338,9 @@ def test_limit_bounds_the_rows_and_the_files_that_are_read(served: Served, clien
 
     served.run(make())
     for limit, files in ((0, 0), (1, 1), (100, 1), (101, 2), (1000, 3)):
-        found = scan(client, "db.t", limit=limit)
-        assert found.to_arrow().num_rows == min(limit, 300)
-        assert found.counts.files == files
+        actual = scan(client, "db.t", limit=limit)
+        assert actual.to_arrow().num_rows == min(limit, 300)
+        assert actual.counts.files == files
     table = scan(client, "db.t", ["id"], "id < 2").reader().read_all()
     assert sorted(table["id"].to_pylist()) == [0, 0, 0, 1, 1, 1]
 
@@ -369,16 +377,16 @@ def test_error_names_the_file_that_cannot_be_read(served: Served, client: Seamar
         await made.commit(deletes=[made.position_deletes([(files[0].path, 0)])])
         return made
 
-    stored = served.run(make())
+    stored_table = served.run(make())
     opened = open_table(client, "db.t", At())
-    wanted = plan_read(opened, None, TRUE)
+    expected = plan_read(opened, None, TRUE)
     (task,) = plan(client, opened)
 
     def error_of(**changed: Any) -> str:
-        given = {name.replace("_", "-"): value for name, value in changed.items()}
+        options = {name.replace("_", "-"): value for name, value in changed.items()}
         with pytest.raises(Unreadable) as raised:
-            list(read_task(ScanTask({**task.file, **given}, task.deletes), wanted, opened.storage))
-        assert str(raised.value).startswith((task.path, str(given.get("file-path")), task.deletes[0]["file-path"]))
+            list(read_task(ScanTask({**task.file, **options}, task.deletes), expected, opened.storage))
+        assert str(raised.value).startswith((task.path, str(options.get("file-path")), task.deletes[0]["file-path"]))
         return str(raised.value)
 
     assert "'orc' are not supported" in error_of(file_format="orc")
@@ -388,7 +396,7 @@ def test_error_names_the_file_that_cannot_be_read(served: Served, client: Seamar
     deletes = Path(task.deletes[0]["file-path"].removeprefix("file://"))
     deletes.write_bytes(b"PAR1 no PAR1")
     assert str(deletes) in error_of()
-    assert stored.snapshots
+    assert stored_table.snapshots
 
 
 def test_nan_is_above_all_numbers_also_if_bounds_leave_files_out(served: Served, client: SeamarkClient) -> None:

@@ -35,7 +35,7 @@ Row = tuple[str | None, float | None]
 
 
 def rows_of(model: dict[int, Row], ids: list[int]) -> list[dict[str, Any]]:
-    return [{"id": one, "word": model[one][0], "price": model[one][1]} for one in ids]
+    return [{"id": id_, "word": model[id_][0], "price": model[id_][1]} for id_ in ids]
 
 
 def make_rows(model: dict[int, Row]) -> pa.Table:
@@ -53,12 +53,12 @@ def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient,
     ids = list(range(ROWS))
     source.shuffle(ids)
     model: dict[int, Row] = {
-        one: (source.choice([None, f"w{one % 70}"]), source.choice([None, source.random()])) for one in ids
+        id_: (source.choice([None, f"w{id_ % 70}"]), source.choice([None, source.random()])) for id_ in ids
     }
     append(client, "db.t", make_rows(model))
-    gone = source.sample(ids, 300)
-    delete(client, "db.t", keys=pa.table({"id": pa.array(gone, pa.int64())}), mode=mode)
-    for one in gone:
+    removed_ids = source.sample(ids, 300)
+    delete(client, "db.t", keys=pa.table({"id": pa.array(removed_ids, pa.int64())}), mode=mode)
+    for one in removed_ids:
         del model[one]
     changed = dict.fromkeys(source.sample(sorted(model), 200), ("new", -1.0))
     upsert(client, "db.t", make_rows(changed), keys=["id"], mode=mode)
@@ -69,12 +69,14 @@ def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient,
             build(client, "db.t", "by_id", workers)
     by_pages = 0
     for _ in range(12):
-        asked = source.sample(range(ROWS), source.choice((1, 3, 8))) + gone[:2] + list(changed)[:1]
-        where = f"id IN ({', '.join(map(str, asked))})"
-        found = scan(client, "db.t", ["price", "id", "word"], where)
-        rows = sorted(found.to_arrow().select(["id", "word", "price"]).to_pylist(), key=lambda row: row["id"])
-        assert rows == rows_of(model, sorted({one for one in asked if one in model})), f"seed {seed}: {where}"
-        by_pages += found.counts.row_groups_by_pages
+        numbers = source.sample(range(ROWS), source.choice((1, 3, 8))) + removed_ids[:2] + list(changed)[:1]
+        where = f"id IN ({', '.join(map(str, numbers))})"
+        result = scan(client, "db.t", ["price", "id", "word"], where)
+        rows = sorted(result.to_arrow().select(["id", "word", "price"]).to_pylist(), key=lambda row: row["id"])
+        assert rows == rows_of(model, sorted({number for number in numbers if number in model})), (
+            f"seed {seed}: {where}"
+        )
+        by_pages += result.counts.row_groups_by_pages
     assert by_pages > 5, f"seed {seed}"
     first = next(iter(changed))
     placed = scan(client, "db.t", ["word", FILE, POSITION], f"id = {first}").to_arrow()

@@ -50,7 +50,7 @@ from tests.connector.served import Served
 def create_evolved_table(url: str) -> None:
     """Create `db.e`, with six commits, five schemas and two partition specs."""
     inner = StructType(NestedField(20, "x", IntegerType()), NestedField(21, "y", StringType()))
-    listed = ListType(22, StructType(NestedField(23, "p", IntegerType()), NestedField(24, "q", FloatType())))
+    list_type = ListType(22, StructType(NestedField(23, "p", IntegerType()), NestedField(24, "q", FloatType())))
     schema = Schema(
         NestedField(1, "id", LongType()),
         NestedField(2, "n", IntegerType()),
@@ -58,7 +58,7 @@ def create_evolved_table(url: str) -> None:
         NestedField(4, "d", DecimalType(9, 2)),
         NestedField(5, "s", StringType()),
         NestedField(6, "st", inner),
-        NestedField(7, "li", listed),
+        NestedField(7, "li", list_type),
         NestedField(8, "m", MapType(25, StringType(), 26, inner)),
         NestedField(9, "u", UUIDType()),
         NestedField(10, "ts", TimestamptzType()),
@@ -69,10 +69,10 @@ def create_evolved_table(url: str) -> None:
         table = catalog.create_table("db.e", schema=schema)
 
         def append(start: int) -> None:
-            made = table.schema().as_arrow()
+            written_table = table.schema().as_arrow()
             rng = random.Random(start)
-            rows = [drawn(rng, made, one) for one in range(start, start + 40)]
-            table.append(pa.Table.from_pylist(rows, schema=made))
+            rows = [drawn(rng, written_table, number) for number in range(start, start + 40)]
+            table.append(pa.Table.from_pylist(rows, schema=written_table))
 
         append(0)
         with table.update_schema() as update:
@@ -141,9 +141,9 @@ def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(served:
         assert len(table.schemas()) == 4
         for snapshot in (None, *(one.snapshot_id for one in table.metadata.snapshots)):
             oracle = table.scan(snapshot_id=snapshot).to_arrow()
-            found = scan(client, "db.e", at=At(snapshot_id=snapshot)).to_arrow()
-            assert found.schema.names == oracle.schema.names
-            assert normalize_rows(found) == normalize_rows(oracle), snapshot
+            rows = scan(client, "db.e", at=At(snapshot_id=snapshot)).to_arrow()
+            assert rows.schema.names == oracle.schema.names
+            assert normalize_rows(rows) == normalize_rows(oracle), snapshot
         first = At(snapshot_id=table.metadata.snapshots[0].snapshot_id)
         with pytest.raises(BadRequest, match="a literal that its column cannot hold"):
             scan(client, "db.e", where="f < 0.7", at=first)
@@ -157,9 +157,9 @@ def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(served:
             ("n NOT IN (1, 2) OR f = 0.5", "(n NOT IN (1, 2) AND n IS NOT NULL) OR f = 0.5"),
         ):
             oracle = table.scan(row_filter=theirs, selected_fields=("id", *names)).to_arrow()
-            found = scan(client, "db.e", ["id", *names], sql).to_arrow()
-            assert found.num_rows > 0
-            assert normalize_rows(found) == normalize_rows(oracle.select(["id", *names])), sql
+            rows = scan(client, "db.e", ["id", *names], sql).to_arrow()
+            assert rows.num_rows > 0
+            assert normalize_rows(rows) == normalize_rows(oracle.select(["id", *names])), sql
 
 
 def test_column_that_an_older_file_lacks_has_its_default_or_partition_value(tmp_path: Path) -> None:
@@ -179,9 +179,9 @@ def test_column_that_an_older_file_lacks_has_its_default_or_partition_value(tmp_
     spec = PartitionSpec(0, (PartitionField("part", "identity", 1, (), 1000),))
     metadata = new_table(schema, spec, tmp_path)
     file = {"file-path": f"file://{path}", "file-format": "parquet", "record-count": 2, "spec-id": 0}
-    wanted = ReadPlan(metadata, schema, ("part", "b", "late", "st"))
+    expected = ReadPlan(metadata, schema, ("part", "b", "late", "st"))
     for partition, part in ((["1.25"], Decimal("1.25")), ([None], None)):
-        (batch,) = TaskReader(wanted, Storage()).read(ScanTask({**file, "partition": partition}, ()))
+        (batch,) = TaskReader(expected, Storage()).read(ScanTask({**file, "partition": partition}, ()))
         assert batch.to_pylist() == [{"part": part, "b": b, "late": "new", "st": None} for b in (1, 2)]
     where = bind(parse_sql("late = 'new' AND b > 1", schema).expression, schema, (), case_sensitive=True)
     some = ReadPlan(metadata, schema, ("late",), where)
@@ -229,7 +229,7 @@ def new_table(schema: ours.Schema, spec: PartitionSpec, folder: Path) -> TableMe
 
 
 @pytest.mark.parametrize(
-    ("stored", "kind", "wanted"),
+    ("array", "kind", "expected"),
     [
         (pa.array([2**40], pa.int64()), "int", "cannot be read as int32"),
         (pa.array(["x"]), "int", "cannot be read as int32"),
@@ -240,13 +240,13 @@ def new_table(schema: ours.Schema, spec: PartitionSpec, folder: Path) -> TableMe
     ],
 )
 def test_column_that_cannot_be_converted_is_refused_by_name(
-    tmp_path: Path, stored: pa.Array, kind: str, wanted: str
+    tmp_path: Path, array: pa.Array, kind: str, expected: str
 ) -> None:
     path = tmp_path / "data.parquet"
-    fields = [pa.field("b", stored.type, metadata={"PARQUET:field_id": "2"})]
-    pq.write_table(pa.table([stored], schema=pa.schema(fields)), path)
+    fields = [pa.field("b", array.type, metadata={"PARQUET:field_id": "2"})]
+    pq.write_table(pa.table([array], schema=pa.schema(fields)), path)
     schema = ours.Schema((ours.Field(2, "now", False, kind),), 0)
     metadata = new_table(schema, PartitionSpec(0, ()), tmp_path)
     file = {"file-path": f"file://{path}", "file-format": "parquet", "record-count": 1, "spec-id": 0, "partition": []}
-    with pytest.raises(Unreadable, match=f"its column for now .*{wanted}"):
+    with pytest.raises(Unreadable, match=f"its column for now .*{expected}"):
         list(TaskReader(ReadPlan(metadata, schema, ("now",)), Storage()).read(ScanTask(file, ())))

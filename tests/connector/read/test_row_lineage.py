@@ -25,9 +25,9 @@ Row = tuple[Any, ...]
 
 def lineage(client: SeamarkClient, name: str = "db.t") -> dict[int, tuple[int | None, int | None]]:
     """Return (row id, last updated sequence number) for each `id`."""
-    found = scan(client, name, ["id", *NAMES]).to_arrow().to_pylist()
-    assert len({one["id"] for one in found}) == len(found)
-    return {one["id"]: (one["_row_id"], one["_last_updated_sequence_number"]) for one in found}
+    values = scan(client, name, ["id", *NAMES]).to_arrow().to_pylist()
+    assert len({value["id"] for value in values}) == len(values)
+    return {value["id"]: (value["_row_id"], value["_last_updated_sequence_number"]) for value in values}
 
 
 def sequence(client: SeamarkClient) -> int:
@@ -48,21 +48,21 @@ class Model:
 
     def check(self, client: SeamarkClient, kept: set[int], changed: set[int], new: set[int], note: str) -> None:
         """Check that `kept` rows keep everything, `changed` rows their ids, and `new` rows have unused ids."""
-        found = lineage(client)
-        assert found.keys() == self.rows.keys() == kept | changed | new, note
+        actual_lineage = lineage(client)
+        assert actual_lineage.keys() == self.rows.keys() == kept | changed | new, note
         now = sequence(client)
-        for one in kept:
-            assert found[one] == self.ids[one], f"{note}: row {one} was only copied"
-        for one in changed:
-            assert found[one] == (self.ids[one][0], now), f"{note}: row {one} was updated"
-        for one in new:
-            row_id, number = found[one]
-            assert number == now, f"{note}: row {one} is new"
+        for id_ in kept:
+            assert actual_lineage[id_] == self.ids[id_], f"{note}: row {id_} was only copied"
+        for id_ in changed:
+            assert actual_lineage[id_] == (self.ids[id_][0], now), f"{note}: row {id_} was updated"
+        for id_ in new:
+            row_id, number = actual_lineage[id_]
+            assert number == now, f"{note}: row {id_} is new"
             assert row_id is not None, note
-            assert row_id not in self.used, f"{note}: row {one} has an id that another row had"
+            assert row_id not in self.used, f"{note}: row {id_} has an id that another row had"
             self.used.add(row_id)
-        self.ids = {one: (row_id or 0, number or 0) for one, (row_id, number) in found.items()}
-        assert len({row_id for row_id, _ in found.values()}) == len(found), note
+        self.ids = {one: (row_id or 0, number or 0) for one, (row_id, number) in actual_lineage.items()}
+        assert len({row_id for row_id, _ in actual_lineage.values()}) == len(actual_lineage), note
         read = scan(client, "db.t", COLUMNS).to_arrow().to_pylist()
         assert {one["id"]: tuple(one.values()) for one in read} == self.rows, note
 
@@ -77,42 +77,45 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
     model = Model()
     for step in range(14):
         note = f"seed {seed}, spec {spec}, step {step}"
-        some = rng.sample(range(50), 8)
-        lands = {one: rng.choice(("de", "fr", None)) for one in some}
-        known = {one for one in some if one in model.rows}
+        some_numbers = rng.sample(range(50), 8)
+        lands = {number: rng.choice(("de", "fr", None)) for number in some_numbers}
+        known = {number for number in some_numbers if number in model.rows}
         mode = rng.choice((COPY_ON_WRITE, COPY_ON_WRITE, MERGE_ON_READ))
         match rng.choice(("append", "upsert", "upsert", "combined", "partial", "delete")):
             case "append":
-                given = {one: (one, lands[one], step, "new") for one in some if one not in known}
+                given = {number: (number, lands[number], step, "new") for number in some_numbers if number not in known}
                 append(client, "db.t", rows(*given.values()))
                 model.rows |= given
                 if given:
                     model.check(client, model.ids.keys() & model.rows.keys(), set(), set(given), f"{note}, append")
             case "upsert":
-                given = {one: (one, lands[one], step, "whole") for one in some}
+                given = {number: (number, lands[number], step, "whole") for number in some_numbers}
                 upsert(client, "db.t", rows(*given.values()), keys=["id"], mode=mode)
-                rest = set(model.rows) - known
+                remaining_rows = set(model.rows) - known
                 model.rows |= given
                 changed = known if mode == COPY_ON_WRITE else set()
-                model.check(client, rest, changed, set(given) - changed, f"{note}, {mode}")
+                model.check(client, remaining_rows, changed, set(given) - changed, f"{note}, {mode}")
             case "combined":
-                given = {one: (one, lands[one], rng.choice((step - 3, step + 1)), "later") for one in some}
+                given = {
+                    number: (number, lands[number], rng.choice((step - 3, step + 1)), "later")
+                    for number in some_numbers
+                }
                 stale = {one for one in known if model.rows[one][2] > given[one][2]}
                 upsert(client, "db.t", rows(*given.values()), keys=["id"], precombine="ts", mode=mode)
-                rest = set(model.rows) - known | stale
+                remaining_rows = set(model.rows) - known | stale
                 model.rows |= {one: row for one, row in given.items() if one not in stale}
                 if len(stale) < len(given):
-                    model.check(client, rest, known - stale, set(given) - known, f"{note}, combined, {mode}")
+                    model.check(client, remaining_rows, known - stale, set(given) - known, f"{note}, combined, {mode}")
             case "partial":
-                given = {one: (one, lands[one], step, None) for one in some}
+                given = {number: (number, lands[number], step, None) for number in some_numbers}
                 upsert(client, "db.t", rows(*given.values()), keys=["id"], columns=["ts"], mode=mode)
-                rest, new = set(model.rows) - known, set(given) - known
-                for one in some:
-                    was = model.rows.get(one, (one, None, None, None))
-                    model.rows[one] = (one, was[1], step, was[3])
-                model.check(client, rest, known, new, f"{note}, partial, {mode}")
+                remaining_rows, new = set(model.rows) - known, set(given) - known
+                for number in some_numbers:
+                    was = model.rows.get(number, (number, None, None, None))
+                    model.rows[number] = (number, was[1], step, was[3])
+                model.check(client, remaining_rows, known, new, f"{note}, partial, {mode}")
             case "delete":
-                delete(client, "db.t", keys=pa.table({"id": some}), mode=mode)
+                delete(client, "db.t", keys=pa.table({"id": some_numbers}), mode=mode)
                 model.rows = {one: row for one, row in model.rows.items() if one not in known}
                 if known:
                     model.check(client, set(model.rows), set(), set(), f"{note}, delete, {mode}")
@@ -135,7 +138,7 @@ def test_rows_from_before_an_upgrade_receive_ids_when_they_are_rewritten(client:
 
 def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, served: Served) -> None:
     """Files with only new rows, and files of tables without lineage, have no lineage columns."""
-    for version, wanted in ((2, set()), (3, set(NAMES))):
+    for version, expected in ((2, set()), (3, set(NAMES))):
         create(client, f"t{version}", version=version)
         before = set(served.home.rglob("*.parquet"))
         upsert(client, f"db.t{version}", rows((1, "de", 1, "a"), (2, "de", 1, "b")), keys=["id"], mode=COPY_ON_WRITE)
@@ -144,12 +147,12 @@ def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, 
         before = set(served.home.rglob("*.parquet"))
         upsert(client, f"db.t{version}", rows((2, "fr", 2, "B"), (3, "x", 2, "c")), keys=["id"], mode=COPY_ON_WRITE)
         (copied,) = set(served.home.rglob("*.parquet")) - before
-        found = pq.read_schema(copied)
-        assert set(found.names) == {*COLUMNS, *wanted}
-        if wanted:
-            ids = [int(found.field(one).metadata[b"PARQUET:field_id"]) for one in NAMES]
+        schema = pq.read_schema(copied)
+        assert set(schema.names) == {*COLUMNS, *expected}
+        if expected:
+            ids = [int(schema.field(one).metadata[b"PARQUET:field_id"]) for one in NAMES]
             assert ids == [2147483540, 2147483539]
-            reported = sorted((one["id"], one["_row_id"]) for one in pq.read_table(copied).to_pylist())
+            reported = sorted((value["id"], value["_row_id"]) for value in pq.read_table(copied).to_pylist())
             assert reported == [(1, 0), (2, 1), (3, None)]
 
 
@@ -169,13 +172,21 @@ def test_column_with_a_reserved_name_is_upserted_if_files_stay(client: IndexClie
     create(client, fields=[*FIELDS, {"id": 5, "name": "_row_id", "required": False, "type": "long"}], version=version)
 
     def rows_with_ids(*rows: tuple[int, int, int]) -> pa.Table:
-        made = [{"id": one, "ts": ts, "_row_id": own} for one, ts, own in rows]
-        return pa.Table.from_pylist(made, pa.schema([("id", pa.int64()), ("ts", pa.int32()), ("_row_id", pa.int64())]))
+        expected_rows = [{"id": one, "ts": ts, "_row_id": own} for one, ts, own in rows]
+        return pa.Table.from_pylist(
+            expected_rows, pa.schema([("id", pa.int64()), ("ts", pa.int32()), ("_row_id", pa.int64())])
+        )
 
     append(client, "db.t", rows_with_ids((1, 5, 10), (2, 5, 20), (3, 5, 30)))
     upsert(client, "db.t", rows_with_ids((1, 1, 11), (4, 1, 40)), keys=["id"], mode=MERGE_ON_READ)
     upsert(client, "db.t", rows_with_ids((2, 4, 21), (3, 6, 31)), keys=["id"], precombine="ts", mode=MERGE_ON_READ)
     upsert(client, "db.t", rows_with_ids((3, 7, 32), (5, 7, 50)), keys=["id"], columns=["_row_id"], mode=MERGE_ON_READ)
     upsert(client, "db.t", rows_with_ids((4, 8, 99)), keys=["id"], columns=["ts"], mode=MERGE_ON_READ)
-    found = scan(client, "db.t", ["id", "ts", "_row_id"]).to_arrow().sort_by("id").to_pylist()
-    assert [tuple(one.values()) for one in found] == [(1, 1, 11), (2, 5, 20), (3, 6, 32), (4, 8, 40), (5, None, 50)]
+    values = scan(client, "db.t", ["id", "ts", "_row_id"]).to_arrow().sort_by("id").to_pylist()
+    assert [tuple(value.values()) for value in values] == [
+        (1, 1, 11),
+        (2, 5, 20),
+        (3, 6, 32),
+        (4, 8, 40),
+        (5, None, 50),
+    ]

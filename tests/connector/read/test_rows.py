@@ -26,24 +26,24 @@ def stored(served: Served) -> Stored:
         await made.index("marks", "bitmap", ["id"], files)
         return made
 
-    found: Stored = served.run(make())
-    return found
+    table: Stored = served.run(make())
+    return table
 
 
 @pytest.fixture
 def client(served: Served) -> Iterator[SeamarkClient]:
-    made = SeamarkClient(served.url)
-    yield made
-    made.close()
+    new_client = SeamarkClient(served.url)
+    yield new_client
+    new_client.close()
 
 
 def test_keys_are_found_by_the_names_of_their_columns(client: SeamarkClient, stored: Stored) -> None:
     files = [file.path for file in stored.snapshots[-1].data]
-    found = client.lookup("db.t", {"name": ["a", "a", "b", "a"], "id": [4, 5, 4, 25]}, partitions=True)
-    assert (found.snapshot_id, found.index, found.missing) == (2, "keys", 3)
-    assert (found.complete, found.uncovered_files, found.uncovered) == (False, 1, (files[2],))
-    assert (found.undecided, found.problems) == (0, ())
-    assert found.rows.to_pylist() == [
+    lookup = client.lookup("db.t", {"name": ["a", "a", "b", "a"], "id": [4, 5, 4, 25]}, partitions=True)
+    assert (lookup.snapshot_id, lookup.index, lookup.missing) == (2, "keys", 3)
+    assert (lookup.complete, lookup.uncovered_files, lookup.uncovered) == (False, 1, (files[2],))
+    assert (lookup.undecided, lookup.problems) == (0, ())
+    assert lookup.rows.to_pylist() == [
         {"key": 0, "file_path": files[0], "position": 4, "undecided": False, "spec_id": 0, "partition": "{}"}
     ]
     before = client.lookup("db.t", pa.table({"id": [5], "name": ["a"]}), index="keys", at=At(snapshot_id=1))
@@ -52,8 +52,8 @@ def test_keys_are_found_by_the_names_of_their_columns(client: SeamarkClient, sto
 
 def test_bitmap_returns_the_rows_of_a_predicate_file_by_file(client: SeamarkClient, stored: Stored) -> None:
     files = [file.path for file in stored.snapshots[-1].data]
-    found = list(client.bitmap("db.t", "id BETWEEN 4 AND 11", deletes=True))
-    assert [(one.file_path, one.positions.tolist(), one.exact) for one in found] == [
+    bitmap = list(client.bitmap("db.t", "id BETWEEN 4 AND 11", deletes=True))
+    assert [(one.file_path, one.positions.tolist(), one.exact) for one in bitmap] == [
         (files[0], [4, *range(6, 10)], True),
         (files[1], [0, 1], True),
     ]
@@ -65,16 +65,16 @@ def test_bitmap_returns_the_rows_of_a_predicate_file_by_file(client: SeamarkClie
 
 
 def test_client_follows_the_pages_of_a_bitmap(served: Served, client: SeamarkClient, stored: Stored) -> None:
-    asked = []
+    bodies = []
     request = client._request
 
     def request_one_row(method: str, path: str, query: dict[str, object], body: bytes, **more: object) -> bytes:
-        asked.append(body)
+        bodies.append(body)
         return request(method, path, query, body.replace(b"{", b'{"limit": 1, ', 1), **more)  # type: ignore[arg-type]
 
     client._request = request_one_row  # type: ignore[method-assign, assignment]
     assert [one.count for one in client.bitmap("db.t", "id >= 0")] == [10, 10, 10]
-    assert len(asked) == 3
+    assert len(bodies) == 3
 
 
 def test_errors_of_the_server_are_raised_with_their_message(client: SeamarkClient, stored: Stored) -> None:

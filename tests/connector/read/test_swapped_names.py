@@ -47,10 +47,10 @@ def read_rows(client: IndexClient) -> list[tuple[int, int]]:
 def swap_before_plan(monkeypatch: pytest.MonkeyPatch, module: Any, client: IndexClient) -> None:
     real = module.plan
 
-    def plan(*args: Any, **named: Any) -> Any:
+    def plan(*args: Any, **options: Any) -> Any:
         monkeypatch.setattr(module, "plan", real)
         swap(client)
-        return real(*args, **named)
+        return real(*args, **options)
 
     monkeypatch.setattr(module, "plan", plan)
 
@@ -114,9 +114,9 @@ def test_delete_by_a_json_filter_includes_nan_rows_of_a_concurrent_append(
 
 def test_request_with_an_unknown_schema_id_is_refused(client: IndexClient) -> None:
     fill(client, (1, 2))
-    asked = json.dumps({"filter": {"type": "eq", "term": "a", "value": 1}, "seamark": {"schema-id": 7}}).encode()
+    request = json.dumps({"filter": {"type": "eq", "term": "a", "value": 1}, "seamark": {"schema-id": 7}}).encode()
     with pytest.raises(BadRequest, match=r"no schema 7|schema-id is 7"):
-        client._request("POST", "/v1/namespaces/db/tables/t/plan", {}, asked)
+        client._request("POST", "/v1/namespaces/db/tables/t/plan", {}, request)
     body = {"schema-id": 7, "replace": {"filter": {"type": "eq", "term": "a", "value": 1}}, "add": []}
     with pytest.raises(BadRequest, match=r"no schema 7|schema-id is 7"):
         client._request("POST", "/api/v1/tables/db/t/commit", {}, json.dumps(body).encode())

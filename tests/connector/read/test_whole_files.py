@@ -46,11 +46,11 @@ def test_removal_of_a_file_is_repeated_after_a_concurrent_delete(
     whole = {"where": "id > 0", "mode": MERGE_ON_READ}
     send, others = IndexClient._request, [1]
 
-    def racing(self: IndexClient, method: str, path: str, *given: object, **more: object) -> object:
+    def racing(self: IndexClient, method: str, path: str, *arguments: object, **more: object) -> object:
         if path.endswith("/commit") and others:
             others.pop()
             delete(self, "db.t", keys=pa.table({"id": [1]}), mode=MERGE_ON_READ)
-        return send(self, method, path, *given, **more)  # type: ignore[arg-type]
+        return send(self, method, path, *arguments, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(IndexClient, "_request", racing)
     with pytest.raises(Refused, match="deletes"):

@@ -152,7 +152,7 @@ def plain(kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
         return list(column.view(pa.int32() if column.type == pa.date32() else pa.int64()).to_pylist())
     if pa.types.is_decimal(column.type):
         scale = column.type.scale
-        return [None if one is None else _unscale(one, scale) for one in column.to_pylist()]
+        return [None if value is None else _unscale(value, scale) for value in column.to_pylist()]
     return list(column.to_pylist())
 
 
@@ -162,12 +162,12 @@ def _unscale(number: Decimal, scale: int) -> int:
     return int("".join(map(str, digits))) * (-1 if sign else 1)
 
 
-def same(one: Any, other: Any) -> bool:
+def same(first: Any, other: Any) -> bool:
     """Return True if the values are equal bit by bit: NaN equals NaN, and -0.0 differs from 0.0."""
-    if isinstance(one, float) and isinstance(other, float):
-        return (one != one and other != other) or struct.pack("<d", one) == struct.pack("<d", other)
-    return type(one) is type(other) and bool(one == other)
+    if isinstance(first, float) and isinstance(other, float):
+        return (first != first and other != other) or struct.pack("<d", first) == struct.pack("<d", other)
+    return type(first) is type(other) and bool(first == other)
 
 
-def all_same(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    return len(one) == len(other) and all(map(same, one, other))
+def all_same(first: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(first) == len(other) and all(map(same, first, other))

@@ -29,5 +29,5 @@ def comparable(value: Any) -> Any:
 
 def rows_of(result: SqlResult) -> Counter[str]:
     table = result.to_arrow()
-    columns = [[comparable(one) for one in column.to_pylist()] for column in table.columns]
+    columns = [[comparable(value) for value in column.to_pylist()] for column in table.columns]
     return Counter(map(repr, zip(*columns, strict=True)))

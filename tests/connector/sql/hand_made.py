@@ -82,7 +82,9 @@ _NAN = float("nan")
 
 def iceberg_types(table: str) -> dict[str, str]:
     fields = TABLES[table]
-    return {one.name: _KINDS.get(one.type) or f"decimal({one.type.precision}, {one.type.scale})" for one in fields}
+    return {
+        field.name: _KINDS.get(field.type) or f"decimal({field.type.precision}, {field.type.scale})" for field in fields
+    }
 
 
 def _row_of_a(n: int) -> dict[str, Any]:

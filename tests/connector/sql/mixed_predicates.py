@@ -39,43 +39,43 @@ class MixedPredicates:
 
     def _shape(self, p: str, column: str, family: tuple[str, ...]) -> str:
         rng, name = self._rng, f"{p}{column}"
-        one, two, three = (self.operand(column) for _ in range(3))
+        first, second, third = (self.operand(column) for _ in range(3))
         other = f"{p}{rng.choice(family)}"
         op = rng.choice(("=", "<>", "<", "<=", ">", ">="))
         negated = rng.choice(("", "NOT "))
         return rng.choice(
             (
-                f"{name} {negated}IN ({one}, {two})",
-                f"{name} {negated}IN ({one}, {two}, {three})",
-                f"{name} {negated}BETWEEN {one} AND {two}",
-                f"{name} {negated}BETWEEN {one} AND {other}",
-                f"{one} {negated}BETWEEN {name} AND {two}",
-                f"{name} {op} {one}",
+                f"{name} {negated}IN ({first}, {second})",
+                f"{name} {negated}IN ({first}, {second}, {third})",
+                f"{name} {negated}BETWEEN {first} AND {second}",
+                f"{name} {negated}BETWEEN {first} AND {other}",
+                f"{first} {negated}BETWEEN {name} AND {second}",
+                f"{name} {op} {first}",
                 f"{name} {op} {other}",
-                f"CASE {name} WHEN {one} THEN true WHEN {two} THEN true ELSE false END",
-                f"CASE {name} WHEN {one} THEN 1 WHEN {other} THEN 2 ELSE 3 END < 3",
-                f"coalesce({name}, {two}) {op} {one}",
-                f"nullif({name}, {two}) {op} {one}",
-                f"if({name} IS NULL, {two}, {name}) {op} {one}",
-                f"CASE WHEN {name} > {other} THEN {name} ELSE {two} END {op} {one}",
+                f"CASE {name} WHEN {first} THEN true WHEN {second} THEN true ELSE false END",
+                f"CASE {name} WHEN {first} THEN 1 WHEN {other} THEN 2 ELSE 3 END < 3",
+                f"coalesce({name}, {second}) {op} {first}",
+                f"nullif({name}, {second}) {op} {first}",
+                f"if({name} IS NULL, {second}, {name}) {op} {first}",
+                f"CASE WHEN {name} > {other} THEN {name} ELSE {second} END {op} {first}",
             )
         )
 
     def of_trino(self, p: str = "") -> str:
         """Return a predicate that Trino supports. Other engines may not support it."""
         column = self._rng.choice((*NUMBERS, *TIMES))
-        one, two, three = (self.operand(column) for _ in range(3))
+        first, second, third = (self.operand(column) for _ in range(3))
         negated = self._rng.choice(("", "NOT "))
         name = f"{p}{column}"
         return self._rng.choice(
             (
-                f"({name}, 1) {negated}IN (({one}, 1), ({two}, 1.0))",
-                f"{name} IN (VALUES {one}, {two})",
-                f"{name} = ANY (VALUES {one}, {two})",
-                f"{name} IN (SELECT v FROM (VALUES {one}, {two}, {three}) AS w (v))",
-                f"{name} IN (SELECT {one} UNION ALL SELECT {two})",
-                f"contains(ARRAY[{one}, {two}], {name})",
-                f"greatest({name}, {one}) {negated}IN ({two}, {three})",
+                f"({name}, 1) {negated}IN (({first}, 1), ({second}, 1.0))",
+                f"{name} IN (VALUES {first}, {second})",
+                f"{name} = ANY (VALUES {first}, {second})",
+                f"{name} IN (SELECT v FROM (VALUES {first}, {second}, {third}) AS w (v))",
+                f"{name} IN (SELECT {first} UNION ALL SELECT {second})",
+                f"contains(ARRAY[{first}, {second}], {name})",
+                f"greatest({name}, {first}) {negated}IN ({second}, {third})",
                 self.predicate(p),
             )
         )

@@ -151,17 +151,17 @@ class RandomQueries:
         return f"SELECT a.id, b.id FROM {self._table()} a {kind} {self._table()} b ON {on} WHERE {self.condition('b.')}"
 
     def _nested(self) -> str:
-        condition, one, other = self.condition(), self._table(), self._table()
+        condition, table, other = self.condition(), self._table(), self._table()
         of_a, of_b = self.condition("a."), self.condition("b.")
-        total = f"WITH w AS (SELECT k, sum(price) AS total FROM {one} GROUP BY k)"
+        total = f"WITH w AS (SELECT k, sum(price) AS total FROM {table} GROUP BY k)"
         return self._rng.choice(
             (
-                f"SELECT id, name FROM {one} WHERE k IN (SELECT k FROM {other} WHERE {condition})",
-                f"SELECT id FROM {one} WHERE k NOT IN (SELECT k FROM {other} WHERE k IS NOT NULL AND {condition})",
-                f"SELECT id FROM {one} a WHERE EXISTS (SELECT 1 FROM {other} b WHERE b.id = a.id AND {of_b})",
-                f"SELECT id, (SELECT max(price) FROM {other} b WHERE b.k = a.k) FROM {one} a",
+                f"SELECT id, name FROM {table} WHERE k IN (SELECT k FROM {other} WHERE {condition})",
+                f"SELECT id FROM {table} WHERE k NOT IN (SELECT k FROM {other} WHERE k IS NOT NULL AND {condition})",
+                f"SELECT id FROM {table} a WHERE EXISTS (SELECT 1 FROM {other} b WHERE b.id = a.id AND {of_b})",
+                f"SELECT id, (SELECT max(price) FROM {other} b WHERE b.k = a.k) FROM {table} a",
                 f"{total} SELECT w.k, total / 3, a.id FROM w JOIN {other} a ON w.k = a.k WHERE {of_a}",
-                f"SELECT count(*), sum(p) FROM (SELECT DISTINCT k, price AS p FROM {one} WHERE {condition}) q",
+                f"SELECT count(*), sum(p) FROM (SELECT DISTINCT k, price AS p FROM {table} WHERE {condition}) q",
             )
         )
 

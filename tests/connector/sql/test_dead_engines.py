@@ -39,8 +39,8 @@ def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_java_is_reported_differently_from_missing_spark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    given = ["run", "compact", "shop.orders", "--on", "local", "--url", "http://127.0.0.1:1"]
-    done = CliRunner().invoke(cli, given)
+    command = ["run", "compact", "shop.orders", "--on", "local", "--url", "http://127.0.0.1:1"]
+    done = CliRunner().invoke(cli, command)
     assert done.exit_code == 2
     assert JDK in done.output
     assert "pip install" not in done.output
@@ -65,8 +65,8 @@ def test_java_outside_the_path_is_left_to_spark(tmp_path: Path, monkeypatch: pyt
     for name, home in (("JAVA_HOME", "jdk"), ("SPARK_HOME", "spark")):
         with monkeypatch.context() as patch:
             patch.setenv(name, str(tmp_path / home))
-            given = ["run", "compact", "shop.orders", "--on", "local", "--url", "http://127.0.0.1:1"]
-            assert "spark-submit was started" in CliRunner().invoke(cli, given).output, name
+            command = ["run", "compact", "shop.orders", "--on", "local", "--url", "http://127.0.0.1:1"]
+            assert "spark-submit was started" in CliRunner().invoke(cli, command).output, name
 
 
 class Session:
@@ -126,8 +126,8 @@ def test_spark_without_settings_gets_icebergs_jar_and_the_catalog(
     assert session.started["spark.jars.packages"] == RUNTIME
     assert session.settings["spark.sql.catalog.sea.uri"] == "http://127.0.0.1:8181"
 
-    named = Session({"spark.sql.catalog.sea": "theirs"})
+    named_session = Session({"spark.sql.catalog.sea": "theirs"})
     (spark_home / "conf").mkdir()
     (spark_home / "conf" / "spark-defaults.conf").touch()
-    start(named, monkeypatch)
-    assert (named.started, named.settings) == ({}, {"spark.sql.catalog.sea": "theirs"})
+    start(named_session, monkeypatch)
+    assert (named_session.started, named_session.settings) == ({}, {"spark.sql.catalog.sea": "theirs"})

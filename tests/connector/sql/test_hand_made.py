@@ -67,12 +67,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     served.stop()
 
 
-def value(given: Any) -> Any:
+def value(arguments: Any) -> Any:
     """Return the value in a comparable form.
 
     Numbers become floats, because DuckDB's sums and quotients have other types.
     """
-    return comparable(float(given) if isinstance(given, int | Decimal) and not isinstance(given, bool) else given)
+    return comparable(
+        float(arguments) if isinstance(arguments, int | Decimal) and not isinstance(arguments, bool) else arguments
+    )
 
 
 def rows_of(table: pa.Table) -> Counter[str]:
@@ -135,7 +137,7 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
                     continue
                 for table in query.tables:
                     name = quoted(stored[table.node.name.lower()].name)
-                    columns = ", ".join(f"{quoted(one)} AS c{at}" for at, one in enumerate(table.columns))
+                    columns = ", ".join(f"{quoted(column)} AS c{at}" for at, column in enumerate(table.columns))
                     connection.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {columns} FROM {name}")
                 counts["translated"] += 1
                 assert answer(connection, query.text) == expected, f"seed {seed}/{number}\n{text}\n{query.text}"
@@ -152,20 +154,20 @@ def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
     columns = {table: iceberg_types(table) for table in TABLES}
     left_out = 0
     for number, text in enumerate(STATEMENTS[::step]):
-        found = find_scans(
+        scans = find_scans(
             text, columns_of=lambda names: columns[names[2]] if known else None, utc=True, today=NOW.date()
         )
         new = []
-        for at, scan in enumerate(found):
-            kept = "TRUE" if scan.predicate is None else f"({scan.predicate})"
-            partners = "".join(partners_of(random.Random(f"{number}/{at}"), found, (at,)))
-            rows = f"SELECT * FROM db.{scan.table} AS j1 WHERE {kept}{partners}"
+        for at, scan in enumerate(scans):
+            condition = "TRUE" if scan.predicate is None else f"({scan.predicate})"
+            partners = "".join(partners_of(random.Random(f"{number}/{at}"), scans, (at,)))
+            rows = f"SELECT * FROM db.{scan.table} AS j1 WHERE {condition}{partners}"
             plain.execute(f"CREATE OR REPLACE TABLE db.p{at} AS {rows}")
             left_out += plain.execute(
                 f"SELECT (SELECT count(*) FROM db.{scan.table}) > count(*) FROM db.p{at}"
             ).fetchall()[0][0]
             new.append(read_from_view(scan, f"p{at}"))
-        assert answer(plain, splice(text, new)) == answer(plain, text), f"{text}\n{found}"
+        assert answer(plain, splice(text, new)) == answer(plain, text), f"{text}\n{scans}"
     assert left_out > (200 if known else 100) / step
 
 
@@ -184,11 +186,11 @@ def test_statements_return_the_rows_of_plain_duckdb_with_and_without_plans(
                 if "DuckDB does not run this" not in str(error):
                     raise
                 continue
-            left_out += sum(one.considered_files - one.files for one in result.explanation.tables)
-            found = rows_of(result.to_arrow())
-            assert found == answer(plain, text), text
+            left_out += sum(table.considered_files - table.files for table in result.explanation.tables)
+            rows = rows_of(result.to_arrow())
+            assert rows == answer(plain, text), text
             with patch.object(reads, "scans_of", lambda *_, **__: ()):
-                assert rows_of(session.sql(text).to_arrow()) == found, text
+                assert rows_of(session.sql(text).to_arrow()) == rows, text
     assert left_out > 10
 
 
@@ -207,8 +209,8 @@ def test_unnamed_column_is_numbered_among_the_columns_of_the_result(served: Serv
 def test_order_by_prefers_names_of_select_to_names_of_from(served: Served) -> None:
     """Trino does so also within an expression, where DuckDB takes the column of FROM."""
     with SqlSession(served.url) as session:
-        found = session.sql("SELECT -k AS k FROM db.c WHERE k IS NOT NULL ORDER BY k + 0 LIMIT 2").to_arrow()
-        assert found.column(0).to_pylist() == [-4, -3]
+        rows = session.sql("SELECT -k AS k FROM db.c WHERE k IS NOT NULL ORDER BY k + 0 LIMIT 2").to_arrow()
+        assert rows.column(0).to_pylist() == [-4, -3]
         with pytest.raises(BadRequest, match="ambiguous"):
             session.sql("SELECT n AS k, k FROM db.c ORDER BY length(k)")
 

@@ -39,18 +39,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def check(url: str, seed: int, queries: int) -> Counter[str]:
     counts: Counter[str] = Counter()
-    drawn = RandomQueries(random.Random(seed), "db")
+    random_queries = RandomQueries(random.Random(seed), "db")
     with SqlSession(url) as session:
         for number in range(queries):
-            text = drawn.query()
+            text = random_queries.query()
             pruned = session.sql(text)
-            counts["files left out"] += sum(one.considered_files - one.files for one in pruned.explanation.tables)
-            counts["joins"] += sum(len(one.joins) for one in pruned.explanation.tables)
-            found = rows_of(pruned)
+            counts["files left out"] += sum(table.considered_files - table.files for table in pruned.explanation.tables)
+            counts["joins"] += sum(len(table.joins) for table in pruned.explanation.tables)
+            rows = rows_of(pruned)
             with patch.object(reads, "scans_of", lambda *_, **__: ()):
                 whole = session.sql(text)
-                assert all(one.files == one.considered_files for one in whole.explanation.tables)
-                assert found == rows_of(whole), f"seed {seed}, query {number}: {text}"
+                assert all(table.files == table.considered_files for table in whole.explanation.tables)
+                assert rows == rows_of(whole), f"seed {seed}, query {number}: {text}"
     return counts
 
 
@@ -68,9 +68,9 @@ def test_a_thousand_pruned_queries_return_the_rows_of_whole_tables(served: Serve
 def test_join_with_a_small_table_leaves_files_of_a_large_table_out(served: Served) -> None:
     with SqlSession(served.url) as session:
         text = "SELECT count(*) FROM db.t1 a JOIN db.t2 b ON a.id = b.id WHERE b.name = 'nothing has this name'"
-        found = session.sql(text)
-        assert found.explanation.tables[0].joins == (("id", 0),)
-        assert found.to_arrow().column(0).to_pylist() == [0]
+        actual = session.sql(text)
+        assert actual.explanation.tables[0].joins == (("id", 0),)
+        assert actual.to_arrow().column(0).to_pylist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -107,18 +107,18 @@ def test_tag_is_read_as_the_snapshot_that_it_names(served: Served) -> None:
             table = catalog.load_table(f"db.{name}")
             numbers[name] = table.snapshots()[2].snapshot_id
             table.manage_snapshots().create_tag(numbers[name], "it's").commit()
-    drawn = RandomQueries(random.Random(first_seed() + 1), "db")
+    queries = RandomQueries(random.Random(first_seed() + 1), "db")
     with SqlSession(served.url) as session:
         for number in range(examples(30, 8)):
-            text = drawn.query()
+            text = queries.query()
             for name in TABLES:
                 text = text.replace(f"db.{name} ", f"db.{name} FOR VERSION AS OF 'it''s' ")
-            found = session.sql(text)
+            actual = session.sql(text)
             for name in TABLES:
                 text = text.replace(
                     f"db.{name} FOR VERSION AS OF 'it''s'", f"db.{name} FOR VERSION AS OF {numbers[name]}"
                 )
-            assert rows_of(found) == rows_of(session.sql(text)), f"seed {first_seed() + 1}, query {number}: {text}"
+            assert rows_of(actual) == rows_of(session.sql(text)), f"seed {first_seed() + 1}, query {number}: {text}"
         with pytest.raises(BadRequest, match="Cannot find the branch or tag 'none'; the table has it's, main"):
             session.sql("SELECT * FROM db.t1 FOR VERSION AS OF 'none'")
         both = "SELECT count(*) FROM db.t1 a JOIN db.t1 FOR VERSION AS OF 'it''s' b ON a.id = b.id"

@@ -121,8 +121,8 @@ def test_change_runs_again_after_a_concurrent_commit(
         [lambda: append(client, "db.t", pa.table({"id": [2], "n": [1]}))],
     )
 
-    def overtaken(self: SqlSession, *given: Any) -> Any:
-        rows = computed(self, *given)
+    def overtaken(self: SqlSession, *arguments: Any) -> Any:
+        rows = computed(self, *arguments)
         for work in works:
             thread = threading.Thread(target=work)
             thread.start()

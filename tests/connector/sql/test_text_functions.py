@@ -51,8 +51,8 @@ def emails(number: int) -> list[str | None]:
     return ["0@example.com", f"Person.Number{number}@Example.COM", None, "~@example.com"]
 
 
-def ids_of(found: SqlResult) -> list[int]:
-    return sorted(found.to_arrow()["id"].to_pylist())
+def ids_of(result: SqlResult) -> list[int]:
+    return sorted(result.to_arrow()["id"].to_pylist())
 
 
 @contextmanager
@@ -79,23 +79,25 @@ def test_index_on_lower_or_upper_serves_both_functions(served: Served, indexed: 
             ("lower(email) = 'person.number70@example.com'", []),
             ("lower(email) LIKE 'person.number7@example.com'", [701]),
         ):
-            found = session.sql(f"SELECT id FROM db.people WHERE {where}")
-            assert ids_of(found) == ids, where
-            assert found.explanation.tables[0].files == len(ids), where
+            actual = session.sql(f"SELECT id FROM db.people WHERE {where}")
+            assert ids_of(actual) == ids, where
+            assert actual.explanation.tables[0].files == len(ids), where
         changed = session.sql("UPDATE db.people SET email = 'x' WHERE lower(email) = 'person.number7@example.com'")
         assert changed.to_arrow().to_pylist() == [{"rows": 1}]
         assert ids_of(session.sql("SELECT id FROM db.people WHERE upper(email) = 'X'")) == [701]
-    shown = seamark_command(served.url, "index", "show", "db.people", f"{indexed.partition('(')[0]}_email_bloom")
-    assert indexed in shown
+    shown_seamark_command = seamark_command(
+        served.url, "index", "show", "db.people", f"{indexed.partition('(')[0]}_email_bloom"
+    )
+    assert indexed in shown_seamark_command
 
 
 def test_bitmap_index_on_lower_serves_prefix_patterns(served: Served) -> None:
     create_table(served.url, emails)
     create_index(served.url, "lower(email)", "bitmap")
     with SqlSession(served.url) as session:
-        found = session.sql("SELECT id FROM db.people WHERE lower(email) LIKE 'person.number7%'")
-        assert ids_of(found) == [701]
-        assert found.explanation.tables[0].files == 1
+        actual = session.sql("SELECT id FROM db.people WHERE lower(email) LIKE 'person.number7%'")
+        assert ids_of(actual) == [701]
+        assert actual.explanation.tables[0].files == 1
 
 
 def test_duckdb_reads_the_files_that_the_index_keeps(served: Served) -> None:
@@ -120,8 +122,8 @@ def test_random_texts_of_all_scripts_are_found_in_any_case(served: Served) -> No
             sought = [with_other_case(rng, rng.choice(rng.choice(texts))) for _ in range(rng.choice([1, 1, 3]))]
             values = ", ".join(f"'{one.replace(chr(39), chr(39) * 2)}'" for one in sought)
             query = f"SELECT id FROM db.people WHERE {function}(email) IN ({values})"
-            found = session.sql(query)
-            left_out += FILES - found.explanation.tables[0].files
+            actual = session.sql(query)
+            left_out += FILES - actual.explanation.tables[0].files
             with read_whole():
-                assert rows_of(found) == rows_of(session.sql(query)), f"seed {seed}: {query}"
+                assert rows_of(actual) == rows_of(session.sql(query)), f"seed {seed}: {query}"
     assert left_out > 100

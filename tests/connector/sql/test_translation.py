@@ -158,11 +158,11 @@ def test_text_that_expands_without_bounds_is_refused(text: str) -> None:
     ],
 )
 def test_negated_condition_is_true_for_the_other_rows(condition: str, kept: list[str | None]) -> None:
-    found = translate_text(f"SELECT name FROM s.t WHERE {condition} ORDER BY name NULLS LAST")
+    text = translate_text(f"SELECT name FROM s.t WHERE {condition} ORDER BY name NULLS LAST")
     with duckdb.connect() as db:
         db.execute("CREATE TABLE t0 AS SELECT * FROM (VALUES ('a_b'), ('ab'), ('b'), (NULL)) AS t (c2)")
-        assert list(found.tables[0].used) == ["name"]
-        assert [row[0] for row in db.execute(found.text).fetchall()] == kept
+        assert list(text.tables[0].used) == ["name"]
+        assert [row[0] for row in db.execute(text.text).fetchall()] == kept
 
 
 def test_upper_converts_each_character_to_one_and_repeats_no_expression() -> None:
@@ -172,26 +172,26 @@ def test_upper_converts_each_character_to_one_and_repeats_no_expression() -> Non
         None if text is None else "".join(one.upper() if len(one.upper()) == 1 else one for one in text)
         for text in texts
     ]
-    found, twice = (translate_text(f"SELECT {one} FROM s.t") for one in ("upper(name)", "upper(upper(name))"))
+    actual, twice = (translate_text(f"SELECT {one} FROM s.t") for one in ("upper(name)", "upper(upper(name))"))
     with duckdb.connect() as db:
         db.execute("CREATE TABLE t0 (c2 VARCHAR)")
         db.executemany("INSERT INTO t0 VALUES (?)", [(text,) for text in texts])
-        for query in (found, twice):
+        for query in (actual, twice):
             assert [row[0] for row in db.execute(query.text).fetchall()] == expected
-    assert found.text.count("c2") == twice.text.count("c2")
+    assert actual.text.count("c2") == twice.text.count("c2")
 
 
 def test_identifiers_of_a_statement_do_not_reach_duckdb() -> None:
-    found = translate_text('SELECT "id" AS "a; DROP", t."NAME" FROM s."t" AS "t" WHERE name = \'it\'\'s\'')
+    query = translate_text('SELECT "id" AS "a; DROP", t."NAME" FROM s."t" AS "t" WHERE name = \'it\'\'s\'')
     source = "(SELECT * FROM t0 LIMIT 4611686018427387904) AS r0"
     expected = ("SELECT r0.c0 AS c0, r0.c2 AS c1", f"FROM {source}", "WHERE (r0.c2 = 'it''s')")
-    assert found.text == " ".join(expected)
-    assert [name for name, _ in found.columns] == ["a; DROP", "NAME"]
-    assert list(found.tables[0].used) == ["id", "name"]
+    assert query.text == " ".join(expected)
+    assert [name for name, _ in query.columns] == ["a; DROP", "NAME"]
+    assert list(query.tables[0].used) == ["id", "name"]
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "reason"),
     [
         ("SELECT nope FROM s.t", "does not exist$"),
         ("SELECT nmae FROM s.t", "The column nmae does not exist; did you mean name\\?"),
@@ -208,8 +208,8 @@ def test_identifiers_of_a_statement_do_not_reach_duckdb() -> None:
         ("SELECT 99999999999999999999", "out of the range"),
     ],
 )
-def test_invalid_query_is_refused_with_its_reason(text: str, why: str) -> None:
-    with pytest.raises(BadRequest, match=why):
+def test_invalid_query_is_refused_with_its_reason(text: str, reason: str) -> None:
+    with pytest.raises(BadRequest, match=reason):
         translate_text(text)
 
 
@@ -277,7 +277,7 @@ def test_engine_is_chosen_by_bytes_and_kind_of_the_statement() -> None:
 
 
 @pytest.mark.parametrize(
-    ("demand", "wanted"),
+    ("demand", "expected"),
     [
         (StatementProfile(Kind.QUERY, 0, "of a function"), AUTO),
         (StatementProfile(Kind.QUERY, 0, "of a function"), DUCKDB),
@@ -287,9 +287,9 @@ def test_engine_is_chosen_by_bytes_and_kind_of_the_statement() -> None:
         (StatementProfile(Kind.QUERY), "presto"),
     ],
 )
-def test_missing_engine_is_reported_with_the_reason(demand: StatementProfile, wanted: str) -> None:
+def test_missing_engine_is_reported_with_the_reason(demand: StatementProfile, expected: str) -> None:
     with pytest.raises(BadRequest, match=r"DuckDB|Spark|not a query|not configured|must be"):
-        choose(demand, wanted, frozenset({DUCKDB}))
+        choose(demand, expected, frozenset({DUCKDB}))
 
 
 _DECIMALS = ("acctbal", "retailprice", "supplycost", "totalprice", "quantity", "extendedprice", "discount", "tax")
@@ -306,36 +306,36 @@ _TABLES = {
 
 
 def _columns_of_tpch(node: exp.Table, names: Iterable[str]) -> dict[str, SqlType]:
-    found = {}
+    result = {}
     for name in sorted(names):
-        prefix, _, rest = name.partition("_")
+        prefix, _, tail = name.partition("_")
         if prefix == _TABLES[node.name.lower()]:
             kind = (
-                BIGINT if rest.endswith("key") else INTEGER if rest in ("size", "availqty", "linenumber") else VARCHAR
+                BIGINT if tail.endswith("key") else INTEGER if tail in ("size", "availqty", "linenumber") else VARCHAR
             )
-            kind = decimal(12, 2) if rest in _DECIMALS else DATE if rest.endswith("date") else kind
-            found[name] = kind
-    return found
+            kind = decimal(12, 2) if tail in _DECIMALS else DATE if tail.endswith("date") else kind
+            result[name] = kind
+    return result
 
 
 def test_all_22_queries_of_tpc_h_are_translated_and_run_in_duckdb() -> None:
     text = "\n".join(line for line in TPCH.read_text().splitlines() if not line.startswith("--"))
     names = set(re.findall(r"\b(?:r|n|s|c|p|ps|o|l)_\w+", text))
-    queries = [one for one in text.split(";") if one.strip()]
+    queries = [part for part in text.split(";") if part.strip()]
     with closing(open_connection(DuckDBLimits(memory_bytes=256 << 20))) as con:
         for query in queries:
-            found = translate(parse(query).tree, lambda node: _columns_of_tpch(node, names), NOW)
-            for table in found.tables:
+            result = translate(parse(query).tree, lambda node: _columns_of_tpch(node, names), NOW)
+            for table in result.tables:
                 empty = (f"CAST(NULL AS {duckdb_name(kind)}) AS c{n}" for n, kind in enumerate(table.columns.values()))
                 con.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {', '.join(empty)} LIMIT 0")
-            con.execute(found.text).fetchall()
+            con.execute(result.text).fetchall()
     assert len(queries) == 22
 
 
 def test_merge_is_translated_for_spark_only_if_its_meaning_stays() -> None:
     text = "MERGE INTO s.t USING s.u AS u ON t.id = u.id WHEN MATCHED THEN UPDATE SET x = u.x + 1"
-    found = spark_text(parse(text).tree, "sea", "lake", None)
-    assert found.startswith("MERGE INTO `lake`.s.t USING `lake`.s.u AS u ON")
+    actual_spark_text = spark_text(parse(text).tree, "sea", "lake", None)
+    assert actual_spark_text.startswith("MERGE INTO `lake`.s.t USING `lake`.s.u AS u ON")
     for expression in ("u.x / 2", "CAST(u.name AS integer)", "length(u.name)"):
         with pytest.raises(BadRequest, match="may mean something else"):
             spark_text(parse(text.replace("u.x + 1", expression)).tree, "sea", "lake", None)

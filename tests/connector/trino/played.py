@@ -49,7 +49,7 @@ class Seamark:
         tables: The known tables, if more than their columns is known.
     """
 
-    plan: Callable[[TablePlanRequest], Any] = lambda wanted: {}
+    plan: Callable[[TablePlanRequest], Any] = lambda expected: {}
     wait_s: float = 0.0
     version: str = "1"
     tables: Mapping[str, KnownTable] = field(default_factory=dict)
@@ -62,15 +62,15 @@ class Seamark:
     views_read: list[Name] = field(default_factory=list)
     leased: list[tuple[Name, list[int], int | None]] = field(default_factory=list)
 
-    async def plan_table(self, wanted: TablePlanRequest) -> TablePlanResponse:
+    async def plan_table(self, expected: TablePlanRequest) -> TablePlanResponse:
         number = len(self.asked)
-        self.asked.append(wanted)
-        if self._view(wanted.table) is not None:
+        self.asked.append(expected)
+        if self._view(expected.table) is not None:
             raise NotFound("Table does not exist", status=404, kind="NoSuchTableException")
         await asyncio.sleep(self.wait_s)
-        usual = {"name": None, "plan_snapshot_id": 100 + number, "snapshot_id": wanted.snapshot_id or 7}
+        usual = {"name": None, "plan_snapshot_id": 100 + number, "snapshot_id": expected.snapshot_id or 7}
         sizes = {"files": 1, "bytes": 10, "considered_files": 100}
-        return TablePlanResponse(**{**usual, **sizes, **self.plan(wanted)})
+        return TablePlanResponse(**{**usual, **sizes, **self.plan(expected)})
 
     async def columns(self, table: tuple[str, ...]) -> KnownTable | None:
         self.looked_at.append(table)
@@ -91,8 +91,8 @@ class Seamark:
         assert reader == READER
         number = len(self.views_asked)
         self.views_asked.append((name, view, predicate, tuple(references)))
-        made = f"{name[-1]}~plan~{number}" if self.answer is None else self.answer(name)
-        return None if made is None else PlanView(made, 200 + number, tuple(view.columns))
+        text = f"{name[-1]}~plan~{number}" if self.answer is None else self.answer(name)
+        return None if text is None else PlanView(text, 200 + number, tuple(view.columns))
 
     async def lease(self, of: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
         self.leased.append((of, list(plan_ids), lease_s))
@@ -100,6 +100,6 @@ class Seamark:
 
 @asynccontextmanager
 async def rewriter(seamark: Any, limits: RewriteLimits = PATIENT) -> AsyncIterator[Rewriter]:
-    made = Rewriter(seamark, ["lake", "Other"], limits)
-    yield made
-    await made.close()
+    new_rewriter = Rewriter(seamark, ["lake", "Other"], limits)
+    yield new_rewriter
+    await new_rewriter.close()

@@ -142,19 +142,19 @@ async def fake_seamark(plan: Callable[[str, Any], Plan] | None = None, *, wait_s
 
     async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         path, _, route = request.rel_url.raw_path.removeprefix("/api/v1/tables/").rpartition("/")
-        asked = json.loads(body)
+        plan_request = json.loads(body)
         if route == "plan-snapshots":
-            seamark.renewed.append((path, asked))
+            seamark.renewed.append((path, plan_request))
             return web.json_response({"found": 1})
-        seamark.asked.append((path, asked))
+        seamark.asked.append((path, plan_request))
         await asyncio.sleep(wait_s)
-        made = plan(path, asked) if plan is not None else {}
-        if isinstance(made, int):
-            error = {"message": "no", "type": "NoSuchTableException" if made == 404 else "Fake", "code": made}
-            return web.json_response({"error": error}, status=made)
+        new_plan = plan(path, plan_request) if plan is not None else {}
+        if isinstance(new_plan, int):
+            error = {"message": "no", "type": "NoSuchTableException" if new_plan == 404 else "Fake", "code": new_plan}
+            return web.json_response({"error": error}, status=new_plan)
         usual = {"name": None, "plan-snapshot-id": PLAN_ID, "snapshot-id": 7, "expires-at-ms": 1}
         sizes = {"files": 3, "bytes": 30, "considered-files": 100, "considered-bytes": 1000}
-        return web.json_response({**usual, **sizes, **made})
+        return web.json_response({**usual, **sizes, **new_plan})
 
     async with fake_server(answer) as fake:
         seamark = Seamark(fake)

@@ -21,8 +21,8 @@ TRINO = Coordinator("http://trino", "")
 
 async def _ask(rig: Rig, authorization: str, statement: str = STATEMENT, **headers: str) -> str:
     """Return the header that says what the proxy did."""
-    given = {"X-Trino-User": "ann", "Authorization": authorization, **headers}
-    _, answer, _ = await rig.ask("POST", "/v1/statement", data=statement.encode(), headers=given)
+    request_headers = {"X-Trino-User": "ann", "Authorization": authorization, **headers}
+    _, answer, _ = await rig.ask("POST", "/v1/statement", data=statement.encode(), headers=request_headers)
     return str(answer["X-Seamark-Plan"])
 
 
@@ -117,14 +117,14 @@ async def test_login_is_checked_again_after_a_minute_and_for_other_credentials()
         assert await logins.accepts(TRINO, CIMultiDict({**first, **other}))
         assert len(trino.asked) == 2 + number
     assert await logins.accepts(Coordinator("http://other", ""), first)
-    asked = len(trino.asked)
+    count = len(trino.asked)
     assert await logins.accepts(TRINO, CIMultiDict({**first, "X-Trino-Source": "y", "X-Trino-Session": "a=1"}))
     now_s[0] += REMEMBERED_S - 1
     assert await logins.accepts(TRINO, first)
-    assert len(trino.asked) == asked
+    assert len(trino.asked) == count
     now_s[0] += 1
     assert await logins.accepts(TRINO, first)
-    assert len(trino.asked) == asked + 1
+    assert len(trino.asked) == count + 1
     assert not logins._asking
     assert not any(b"Basic" in key for key in logins._until_s)
 

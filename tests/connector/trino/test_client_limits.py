@@ -43,11 +43,11 @@ def head(path: str, *headers: str) -> bytes:
     return "\r\n".join((f"POST {path} HTTP/1.1", "Host: localhost", *headers, "", "")).encode()
 
 
-@pytest.mark.parametrize("begun", [b"", b"GET /v1/in", ASK[:-2] + b"x: "])
-async def test_header_that_does_not_arrive_in_time_ends_the_connection(begun: bytes) -> None:
+@pytest.mark.parametrize("first_bytes", [b"", b"GET /v1/in", ASK[:-2] + b"x: "])
+async def test_header_that_does_not_arrive_in_time_ends_the_connection(first_bytes: bytes) -> None:
     async with fake_server(echo) as trino, run_proxy(trino.url, header_timeout_s=0.2) as rig, AsyncExitStack() as stack:
         wire = await connect(stack, rig)
-        await wire.send(begun)
+        await wire.send(first_bytes)
         assert b"HTTP/1.1 408 " in await wire.rest()
 
 
@@ -218,9 +218,9 @@ async def test_invalid_http_requests_are_counted_and_not_quoted(raw: bytes, stat
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    made = Authority(tmp_path)
-    made.issue("proxy")
-    return made
+    new_authority = Authority(tmp_path)
+    new_authority.issue("proxy")
+    return new_authority
 
 
 async def test_connections_count_before_their_tls_handshake(authority: Authority) -> None:
@@ -251,16 +251,16 @@ async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(aut
     served.load_cert_chain(authority.certificate, authority.key)
     limits = {"header_timeout_s": 0.3}
     async with fake_server(echo) as trino, run_proxy(trino.url, tls=served, **limits) as rig, AsyncExitStack() as stack:
-        for begun in (b"", b"\x16\x03\x01", ASK):
+        for first_bytes in (b"", b"\x16\x03\x01", ASK):
             wire = await connect(stack, rig)
-            await wire.send(begun)
+            await wire.send(first_bytes)
             assert b"HTTP" not in await wire.rest()
 
 
 def test_limit_per_address_does_not_apply_behind_another_proxy() -> None:
-    def per_address(**given: bool) -> int:
+    def per_address(**arguments: bool) -> int:
         settings = ProxySettings(
-            trino=("http://a",), catalogs=frozenset(), seamark="http://b", connections=100, **given
+            trino=("http://a",), catalogs=frozenset(), seamark="http://b", connections=100, **arguments
         )
         return limits_of(settings).per_address
 

@@ -50,8 +50,12 @@ async def test_repeated_headers_stay_separate_and_in_order() -> None:
         return web.Response(headers=cookies, text="x")
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
-        sent = [("X-Trino-Session", "a=1"), ("X-Trino-Prepared-Statement", "p=q"), ("X-Trino-Session", "b=2")]
-        _, headers, _ = await rig.ask("GET", "/v1/info", headers=sent)
+        request_headers = [
+            ("X-Trino-Session", "a=1"),
+            ("X-Trino-Prepared-Statement", "p=q"),
+            ("X-Trino-Session", "b=2"),
+        ]
+        _, headers, _ = await rig.ask("GET", "/v1/info", headers=request_headers)
         assert headers.getall("Set-Cookie") == ["a=1; Path=/ui; HttpOnly", "b=2"]
         assert headers["X-Trino-Set-Session"] == "x=1"
         assert trino.seen[0][2].getall("X-Trino-Session") == ["a=1", "b=2"]
@@ -64,8 +68,13 @@ async def test_connection_headers_are_not_forwarded() -> None:
         return web.Response(text="x", headers={"Connection": "X-Mine", "X-Mine": "1", "Keep-Alive": "timeout=5"})
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
-        sent = {"Connection": "keep-alive, X-Hop", "X-Hop": "1", "TE": "trailers", "Proxy-Authorization": "Basic x"}
-        _, headers, _ = await rig.ask("GET", "/v1/info", headers={**sent, "X-Seamark": "off"})
+        request_headers = {
+            "Connection": "keep-alive, X-Hop",
+            "X-Hop": "1",
+            "TE": "trailers",
+            "Proxy-Authorization": "Basic x",
+        }
+        _, headers, _ = await rig.ask("GET", "/v1/info", headers={**request_headers, "X-Seamark": "off"})
         assert names(trino.seen[0][2]) & {"x-hop", "te", "proxy-authorization", "x-seamark"} == set()
         assert trino.seen[0][2]["Via"] == "1.1 seamark"
         assert names(headers) & {"x-mine", "keep-alive"} == set()
@@ -94,9 +103,9 @@ async def test_forwarded_headers_describe_the_client_and_replace_forged_ones() -
 
 
 async def test_forwarded_headers_are_trusted_if_the_operator_says_so() -> None:
-    sent = {"X-Forwarded-For": "10.1.1.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "trino.example"}
+    request_headers = {"X-Forwarded-For": "10.1.1.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "trino.example"}
     async with fake_server(echo) as trino, run_proxy(trino.url, trust_forwarded=True) as rig:
-        await rig.ask("GET", "/v1/info", headers={**sent, "X-Forwarded-Prefix": "/lake/"})
+        await rig.ask("GET", "/v1/info", headers={**request_headers, "X-Forwarded-Prefix": "/lake/"})
         heard = trino.seen[0][2]
         assert heard["X-Forwarded-For"] == "10.1.1.1, 127.0.0.1"
         assert (heard["X-Forwarded-Proto"], heard["X-Forwarded-Host"]) == ("https", "trino.example")
@@ -110,9 +119,9 @@ async def test_compressed_bodies_are_forwarded_unchanged() -> None:
         return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
-        sent = {"Content-Encoding": "gzip", "Accept-Encoding": "gzip, zstd"}
+        request_headers = {"Content-Encoding": "gzip", "Accept-Encoding": "gzip, zstd"}
         for target in ("/v1/spooled/download/1", "/v1/statement"):
-            _, headers, body = await rig.ask("POST", target, data=packed, headers=sent)
+            _, headers, body = await rig.ask("POST", target, data=packed, headers=request_headers)
             assert (body, headers["Content-Encoding"]) == (packed, "gzip")
             assert headers["Content-Length"] == str(len(packed))
             assert trino.seen[-1][3] == packed
@@ -137,8 +146,8 @@ async def test_answers_without_a_body_stay_without_one(method: str, status: int)
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
         for _ in range(2):  # The connection still works for the second request.
-            found, headers, body = await rig.ask(method, "/v1/statement/executing/x")
-            assert (found, body, headers["ETag"]) == (status, b"", '"1"')
+            actual, headers, body = await rig.ask(method, "/v1/statement/executing/x")
+            assert (actual, body, headers["ETag"]) == (status, b"", '"1"')
 
 
 async def test_redirects_are_passed_to_the_client() -> None:
@@ -176,13 +185,13 @@ async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
         await response.write_eof()
         return response
 
-    async with listening(answer) as trino, run_proxy(trino) as rig, rig.http.get(rig.at("/v1/spooled/1")) as got:
-        await got.content.readexactly(MIB)
+    async with listening(answer) as trino, run_proxy(trino) as rig, rig.http.get(rig.at("/v1/spooled/1")) as result:
+        await result.content.readexactly(MIB)
         await asyncio.sleep(0.5)
         held = sent - MIB
         assert held < 24 * MIB, held  # Most of the answer is in buffers of sockets.
         size = MIB
-        async for chunk in got.content.iter_any():
+        async for chunk in result.content.iter_any():
             size += len(chunk)
         assert size == 256 * MIB
 
@@ -203,10 +212,10 @@ async def test_too_long_statement_is_streamed_without_analysis() -> None:
         yield b" " * MIB
 
     async with listening(answer) as trino, run_proxy(trino, statement_bytes=1000) as rig:
-        asked = asyncio.create_task(rig.ask("POST", "/v1/statement", data=long()))
+        task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=long()))
         await until(lambda: arrived >= MIB)  # This happens before the client has sent everything.
         go_on.set()
-        _, headers, body = await asked
+        _, headers, body = await task
         assert body == str(28 + 2 * MIB).encode()
         assert headers["X-Seamark-Plan"] == "unchanged; it is longer than 1000 bytes"
 
@@ -241,10 +250,10 @@ async def test_announced_content_length_is_kept() -> None:
 
 
 async def test_client_that_disconnects_cancels_its_request_to_trino() -> None:
-    begun, ended = asyncio.Event(), asyncio.Event()
+    started, ended = asyncio.Event(), asyncio.Event()
 
     async def answer(request: web.BaseRequest) -> web.Response:
-        begun.set()
+        started.set()
         try:
             await asyncio.sleep(60)
         finally:
@@ -252,9 +261,9 @@ async def test_client_that_disconnects_cancels_its_request_to_trino() -> None:
         return web.Response()
 
     async with listening(answer) as trino, run_proxy(trino) as rig:
-        asked = asyncio.create_task(rig.ask("GET", "/v1/statement/executing/1"))
-        await asyncio.wait_for(begun.wait(), 60)
-        asked.cancel()
+        task = asyncio.create_task(rig.ask("GET", "/v1/statement/executing/1"))
+        await asyncio.wait_for(started.wait(), 60)
+        task.cancel()
         await asyncio.wait_for(ended.wait(), 60)
 
 
@@ -277,18 +286,18 @@ async def test_interrupted_answer_is_interrupted_for_the_client_too(length: bool
 
 
 async def test_proxy_finishes_running_requests_before_it_stops() -> None:
-    begun = asyncio.Event()
+    started = asyncio.Event()
 
     async def answer(request: web.BaseRequest) -> web.Response:
-        begun.set()
+        started.set()
         await asyncio.sleep(0.3)
         return web.Response(text="done")
 
     async with listening(answer) as trino, aiohttp.ClientSession() as http:
         async with run_proxy(trino, drain_s=60.0) as rig:
-            asked = asyncio.create_task(http.get(rig.at("/v1/statement/executing/1")))
-            await asyncio.wait_for(begun.wait(), 60)
-        async with await asked as answered:
+            task = asyncio.create_task(http.get(rig.at("/v1/statement/executing/1")))
+            await asyncio.wait_for(started.wait(), 60)
+        async with await task as answered:
             assert await answered.text() == "done"
 
 
@@ -316,23 +325,23 @@ async def test_disconnecting_coordinator_gives_a_502() -> None:
 
 
 async def test_statements_rotate_over_coordinators_and_their_requests_stay() -> None:
-    async with fake_server(echo) as one, fake_server(echo) as two, run_proxy(one.url, two.url) as rig:
+    async with fake_server(echo) as first, fake_server(echo) as second, run_proxy(first.url, second.url) as rig:
         for _ in range(4):
             await rig.ask("POST", "/v1/statement", data=b"SELECT 1")
-        assert (len(one.seen), len(two.seen)) == (2, 2)
-        prefixes = {fake.url: fake.seen[0][2]["X-Forwarded-Prefix"] for fake in (one, two)}
+        assert (len(first.seen), len(second.seen)) == (2, 2)
+        prefixes = {fake.url: fake.seen[0][2]["X-Forwarded-Prefix"] for fake in (first, second)}
         assert len(set(prefixes.values())) == 2
-        for fake in (one, two, two, one):
+        for fake in (first, second, second, first):
             _, headers, _ = await rig.ask("GET", f"{prefixes[fake.url]}/v1/statement/queued/1?maxWait=1s")
             assert headers["X-Fake"] == fake.url
             assert fake.seen[-1][1] == "/v1/statement/queued/1?maxWait=1s"
             page = {"Referer": f"http://proxy{prefixes[fake.url]}/ui/"}
             _, headers, _ = await rig.ask("GET", "/ui/api/stats", headers=page)
             assert headers["X-Fake"] == fake.url
-        async with run_proxy(one.url, nowhere()) as other:
-            status, _, body = await other.ask("GET", f"{prefixes[two.url]}/v1/statement/queued/1")
+        async with run_proxy(first.url, nowhere()) as other:
+            status, _, body = await other.ask("GET", f"{prefixes[second.url]}/v1/statement/queued/1")
             assert (status, b"No coordinator" in body) == (404, True)
-            assert (await other.ask("GET", f"{prefixes[one.url]}/v1/statement/queued/1"))[0] == 200
+            assert (await other.ask("GET", f"{prefixes[first.url]}/v1/statement/queued/1"))[0] == 200
 
 
 async def test_single_coordinator_gets_no_prefix() -> None:

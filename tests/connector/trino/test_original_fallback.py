@@ -43,11 +43,11 @@ def playing(*pages: Page) -> Any:
 
 
 @asynccontextmanager
-async def run_stage(play: Any, *others: str, **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
+async def run_stage(play: Any, *other_urls: str, **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
     async with (
         fake_trino(play) as trino,
         fake_seamark() as seamark,
-        run_proxy(trino.url, *others, seamark=seamark.url, **{"plan_header": True, **settings}) as rig,
+        run_proxy(trino.url, *other_urls, seamark=seamark.url, **{"plan_header": True, **settings}) as rig,
     ):
         yield trino, rig
 
@@ -176,26 +176,28 @@ async def test_refused_login_is_passed_to_the_client() -> None:
 
 async def test_client_that_disconnects_cancels_its_statement() -> None:
     async with run_stage(playing(QUEUED, PLANNING, {**PLANNING, "wait": 5}, END), hold_s=30.0) as (trino, rig):
-        asked = asyncio.create_task(rig.ask("POST", "/v1/statement", data=STATEMENT.encode()))
+        task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=STATEMENT.encode()))
         await until(lambda: (0, 2) in trino.fetched)
-        asked.cancel()
+        task.cancel()
         await until(lambda: trino.deleted == [(0, 2)])
 
 
 async def test_requests_of_the_proxy_have_the_clients_headers_without_body_headers() -> None:
     async with run_stage(playing(QUEUED, ROWS, END)) as (trino, rig):
-        sent = {"Authorization": "Basic x", "Content-Type": "text/plain; charset=utf-8", "X-Trino-User": "u"}
-        await rig.ask("POST", "/v1/statement", data=STATEMENT.encode(), headers={**sent, "Accept-Encoding": "gzip"})
-        (_, _, posted, text), *followed = (asked for asked in trino.fake.seen if asked[1] != TARGET)
+        request_headers = {"Authorization": "Basic x", "Content-Type": "text/plain; charset=utf-8", "X-Trino-User": "u"}
+        await rig.ask(
+            "POST", "/v1/statement", data=STATEMENT.encode(), headers={**request_headers, "Accept-Encoding": "gzip"}
+        )
+        (_, _, posted, text), *followed = (request for request in trino.fake.seen if request[1] != TARGET)
         assert {target.partition("?")[0] for _, target, _, _ in followed} == {
             "/v1/statement/queued/0/slug/1",
             "/v1/query/q0",
         }
-        got = followed[0][2]
+        actual = followed[0][2]
         assert posted["Content-Length"] == str(len(text))
-        assert posted["Content-Type"] == sent["Content-Type"]
-        assert "Content-Type" not in got
-        assert "Content-Length" not in got
+        assert posted["Content-Type"] == request_headers["Content-Type"]
+        assert "Content-Type" not in actual
+        assert "Content-Length" not in actual
         for headers in (posted, *(one for _, _, one, _ in followed)):
             assert (headers["Authorization"], headers["X-Trino-User"]) == ("Basic x", "u")
             assert headers["Accept-Encoding"] == "identity"
@@ -203,12 +205,12 @@ async def test_requests_of_the_proxy_have_the_clients_headers_without_body_heade
 
 async def test_coordinator_prefix_is_removed_from_the_pages_that_the_proxy_reads() -> None:
     play = playing(QUEUED, ROWS, END)
-    async with fake_trino(play) as two, run_stage(play, two.url) as (one, rig):
+    async with fake_trino(play) as second, run_stage(play, second.url) as (first, rig):
         for _ in range(2):
             rows, _, reported = await result(rig)
             assert rows == [[1]]
             assert reported.startswith("rewritten")
-        assert len(one.asked) == len(two.asked) == 1
+        assert len(first.asked) == len(second.asked) == 1
 
 
 async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
@@ -296,11 +298,11 @@ async def test_rules_are_requested_once_and_only_if_there_are_rules() -> None:
 
 
 async def test_explain_of_a_user_with_rules_runs_as_the_original() -> None:
-    for rules, kept in ((FREE, 0), (rules_of(table(filters=["a = 1"])), 1)):
+    for rules, plan_count in ((FREE, 0), (rules_of(table(filters=["a = 1"])), 1)):
         async with run_stage(playing(QUEUED, ROWS, END)) as (trino, rig):
             trino.rules = rules
             await result(rig, f"EXPLAIN ANALYZE {STATEMENT}")
-            assert len(no_plan(trino)) == kept
+            assert len(no_plan(trino)) == plan_count
 
 
 @pytest.mark.parametrize("state", ["QUEUED", "PLANNING", "RUNNING"])
@@ -381,9 +383,9 @@ async def test_query_that_stays_in_the_queue_is_handed_over_soon(monkeypatch: py
 async def test_client_that_disconnects_in_the_queue_cancels_its_query(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
     async with run_stage(lambda _: [QUEUED, {**QUEUED, "wait": 5}, END]) as (trino, rig):
-        asked = asyncio.create_task(rig.ask("POST", "/v1/statement", data=UNCHANGED.encode()))
+        task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=UNCHANGED.encode()))
         await until(lambda: (0, 1) in trino.fetched)
-        asked.cancel()
+        task.cancel()
         await until(lambda: trino.deleted == [(0, 1)])
 
 

@@ -22,34 +22,36 @@ PLANS = [(("db", "t"), 5)]
 
 
 def test_plans_are_renewed_by_status_requests_of_a_queued_statement() -> None:
-    made = QueuedStatements(lease_s=0)
-    assert made.plans_to_renew("/v1/statement/queued/q1/slug/1") == ()
-    made.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
-    made.add("/v1/statement/executing/q2/slug/1", PLANS, time.monotonic())
-    made.add("/v1/statement/queued/q3/slug/1", [], time.monotonic())
+    statements = QueuedStatements(lease_s=0)
+    assert statements.plans_to_renew("/v1/statement/queued/q1/slug/1") == ()
+    statements.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
+    statements.add("/v1/statement/executing/q2/slug/1", PLANS, time.monotonic())
+    statements.add("/v1/statement/queued/q3/slug/1", [], time.monotonic())
     for target in ("queued/q1/slug/2", "queued/q1/slug/3"):
-        assert made.plans_to_renew(f"/v1/statement/{target}") == PLANS
+        assert statements.plans_to_renew(f"/v1/statement/{target}") == PLANS
     for target in ("executing/q1/slug/4", "queued/q2/slug/1", "queued/q3/slug/1", "queued/q1", "queued"):
-        assert made.plans_to_renew(f"/v1/statement/{target}") == ()
+        assert statements.plans_to_renew(f"/v1/statement/{target}") == ()
 
 
 def test_plans_are_renewed_only_after_a_part_of_their_lease() -> None:
-    made = QueuedStatements(lease_s=1000)
-    made.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
-    assert made.plans_to_renew("/v1/statement/queued/q1/slug/2") == ()
+    statements = QueuedStatements(lease_s=1000)
+    statements.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic())
+    assert statements.plans_to_renew("/v1/statement/queued/q1/slug/2") == ()
     # If the coordinator was slow to answer, the next request renews the plans at once.
-    made.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic() - 300)
-    assert made.plans_to_renew("/v1/statement/queued/q1/slug/2") == PLANS
-    assert made.plans_to_renew("/v1/statement/queued/q1/slug/3") == ()
+    statements.add("/v1/statement/queued/q1/slug/1", PLANS, time.monotonic() - 300)
+    assert statements.plans_to_renew("/v1/statement/queued/q1/slug/2") == PLANS
+    assert statements.plans_to_renew("/v1/statement/queued/q1/slug/3") == ()
 
 
 def test_number_of_remembered_statements_is_bounded() -> None:
-    made = QueuedStatements(lease_s=0)
+    statements = QueuedStatements(lease_s=0)
     for number in range(100_000):
-        made.add(f"/v1/statement/queued/q{number}/slug/1", PLANS, time.monotonic())
-    known = sum(bool(made.plans_to_renew(f"/v1/statement/queued/q{number}/slug/2")) for number in range(100_000))
-    assert 1000 < known < 50_000
-    assert made.plans_to_renew("/v1/statement/queued/q99999/slug/2") == PLANS
+        statements.add(f"/v1/statement/queued/q{number}/slug/1", PLANS, time.monotonic())
+    known_count = sum(
+        bool(statements.plans_to_renew(f"/v1/statement/queued/q{number}/slug/2")) for number in range(100_000)
+    )
+    assert 1000 < known_count < 50_000
+    assert statements.plans_to_renew("/v1/statement/queued/q99999/slug/2") == PLANS
 
 
 async def fetch(trino: Trino, several: bool, slow_stage: str) -> list[str]:
@@ -81,7 +83,7 @@ async def fetch(trino: Trino, several: bool, slow_stage: str) -> list[str]:
             now_s += 10 * (f"/{slow_stage}/" in page["nextUri"])
             _, _, body = await rig.ask("GET", page["nextUri"].removeprefix(rig.url))
             page = json.loads(body)
-    assert all(asked == {"snapshot-ids": [PLAN_ID], "lease-s": 1} for _, asked in seamark.renewed)
+    assert all(request == {"snapshot-ids": [PLAN_ID], "lease-s": 1} for _, request in seamark.renewed)
     return [path for path, _ in seamark.renewed]
 
 

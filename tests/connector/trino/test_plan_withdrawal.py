@@ -34,49 +34,49 @@ class Catalog:
         await asyncio.sleep(self.wait_s)
         if self.fails:
             raise ServerFailed("down")
-        plans = {(of, one) for one in ids}
+        plans = {(of, id_) for id_ in ids}
         self.shown = self.shown - plans if lease_s == 0 else self.shown | plans
 
 
 @asynccontextmanager
 async def withdrawing(idle_s: float = 0.05) -> AsyncIterator[tuple[Catalog, PlanWithdrawal]]:
     catalog = Catalog()
-    made = PlanWithdrawal(catalog.lease, idle_s)
-    yield catalog, made
-    await made.close()
+    withdrawal = PlanWithdrawal(catalog.lease, idle_s)
+    yield catalog, withdrawal
+    await withdrawal.close()
 
 
-def note(catalog: Catalog, made: PlanWithdrawal, *plans: tuple[Name, int]) -> None:
+def note(catalog: Catalog, withdrawal: PlanWithdrawal, *plans: tuple[Name, int]) -> None:
     catalog.made(*plans)
     for plan in plans:
-        made.note(plan, time.monotonic())
+        withdrawal.note(plan, time.monotonic())
 
 
 async def test_unneeded_plans_are_withdrawn_with_one_request_for_each_table() -> None:
-    async with withdrawing() as (catalog, made):
+    async with withdrawing() as (catalog, withdrawal):
         plans = [(T, 1), (T, 2), (U, 3)]
-        note(catalog, made, *plans)
-        await made.take(plans)
-        await made.take([(T, 1)])
-        made.release(plans)
+        note(catalog, withdrawal, *plans)
+        await withdrawal.take(plans)
+        await withdrawal.take([(T, 1)])
+        withdrawal.release(plans)
         await until(lambda: catalog.shown == {(T, 1)})
         assert sorted((of, sorted(ids), lease) for of, ids, lease in catalog.asked) == [(T, [2], 0), (U, [3], 0)]
-        made.release([(T, 1)])
+        withdrawal.release([(T, 1)])
         await until(lambda: not catalog.shown)
 
 
 async def test_plans_that_no_statement_used_are_withdrawn() -> None:
-    async with withdrawing() as (catalog, made):
-        note(catalog, made, (T, 1))
+    async with withdrawing() as (catalog, withdrawal):
+        note(catalog, withdrawal, (T, 1))
         await until(lambda: not catalog.shown)
 
 
 async def test_plan_that_is_taken_during_its_withdrawal_is_leased_again() -> None:
-    async with withdrawing() as (catalog, made):
+    async with withdrawing() as (catalog, withdrawal):
         catalog.wait_s = 0.5
-        note(catalog, made, (T, 1))
+        note(catalog, withdrawal, (T, 1))
         await until(lambda: (T, [1], 0) in catalog.asked)
-        await made.take([(T, 1)])
+        await withdrawal.take([(T, 1)])
         assert catalog.asked == [(T, [1], 0), (T, [1], None)]
         assert catalog.shown == {(T, 1)}
         await asyncio.sleep(0.6)
@@ -84,60 +84,60 @@ async def test_plan_that_is_taken_during_its_withdrawal_is_leased_again() -> Non
 
 
 async def test_plan_from_before_its_withdrawal_is_leased_again() -> None:
-    async with withdrawing() as (catalog, made):
+    async with withdrawing() as (catalog, withdrawal):
         asked_s = time.monotonic()
-        note(catalog, made, (T, 1))
+        note(catalog, withdrawal, (T, 1))
         await until(lambda: not catalog.shown)
-        made.note((T, 1), asked_s)
-        await made.take([(T, 1)])
+        withdrawal.note((T, 1), asked_s)
+        await withdrawal.take([(T, 1)])
         assert catalog.shown == {(T, 1)}
 
 
 async def test_failed_lease_is_raised_to_the_statement_that_takes_the_plan() -> None:
-    async with withdrawing() as (catalog, made):
+    async with withdrawing() as (catalog, withdrawal):
         catalog.fails = True
         with pytest.raises(ClientError):
-            await made.take([(T, 1)])
+            await withdrawal.take([(T, 1)])
         catalog.fails = False
 
 
 async def test_all_plans_are_withdrawn_at_the_end_even_if_the_server_fails() -> None:
     for fails in (False, True):
-        async with withdrawing(600.0) as (catalog, made):
-            note(catalog, made, (T, 1), (U, 2))
-            await made.take([(T, 1)])
+        async with withdrawing(600.0) as (catalog, withdrawal):
+            note(catalog, withdrawal, (T, 1), (U, 2))
+            await withdrawal.take([(T, 1)])
             catalog.fails = fails
         assert bool(catalog.shown) == fails
 
 
 async def test_flush_withdraws_unneeded_plans_at_once() -> None:
-    async with withdrawing(600.0) as (catalog, made):
-        note(catalog, made, (T, 1), (T, 2))
-        await made.take([(T, 1)])
-        await made.flush()
+    async with withdrawing(600.0) as (catalog, withdrawal):
+        note(catalog, withdrawal, (T, 1), (T, 2))
+        await withdrawal.take([(T, 1)])
+        await withdrawal.flush()
         assert catalog.shown == {(T, 1)}
 
 
 async def test_plan_that_trino_may_not_have_analysed_is_left_to_its_lease() -> None:
-    async with withdrawing() as (catalog, made):
-        note(catalog, made, (T, 1))
-        await made.take([(T, 1)])
-        made.forget([(T, 1)])
+    async with withdrawing() as (catalog, withdrawal):
+        note(catalog, withdrawal, (T, 1))
+        await withdrawal.take([(T, 1)])
+        withdrawal.forget([(T, 1)])
         await asyncio.sleep(0.2)
     assert catalog.shown == {(T, 1)}
 
 
 async def test_client_that_disconnects_during_a_lease_keeps_no_plan() -> None:
-    async with withdrawing() as (catalog, made):
+    async with withdrawing() as (catalog, withdrawal):
         catalog.wait_s = 0.5
-        note(catalog, made, (T, 1))
+        note(catalog, withdrawal, (T, 1))
         await until(lambda: (T, [1], 0) in catalog.asked)
-        taking = asyncio.create_task(made.take([(T, 1)]))
+        taking = asyncio.create_task(withdrawal.take([(T, 1)]))
         await asyncio.sleep(0.01)
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await taking
         await until(lambda: not catalog.shown)
         catalog.wait_s = 0.0
-        note(catalog, made, (T, 1))
+        note(catalog, withdrawal, (T, 1))
         await until(lambda: not catalog.shown)

@@ -52,9 +52,9 @@ class Jobs:
 
 @pytest.fixture
 def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
-    made = Jobs()
-    monkeypatch.setattr(table_statements, "run_in_process", made.run)
-    return made
+    new_jobs = Jobs()
+    monkeypatch.setattr(table_statements, "run_in_process", new_jobs.run)
+    return new_jobs
 
 
 @asynccontextmanager
@@ -91,13 +91,13 @@ async def follow(rig: Rig, answer: dict[str, Any]) -> dict[str, Any]:
 
 async def test_client_gets_the_counts_of_the_job(jobs: Jobs) -> None:
     async with run_rig() as (trino, rig):
-        begun = await post(rig, MERGE)
-        assert begun["stats"]["state"] == "RUNNING"
+        answer = await post(rig, MERGE)
+        assert answer["stats"]["state"] == "RUNNING"
         jobs.ends.set()
-        ended = await follow(rig, begun)
+        ended = await follow(rig, answer)
         assert [column["name"] for column in ended["columns"]][:2] == ["files_before", "files_after"]
         assert ended["data"] == [[5, 1, 500, 400, 3, 1, 1, 0]]
-        assert ended["id"] == begun["id"]
+        assert ended["id"] == answer["id"]
         assert [job.statement for job in jobs.ran] == [MergeFiles(("db", "t"))]
         assert jobs.ran[0].token == "writer"
         assert trino.asked == [
@@ -157,10 +157,10 @@ async def test_failed_job_is_a_failed_statement(jobs: Jobs) -> None:
 
 async def test_cancelled_statement_kills_its_job(jobs: Jobs) -> None:
     async with run_rig() as (_, rig):
-        begun = await post(rig, MERGE)
+        answer = await post(rig, MERGE)
         while not jobs.ran:
             await asyncio.sleep(0.01)
-        target = begun["nextUri"].removeprefix(rig.url)
+        target = answer["nextUri"].removeprefix(rig.url)
         assert (await rig.ask("DELETE", target))[0] == 204
         while not jobs.killed:
             await asyncio.sleep(0.01)
@@ -171,14 +171,14 @@ async def test_cancelled_statement_kills_its_job(jobs: Jobs) -> None:
 
 async def test_one_statement_runs_ten_wait_and_the_next_is_refused(jobs: Jobs) -> None:
     async with run_rig() as (_, rig):
-        begun = [await post(rig, MERGE) for _ in range(1 + table_statements.WAITING_MAX)]
+        answers = [await post(rig, MERGE) for _ in range(1 + table_statements.WAITING_MAX)]
         assert len(jobs.ran) == 1
         refused = await post(rig, MERGE)
         assert refused["error"]["errorName"] == "QUERY_QUEUE_FULL"
         jobs.ends.set()
-        ended = [await follow(rig, one) for one in begun]
+        ended = [await follow(rig, answer) for answer in answers]
         assert all("data" in one for one in ended)
-        assert len(jobs.ran) == len(begun)
+        assert len(jobs.ran) == len(answers)
 
 
 @pytest.mark.parametrize(

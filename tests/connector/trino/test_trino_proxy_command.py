@@ -43,25 +43,25 @@ def test_proxy_prints_its_address_and_ends_at_sigterm(tmp_path: Path) -> None:
             assert answer.status == 200
         proxy.process.send(signal.SIGTERM)
         assert proxy.process.wait(60) == 0
-        printed = proxy.process.log.read_text()
-    assert f"The proxy listens at {proxy.url}, but there is no answer from Trino at http" in printed
-    assert "and Seamark at http" in printed
-    assert "ready" not in printed
+        text = proxy.process.log.read_text()
+    assert f"The proxy listens at {proxy.url}, but there is no answer from Trino at http" in text
+    assert "and Seamark at http" in text
+    assert "ready" not in text
 
 
 def test_proxy_reports_a_server_that_is_not_trino(tmp_path: Path) -> None:
     class Quiet(SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *given: object) -> None:
+        def log_message(self, format: str, *arguments: object) -> None:
             pass
 
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{other.server_address[1]}"
         with trino_proxy(tmp_path, "--trino", url, seamark=nowhere()) as proxy:
-            printed = proxy.process.log.read_text()
+            text = proxy.process.log.read_text()
         other.shutdown()
-    assert "there is no answer from Seamark at http" in printed
-    assert f"and the server at {url} is not Trino" in printed
+    assert "there is no answer from Seamark at http" in text
+    assert f"and the server at {url} is not Trino" in text
 
 
 def test_error_of_a_used_port_names_the_address(tmp_path: Path) -> None:

@@ -38,9 +38,9 @@ def client(served: Served) -> Iterator[IndexClient]:
     with catalog_at(served.url) as catalog:
         catalog.create_table("db.t", SCHEMA, partition_spec=BY_LAND, properties=INDEXED)
         catalog.create_table("db.b", SCHEMA, partition_spec=BY_BUCKET)
-    made = IndexClient(served.url)
-    yield made
-    made.close()
+    new_client = IndexClient(served.url)
+    yield new_client
+    new_client.close()
 
 
 def rows(*ids: int, land: str | None = "de") -> pa.Table:
@@ -49,12 +49,12 @@ def rows(*ids: int, land: str | None = "de") -> pa.Table:
 
 def ids_by_land(client: IndexClient, name: str = "db.t") -> dict[str | None, list[int]]:
     """Return the ids that PyIceberg reads, by land."""
-    found: dict[str | None, list[int]] = {}
+    result: dict[str | None, list[int]] = {}
     with catalog_at(client.url) as catalog:
         table: Table = catalog.load_table(name)
         for row in table.scan().to_arrow().sort_by("id").to_pylist():
-            found.setdefault(row["land"], []).append(row["id"])
-    return found
+            result.setdefault(row["land"], []).append(row["id"])
+    return result
 
 
 def test_appended_rows_are_in_the_table_and_its_indexes(client: IndexClient, served: Served) -> None:
@@ -66,8 +66,8 @@ def test_appended_rows_are_in_the_table_and_its_indexes(client: IndexClient, ser
     assert ids_by_land(client) == {"de": [1, 2], None: [3]}
     for index in client.indexes("db.t"):
         assert (index.files, index.lag_files) == (2, 0), index.name
-    found = client.lookup("db.t", {"id": [2, 3, 4]})
-    assert (found.missing, found.complete, found.rows.num_rows) == (1, True, 2)
+    lookup = client.lookup("db.t", {"id": [2, 3, 4]})
+    assert (lookup.missing, lookup.complete, lookup.rows.num_rows) == (1, True, 2)
     assert client.explain("db.t", "land = 'de' AND id = 2", files=True).files == 1
 
 
@@ -79,11 +79,11 @@ def test_append_with_too_many_index_files_succeeds_with_fewer(
         monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", limit)
     into = open_destination(client, "db.t")
     tasks = -(-(limit + 1) // len(INDEXED))
-    written = WrittenFiles.join(write_batches(into.target, [rows(one).to_batches()[0]]) for one in range(tasks))
+    written = WrittenFiles.join(write_batches(into.target, [rows(number).to_batches()[0]]) for number in range(tasks))
     assert len(written.index_files) > limit
     into.commit(client, written)
     assert ids_by_land(client) == {"de": list(range(tasks))}
-    puffins = [one for one in served.written_files() if one.suffix == ".puffin"]
+    puffins = [written_file for written_file in served.written_files() if written_file.suffix == ".puffin"]
     assert len(puffins) == limit, "index files that no commit names are deleted"
     reported = client.indexes("db.t")
     assert sum(one.files for one in reported) == limit
@@ -91,8 +91,8 @@ def test_append_with_too_many_index_files_succeeds_with_fewer(
 
 
 def test_appends_to_the_same_table_all_succeed(client: IndexClient) -> None:
-    for one in range(5):
-        append(client, "db.b", rows(one, one + 100))
+    for number in range(5):
+        append(client, "db.b", rows(number, number + 100))
     assert ids_by_land(client, "db.b") == {"de": [*range(5), *range(100, 105)]}
 
 
@@ -168,10 +168,10 @@ def test_overwrite_with_an_inexact_literal_is_refused(client: IndexClient, where
     with catalog_at(client.url) as catalog:
         catalog.create_table("db.f", Schema(NestedField(1, "f", FloatType(), required=False)))
     # No predicate matches this value: as a float, it is not 0.1.
-    stored = pa.table({"f": pa.array([0.1], pa.float32())})
-    append(client, "db.f", stored)
+    table = pa.table({"f": pa.array([0.1], pa.float32())})
+    append(client, "db.f", table)
     with pytest.raises(BadRequest, match="a literal that its column cannot hold"):
-        overwrite(client, "db.f", stored.slice(0, 0), where=where)
+        overwrite(client, "db.f", table.slice(0, 0), where=where)
     with catalog_at(client.url) as catalog:
         assert catalog.load_table("db.f").scan().to_arrow().num_rows == 1
 
@@ -195,9 +195,9 @@ def test_refused_commit_keeps_files_that_an_earlier_request_may_have_committed(
     """A proxy may answer 503 although it has forwarded the request. A file that is already live may be in use."""
     left, real = list(answers), IndexClient._request
 
-    def request(self: IndexClient, method: str, path: str, *given: Any, **more: Any) -> bytes:
+    def request(self: IndexClient, method: str, path: str, *arguments: Any, **more: Any) -> bytes:
         if not path.endswith("/commit"):
-            return real(self, method, path, *given, **more)
+            return real(self, method, path, *arguments, **more)
         status, kind = left.pop(0)
         raise parse_error(status, json.dumps({"error": {"message": "no", "type": kind}}).encode(), "")
 
@@ -219,13 +219,13 @@ def test_conflicting_overwrite_is_refused_and_leaves_no_file(
 ) -> None:
     append(client, "db.t", rows(1))
     commit = CommitClient.commit
-    kept: set[Path] = set()
+    kept_paths: set[Path] = set()
 
     def overtaken(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         monkeypatch.setattr(CommitClient, "commit", commit)
         mine = served.written_files()
         append(client, "db.t", rows(2))
-        kept.update(served.written_files() - mine)
+        kept_paths.update(served.written_files() - mine)
         return commit(self, table, body)
 
     before = served.written_files()
@@ -233,7 +233,7 @@ def test_conflicting_overwrite_is_refused_and_leaves_no_file(
     with pytest.raises(Refused) as caught:
         overwrite(client, "db.t", rows(9), where="land = 'de'")
     assert caught.value.status == 409
-    assert served.written_files() == before | kept
+    assert served.written_files() == before | kept_paths
     assert ids_by_land(client) == {"de": [1, 2]}
 
 

@@ -31,15 +31,19 @@ def ids(keys: list[int], land: str | None = None) -> pa.Table:
 
 
 def load_metadata(client: IndexClient) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(client.load_table("db.t").metadata)
-    return found
+    result: dict[str, Any] = json.loads(client.load_table("db.t").metadata)
+    return result
 
 
 def fields(client: IndexClient) -> list[tuple[str, str, int]]:
     """Return (name, transform, field id) of each field in the default spec."""
     metadata = load_metadata(client)
-    spec = next(one for one in metadata["partition-specs"] if one["spec-id"] == metadata["default-spec-id"])
-    return [(one["name"], one["transform"], one["field-id"]) for one in spec["fields"]]
+    spec = next(
+        partition_spec
+        for partition_spec in metadata["partition-specs"]
+        if partition_spec["spec-id"] == metadata["default-spec-id"]
+    )
+    return [(field["name"], field["transform"], field["field-id"]) for field in spec["fields"]]
 
 
 def update(client: IndexClient, *updates: dict[str, Any]) -> None:
@@ -49,8 +53,8 @@ def update(client: IndexClient, *updates: dict[str, Any]) -> None:
 
 def set_spec(client: IndexClient, *parts: tuple[str, str, int]) -> None:
     """Set a default spec with fields of (name, transform, source id)."""
-    made = [{"name": name, "transform": transform, "source-id": source} for name, transform, source in parts]
-    spec = {"action": "add-spec", "spec": {"spec-id": 0, "fields": made}}
+    expected_rows = [{"name": name, "transform": transform, "source-id": source} for name, transform, source in parts]
+    spec = {"action": "add-spec", "spec": {"spec-id": 0, "fields": expected_rows}}
     update(client, spec, {"action": "set-default-spec", "spec-id": -1})
 
 
@@ -61,32 +65,42 @@ def test_bucket_sizes_have_the_files_rows_and_bytes_of_each_bucket(client: Index
     create(client, spec=[("bucket[4]", 1)])
     for start in (0, 100):
         append(client, "db.t", ids(list(range(start, start + 100))))
-    (found,) = bucket_sizes(client, "db.t")
-    wanted = [sum(bucket(4, key) == number for key in range(200)) for number in range(4)]
-    assert (found.column, found.field, found.buckets, found.rows.tolist()) == ("id", "p0", 4, wanted)
-    assert found.files.tolist() == [2] * 4
-    listed = client.files("db.t")
-    assert found.bytes.sum() == sum(listed["file_size_in_bytes"].to_pylist()) == found.partition_bytes
-    assert found.largest_bytes == max(found.bytes.tolist())
-    assert (found.shared_files, found.shared_bytes) == (0, 0)
+    (bucket_size,) = bucket_sizes(client, "db.t")
+    expected = [sum(bucket(4, key) == number for key in range(200)) for number in range(4)]
+    assert (bucket_size.column, bucket_size.field, bucket_size.buckets, bucket_size.rows.tolist()) == (
+        "id",
+        "p0",
+        4,
+        expected,
+    )
+    assert bucket_size.files.tolist() == [2] * 4
+    files = client.files("db.t")
+    assert bucket_size.bytes.sum() == sum(files["file_size_in_bytes"].to_pylist()) == bucket_size.partition_bytes
+    assert bucket_size.largest_bytes == max(bucket_size.bytes.tolist())
+    assert (bucket_size.shared_files, bucket_size.shared_bytes) == (0, 0)
 
 
 def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_their_rows(client: IndexClient) -> None:
     create(client)
     append(client, "db.t", ids([1]))  # This file is in no bucket.
     set_spec(client, ("b", "bucket[2]", 1))
-    key = next(one for one in range(100) if bucket(2, one) == 1)
+    key = next(number for number in range(100) if bucket(2, number) == 1)
     append(client, "db.t", ids([key] * 8))
     resize(client, "db.t", buckets=4)
-    fine = next(one for one in range(100) if bucket(4, one) == 3)
+    fine = next(number for number in range(100) if bucket(4, number) == 3)
     append(client, "db.t", ids([fine] * 5))
-    (found,) = bucket_sizes(client, "db.t")
-    assert found.files.tolist() == [1, 2, 1, 3]
-    assert found.rows.tolist() == [1, 4, 0, 9]  # The row of the unbucketed file counts in one bucket, no matter which.
-    assert found.shared_files == 2
-    sizes = {one["spec_id"]: one["file_size_in_bytes"] for one in client.files("db.t").to_pylist()}
-    assert found.shared_bytes == sizes[0] + sizes[1]
-    assert abs(int(found.bytes[3]) - (sizes[0] / 4 + sizes[1] / 2 + sizes[2])) < 1
+    (bucket_size,) = bucket_sizes(client, "db.t")
+    assert bucket_size.files.tolist() == [1, 2, 1, 3]
+    assert bucket_size.rows.tolist() == [
+        1,
+        4,
+        0,
+        9,
+    ]  # The row of the unbucketed file counts in one bucket, no matter which.
+    assert bucket_size.shared_files == 2
+    sizes = {value["spec_id"]: value["file_size_in_bytes"] for value in client.files("db.t").to_pylist()}
+    assert bucket_size.shared_bytes == sizes[0] + sizes[1]
+    assert abs(int(bucket_size.bytes[3]) - (sizes[0] / 4 + sizes[1] / 2 + sizes[2])) < 1
     update(client, {"action": "set-default-spec", "spec-id": 1})
     (coarse,) = bucket_sizes(client, "db.t")
     assert (coarse.buckets, coarse.files.tolist(), coarse.shared_files) == (2, [1, 3], 1)
@@ -95,8 +109,8 @@ def test_files_written_with_fewer_buckets_count_in_every_bucket_that_may_have_th
 def test_bucket_sizes_for_too_many_buckets_are_refused(client: IndexClient) -> None:
     create(client, spec=[("bucket[1048576]", 1)])
     append(client, "db.t", ids([1, 2]))
-    (found,) = bucket_sizes(client, "db.t")
-    assert (found.buckets, found.rows.sum()) == (1 << 20, 2)
+    (bucket_size,) = bucket_sizes(client, "db.t")
+    assert (bucket_size.buckets, bucket_size.rows.sum()) == (1 << 20, 2)
     set_spec(client, ("b", "bucket[1048577]", 1))
     with pytest.raises(BadRequest, match="b has 1,048,577 buckets; sizes are reported for at most 1,048,576"):
         bucket_sizes(client, "db.t")
@@ -107,8 +121,8 @@ def test_advised_bucket_count_is_the_doubling_nearest_to_the_target_size(client:
     append(client, "db.t", ids(list(range(1000))))
     total = int(bucket_sizes(client, "db.t")[0].bytes.sum())
     for share, advice in ((1, 4), (4, 4), (5, 4), (6, 8), (11, 8), (12, 16), (64, 64), (100, 128)):
-        (found,) = bucket_sizes(client, "db.t", target_bytes=total // share)
-        assert found.advice == advice, f"the target is a {share}th of the table"
+        (bucket_size,) = bucket_sizes(client, "db.t", target_bytes=total // share)
+        assert bucket_size.advice == advice, f"the target is a {share}th of the table"
     with pytest.raises(ValueError, match="target_bytes is 0"):
         bucket_sizes(client, "db.t", target_bytes=0)
 
@@ -119,26 +133,29 @@ def test_bucket_sizes_are_advised_for_the_partition_with_the_median_byte(
     create(client, spec=[("identity", 2), ("bucket[2]", 1)])
     for land, count in (("de", 3000), ("fr", 3000), ("it", 10), (None, 10)):
         append(client, "db.t", ids(list(range(count)), land))
-    (found,) = bucket_sizes(client, "db.t")
+    (bucket_size,) = bucket_sizes(client, "db.t")
     by_land: dict[str, int] = {}
-    listed = client.files("db.t")
-    for text, size in zip(*(listed[name].to_pylist() for name in ("partition", "file_size_in_bytes")), strict=True):
+    files = client.files("db.t")
+    for text, size in zip(*(files[name].to_pylist() for name in ("partition", "file_size_in_bytes")), strict=True):
         land = json.loads(text)["p0"]
         by_land[land] = by_land.get(land, 0) + size
-    assert found.partition_bytes in (by_land["de"], by_land["fr"])
-    assert int(found.bytes.sum()) == sum(by_land.values())
+    assert bucket_size.partition_bytes in (by_land["de"], by_land["fr"])
+    assert int(bucket_size.bytes.sum()) == sum(by_land.values())
     assert bucket_sizes(client, "db.t", target_bytes=by_land["de"] // 2)[0].advice == 2
 
 
 def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1), ("bucket[2]", 2)])
-    found = bucket_sizes(client, "db.t")
-    assert [(one.column, one.buckets, one.advice, one.skew) for one in found] == [
+    actual_bucket_sizes = bucket_sizes(client, "db.t")
+    assert [
+        (bucket_size.column, bucket_size.buckets, bucket_size.advice, bucket_size.skew)
+        for bucket_size in actual_bucket_sizes
+    ] == [
         ("id", 4, 4, 1.0),
         ("land", 2, 2, 1.0),
     ]
     append(client, "db.t", rows((1, None)))
-    assert [one.rows.sum() for one in bucket_sizes(client, "db.t")] == [1, 0]  # Null is in no bucket.
+    assert [bucket_size.rows.sum() for bucket_size in bucket_sizes(client, "db.t")] == [1, 0]  # Null is in no bucket.
     create(client, "plain", spec=[("truncate[4]", 1)])
     assert bucket_sizes(client, "db.plain") == []
 
@@ -199,7 +216,7 @@ def test_resize_gives_the_new_field_an_unused_name(client: IndexClient) -> None:
     )
     set_spec(client, ("id_bucket_4_2", "bucket[4]", 2), ("p0", "bucket[2]", 1))
     resize(client, "db.t", buckets=4, column="id")
-    assert [one[:2] for one in fields(client)] == [("id_bucket_4_2", "bucket[4]"), ("id_bucket_4_3", "bucket[4]")]
+    assert [field[:2] for field in fields(client)] == [("id_bucket_4_2", "bucket[4]"), ("id_bucket_4_3", "bucket[4]")]
 
 
 def test_resize_of_version_1_keeps_the_old_field_as_void(client: IndexClient) -> None:
@@ -209,21 +226,23 @@ def test_resize_of_version_1_keeps_the_old_field_as_void(client: IndexClient) ->
     assert fields(client) == [("p0", "void", 1000), ("p1", "identity", 1001), ("id_bucket_4", "bucket[4]", 1002)]
     append(client, "db.t", ids([4, 5, 6], "fr"))
     resize(client, "db.t", buckets=8)
-    assert [one[1:] for one in fields(client)] == [
+    assert [field[1:] for field in fields(client)] == [
         ("void", 1000),
         ("identity", 1001),
         ("void", 1002),
         ("bucket[8]", 1003),
     ]
     append(client, "db.t", ids([7], "it"))
-    assert [one[:2] for one in read_rows(client)] == [
+    assert [row[:2] for row in read_rows(client)] == [
         *((n, "de") for n in (1, 2, 3)),
         *((n, "fr") for n in (4, 5, 6)),
         (7, "it"),
     ]
-    (found,) = bucket_sizes(client, "db.t")
-    assert found.buckets == 8
-    assert found.shared_files == len({bucket(2, key) for key in (1, 2, 3)}) + len({bucket(4, key) for key in (4, 5, 6)})
+    (bucket_size,) = bucket_sizes(client, "db.t")
+    assert bucket_size.buckets == 8
+    assert bucket_size.shared_files == len({bucket(2, key) for key in (1, 2, 3)}) + len(
+        {bucket(4, key) for key in (4, 5, 6)}
+    )
 
 
 def test_resize_to_a_count_that_is_no_doubling_is_refused(client: IndexClient) -> None:
@@ -266,16 +285,16 @@ def test_resize_is_repeated_after_a_concurrent_change_of_the_spec(
     others = [[both, ("land", "identity", 2)], [("note", "truncate[1]", 4), both]]
     real = buckets._update
 
-    def overtaken(*given: Any) -> Any:
+    def overtaken(*arguments: Any) -> Any:
         if others:
             set_spec(client, *others.pop(0))
-        return real(*given)
+        return real(*arguments)
 
     monkeypatch.setattr(buckets, "_update", overtaken)
     monkeypatch.setattr(buckets, "_WAIT_S", 0)
     assert resize(client, "db.t", buckets=16) == ResizeResult("id", 8, 16, 3)
     assert others == []
-    assert [one[0] for one in fields(client)] == ["note", "id_bucket_16"]
+    assert [field[0] for field in fields(client)] == ["note", "id_bucket_16"]
 
 
 def test_resize_gives_up_after_repeated_conflicts(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,11 +324,11 @@ def test_plan_of_a_key_reads_its_old_bucket_and_its_new_one(client: IndexClient)
         resize(client, "db.t", buckets=count)
     # Only every other key is upserted, so that old files keep rows and stay.
     upsert(client, "db.t", ids(list(range(1, 2000, 2)), "new"), keys=["id"], mode="merge-on-read")
-    kept = client.explain("db.t", "id = 7", files=True).kept
-    assert kept is not None
-    found = {tuple(one["partition"].items()) for one in kept}
-    assert found == {(("p0", bucket(8, 7)),), (("id_bucket_64", bucket(64, 7)),)}
-    assert len(kept) == 2
+    original = client.explain("db.t", "id = 7", files=True).kept
+    assert original is not None
+    actual = {tuple(one["partition"].items()) for one in original}
+    assert actual == {(("p0", bucket(8, 7)),), (("id_bucket_64", bucket(64, 7)),)}
+    assert len(original) == 2
 
 
 # The command
@@ -352,6 +371,6 @@ def test_buckets_command_reports_each_error_in_one_line(client: IndexClient) -> 
         (("t",), 2, "not the name of a table"),
     ]
     for arguments, code, expected in cases:
-        found, text = seamark(client, *arguments)
-        assert (found, expected in text) == (code, True), (arguments, text)
+        actual, text = seamark(client, *arguments)
+        assert (actual, expected in text) == (code, True), (arguments, text)
         assert "Traceback" not in text, arguments

@@ -65,10 +65,10 @@ class Writers:
             while not self.stop.is_set():
                 with self._lock:
                     number = next(self._numbers)
-                step, before, begun = made(number), self.spec_id, time.monotonic()
+                step, before, start_s = made(number), self.spec_id, time.monotonic()
                 report = write(client, step)
                 attempts = 1 if report is None else report.attempts
-                self.taken[number] = Taken(step, attempts, time.monotonic() - begun, (before, self.spec_id))
+                self.taken[number] = Taken(step, attempts, time.monotonic() - start_s, (before, self.spec_id))
                 count += 1
         finally:
             client.close()
@@ -88,7 +88,7 @@ class Writers:
         """Wait until each of the two writers has committed `steps` steps."""
 
         def have_both_committed() -> bool:
-            appends = sum(one.step.kind == "append" for one in list(self.taken.values()))
+            appends = sum(value.step.kind == "append" for value in list(self.taken.values()))
             return min(appends, len(self.taken) - appends) >= steps
 
         block_until(lambda: have_both_committed() or self.stop.is_set())
@@ -103,14 +103,14 @@ def changing(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[Ind
     rng = random.Random(seed)
 
     def make_step(number: int) -> Step:
-        given = [row(rng, key, number) for key in rng.sample(range(300), 6)]
-        return Step(number, rng.choice(("upsert", "partial")), given, None, mode)
+        input_rows = [row(rng, key, number) for key in rng.sample(range(300), 6)]
+        return Step(number, rng.choice(("upsert", "partial")), input_rows, None, mode)
 
     def write(client: IndexClient, step: Step) -> Report:
         columns = ["note"] if step.kind == "partial" else None
-        given = pa.Table.from_pylist(step.rows, ARROW)
-        said = {"step": str(step.number)}
-        return upsert(client, "db.t", given, keys=["id"], columns=columns, mode=mode, summary=said)
+        input_table = pa.Table.from_pylist(step.rows, ARROW)
+        options = {"step": str(step.number)}
+        return upsert(client, "db.t", input_table, keys=["id"], columns=columns, mode=mode, summary=options)
 
     return make_step, write
 
@@ -138,7 +138,7 @@ def double(client: IndexClient, writers: Writers) -> None:
 
 def snapshots(client: IndexClient) -> list[dict[str, Any]]:
     metadata = json.loads(client.load_table("db.t", history=True).metadata)
-    return sorted(metadata["snapshots"], key=lambda one: one["sequence-number"])
+    return sorted(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
 
 
 def judge_rows(client: IndexClient, taken: Mapping[int, Taken], version: int, note: str) -> None:
@@ -147,14 +147,14 @@ def judge_rows(client: IndexClient, taken: Mapping[int, Taken], version: int, no
     left = dict(taken)
     with catalog_at(client.url) as catalog:
         theirs = catalog.load_table("db.t")
-        for one in snapshots(client):
-            number = int(one["summary"]["step"])
+        for snapshot in snapshots(client):
+            number = int(snapshot["summary"]["step"])
             model = left.pop(number).step.on(model)
-            wanted, message = model_rows(model), f"{note}, after step {number}"
-            assert read_rows(client, "db.t", At(snapshot_id=one["snapshot-id"])) == wanted, message
+            expected, message = model_rows(model), f"{note}, after step {number}"
+            assert read_rows(client, "db.t", At(snapshot_id=snapshot["snapshot-id"])) == expected, message
             if version == 2:  # PyIceberg reads the deletes of version 2.
-                found = theirs.scan(snapshot_id=one["snapshot-id"]).to_arrow().select(COLUMNS).sort_by("id")
-                assert [tuple(values.values()) for values in found.to_pylist()] == wanted, message
+                actual = theirs.scan(snapshot_id=snapshot["snapshot-id"]).to_arrow().select(COLUMNS).sort_by("id")
+                assert [tuple(values.values()) for values in actual.to_pylist()] == expected, message
     assert left == {}, f"{note}: these steps are lost"
 
 
@@ -164,10 +164,10 @@ def judge_files(client: IndexClient, taken: Mapping[int, Taken], note: str) -> N
     """
     counts = dict(enumerate((8, *DOUBLINGS)))
     of_spec = dict.fromkeys(counts, 0)
-    for one in snapshots(client):
-        added = client.files("db.t", content="data", at=At(snapshot_id=one["snapshot-id"])).to_pylist()
-        step = taken[int(one["summary"]["step"])]
-        for file in (file for file in added if file["snapshot_id"] == one["snapshot-id"]):
+    for snapshot in snapshots(client):
+        added = client.files("db.t", content="data", at=At(snapshot_id=snapshot["snapshot-id"])).to_pylist()
+        step = taken[int(snapshot["summary"]["step"])]
+        for file in (file for file in added if file["snapshot_id"] == snapshot["snapshot-id"]):
             assert step.specs[0] <= file["spec_id"] <= step.specs[1], f"{note}, step {step}: {file}"
             (number,) = json.loads(file["partition"]).values()
             keys = pq.read_table(file["file_path"].removeprefix("file://"), columns=["id"], partitioning=None)
@@ -180,10 +180,10 @@ def judge_plans(client: IndexClient, note: str) -> None:
     """Check that a plan of an equality reads one bucket of each bucket count, and finds the key."""
     names = {"p0": 8, **{f"id_bucket_{count}": count for count in DOUBLINGS}}
     for key in (1, 77, 299, 10_003):
-        kept = client.explain("db.t", f"id = {key}", files=True).kept
-        assert kept is not None
-        found = {pair for one in kept for pair in one["partition"].items()}
-        assert found <= {(name, bucket(count, key)) for name, count in names.items()}, f"{note}: {key}"
+        original = client.explain("db.t", f"id = {key}", files=True).kept
+        assert original is not None
+        pairs = {pair for one in original for pair in one["partition"].items()}
+        assert pairs <= {(name, bucket(count, key)) for name, count in names.items()}, f"{note}: {key}"
 
 
 @pytest.mark.parametrize(
@@ -211,7 +211,9 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
             writers.stop.set()
         counts = [one.result(60) for one in running]
     assert min(counts) > 3, note
-    assert {one.attempts for one in writers.taken.values()} == {1}, f"{note}: a resize must not cause a second attempt"
+    assert {value.attempts for value in writers.taken.values()} == {1}, (
+        f"{note}: a resize must not cause a second attempt"
+    )
     judge_rows(client, writers.taken, version, note)
     judge_files(client, writers.taken, note)
     judge_plans(client, note)
@@ -226,9 +228,9 @@ def test_write_that_began_before_a_resize_is_committed_unchanged(
     create(client, spec=[("bucket[8]", 1)])
     upsert(client, "db.t", rows(*((key, "old") for key in range(40))), keys=["id"])
     before = served.written_files()
-    tried = meanwhile(monkeypatch, lambda: resize(client, "db.t", buckets=16))
+    attempts = meanwhile(monkeypatch, lambda: resize(client, "db.t", buckets=16))
     report = upsert(client, "db.t", rows(*((key, "new") for key in range(20))), keys=["id"], mode=mode)
-    assert (report.attempts, tried[0]) == (1, 1)
+    assert (report.attempts, attempts[0]) == (1, 1)
     assert set(client.files("db.t", content="data")["spec_id"].to_pylist()) == {0}
     assert len(served.written_files() - before) == report.files_written
     again = upsert(client, "db.t", rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)

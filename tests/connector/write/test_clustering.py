@@ -78,7 +78,7 @@ def test_keys_of_many_wide_attributes_compare_as_bytes() -> None:
     for curve in CURVES:
         keys = compute_curve_keys(points, 31, curve)
         assert keys.shape == (500, -(-20 * 31 // 8))
-        assert np.array_equal(np.sort(to_sortable_keys(keys)), np.array(sorted(bytes(one) for one in keys)))
+        assert np.array_equal(np.sort(to_sortable_keys(keys)), np.array(sorted(bytes(key) for key in keys)))
 
 
 def test_unknown_curve_is_refused() -> None:
@@ -157,17 +157,17 @@ def test_joined_row_is_found_by_its_whole_key(seed: int) -> None:
     count = rng.randint(0, 60)
 
     def column(kind: pa.DataType, rows: int) -> pa.Array:
-        drawn = [rng.choice([None, *range(6)]) for _ in range(rows)]
-        return pa.array(drawn, pa.int64()).cast(kind)
+        random_values = [rng.choice([None, *range(6)]) for _ in range(rows)]
+        return pa.array(random_values, pa.int64()).cast(kind)
 
     table = [column(kind, count) for kind in kinds]
     # Integers of different widths are equal.
-    given = [column(pa.int64() if kind == pa.int32() else kind, 200) for kind in kinds]
+    columns = [column(pa.int64() if kind == pa.int32() else kind, 200) for kind in kinds]
     keys = list(zip(*(one.to_pylist() for one in table), strict=True))
-    asked = zip(*(one.to_pylist() for one in given), strict=True)
-    expected = [keys.index(one) if None not in one and one in keys else -1 for one in asked]
+    requests = zip(*(one.to_pylist() for one in columns), strict=True)
+    expected = [keys.index(one) if None not in one and one in keys else -1 for one in requests]
     lookup = pickle.loads(pickle.dumps(KeyMatcher(table)))
-    assert lookup.rows(given).tolist() == expected
+    assert lookup.rows(columns).tolist() == expected
 
 
 NATIONS = pa.table({"id": ["fr", "de"], "continent": ["europe", "europe"], "rank": [2, 1]})
@@ -182,11 +182,11 @@ JOINS = {
 def test_attributes_are_read_through_keys_of_joined_tables() -> None:
     attributes = Attributes(["day", "customer.city", "nation.rank"], JOINS, FACTS.schema)
     assert attributes.columns == ["day", "customer"]
-    found = []
+    actual_values = []
     for name, column in attributes.by[1:]:
         values = attributes.table_values(name, column).to_pylist()
-        found.append([None if at < 0 else values[at] for at in attributes.rows(name, FACTS).tolist()])
-    assert found == [["P", "B", None, None, None, "P"], [2, 1, None, None, None, 2]]
+        actual_values.append([None if at < 0 else values[at] for at in attributes.rows(name, FACTS).tolist()])
+    assert actual_values == [["P", "B", None, None, None, "P"], [2, 1, None, None, None, 2]]
 
 
 @pytest.mark.parametrize("curve", CURVES)
@@ -202,13 +202,13 @@ def test_curve_keys_do_not_depend_on_the_batches_of_the_rows(curve: str) -> None
     # Here, a customer's rank and city have the same order, and would count as one column.
     clustering = replace(pickle.loads(pickle.dumps(Clustering.of(attributes, facts, curve))), groups=())
     customers = {10: ("P", 2), 20: ("B", 1), 30: (None, None)}
-    reached = [customers.get(one, (None, None)) for one in facts["customer"].to_pylist()]
+    reached = [customers.get(value, (None, None)) for value in facts["customer"].to_pylist()]
     columns = [
         pa.array([one[1] for one in reached], pa.int64()),
         facts["day"].combine_chunks(),
         pa.array([one[0] for one in reached], pa.string()),
     ]
-    points = np.stack([Ranks.of(one).places(one) for one in columns], axis=1)
+    points = np.stack([Ranks.of(column).places(column) for column in columns], axis=1)
     expected = compute_curve_keys(points, RANK_BITS, curve)
     batches = facts.to_batches(max_chunksize=37)
     assert np.array_equal(np.concatenate([clustering.keys(batch) for batch in batches]), expected)
@@ -238,7 +238,7 @@ def test_columns_and_joins_that_cannot_be_clustered_are_refused() -> None:
 
 
 def test_range_bounds_divide_the_rows_into_almost_equal_parts() -> None:
-    keys = np.array([bytes([one]) for one in random.Random(1).sample(range(200), 200)], dtype="S1")
+    keys = np.array([bytes([number]) for number in random.Random(1).sample(range(200), 200)], dtype="S1")
     at = choose_range_bounds(keys, 7)
     counts = np.bincount(np.searchsorted(at, keys, "right"), minlength=7)
     assert counts.sum() == 200
@@ -297,9 +297,9 @@ def test_columns_of_the_same_order_count_as_one_and_queries_open_fewer_files() -
     clustering = Clustering.of(Attributes(list(columns), {}, table.schema), table.slice(0, 10_000), "hilbert")
     assert clustering.groups == ((0, 1), (2,), (3,))
 
-    def mean_opened_files(chosen: Clustering) -> float:
+    def mean_opened_files(chosen_clustering: Clustering) -> float:
         """Return the mean number of files, out of 100, that a range with a hundredth of the values opens."""
-        order = np.argsort(to_sortable_keys(chosen.keys(table)), kind="stable")
+        order = np.argsort(to_sortable_keys(chosen_clustering.keys(table)), kind="stable")
         counts = []
         for values in columns.values():
             files = values[order].reshape(100, -1)

@@ -28,9 +28,9 @@ def create_filled(client: IndexClient, version: int, spec: str, **table: Any) ->
 
 
 def lands(client: IndexClient) -> dict[int, str]:
-    found = scan(client, "db.t", ["id", "land"]).to_arrow().to_pylist()
-    assert len(found) == len({one["id"] for one in found}), "a key occurs twice"
-    return {one["id"]: one["land"] for one in found}
+    values = scan(client, "db.t", ["id", "land"]).to_arrow().to_pylist()
+    assert len(values) == len({value["id"] for value in values}), "a key occurs twice"
+    return {value["id"]: value["land"] for value in values}
 
 
 @contextmanager
@@ -68,16 +68,16 @@ def test_concurrent_equality_upserts_of_other_keys_are_no_conflict(
     client: IndexClient, version: int, spec: str, indexed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create_filled(client, version, spec, properties=BY_ID if indexed else {})
-    others = rows(*((key, "theirs", 1) for key in range(0, 200, 2)))
-    meanwhile(monkeypatch, lambda: upsert(client, "db.t", others, keys=["id"], strategy=EQUALITY))
+    other_rows = rows(*((key, "theirs", 1) for key in range(0, 200, 2)))
+    meanwhile(monkeypatch, lambda: upsert(client, "db.t", other_rows, keys=["id"], strategy=EQUALITY))
     ours = rows(*((key, "ours", 1) for key in range(31, 171, 14)))
     report = upsert(client, "db.t", ours, keys=["id"], mode="merge-on-read")
     assert (report.attempts, report.updated) == (1, 10)
     expected = {key: "theirs" if key % 2 == 0 else "old" for key in range(200)}
     assert lands(client) == expected | dict.fromkeys(range(31, 171, 14), "ours")
-    meanwhile(monkeypatch, lambda: upsert(client, "db.t", others, keys=["id"], strategy=EQUALITY))
-    gone = delete(client, "db.t", keys=pa.table({"id": [31, 45]}), mode="merge-on-read")
-    assert (gone.attempts, gone.deleted) == (1, 2)
+    meanwhile(monkeypatch, lambda: upsert(client, "db.t", other_rows, keys=["id"], strategy=EQUALITY))
+    removed_delete = delete(client, "db.t", keys=pa.table({"id": [31, 45]}), mode="merge-on-read")
+    assert (removed_delete.attempts, removed_delete.deleted) == (1, 2)
 
 
 @pytest.mark.each_pair
@@ -99,9 +99,9 @@ def test_concurrent_equality_change_of_the_same_key_is_a_conflict(
     meanwhile(monkeypatch, other)
     report = upsert(client, "db.t", rows((31, "ours"), (59, "ours")), keys=["id"], mode=mode)
     assert report.attempts == 2
-    found = lands(client)
-    assert (found[31], found[59]) == ("ours", "ours")
-    assert found.get(10) == (None if deletes else "theirs")
+    actual_lands = lands(client)
+    assert (actual_lands[31], actual_lands[59]) == ("ours", "ours")
+    assert actual_lands.get(10) == (None if deletes else "theirs")
 
 
 def test_key_of_several_columns_is_compared_as_a_whole(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,8 +111,8 @@ def test_key_of_several_columns_is_compared_as_a_whole(client: IndexClient, monk
     meanwhile(monkeypatch, lambda: upsert(client, "db.t", theirs, keys=["id", "land"], strategy=EQUALITY))
     report = upsert(client, "db.t", rows((1, "a", 5)), keys=["id", "land"], mode="merge-on-read")
     assert (report.attempts, report.updated) == (1, 1)
-    found = scan(client, "db.t", ["id", "land", "ts"]).to_arrow().to_pylist()
-    assert sorted(tuple(one.values()) for one in found) == [(1, "a", 5), (1, "c", 1), (2, "a", 1), (2, "b", None)]
+    values = scan(client, "db.t", ["id", "land", "ts"]).to_arrow().to_pylist()
+    assert sorted(tuple(value.values()) for value in values) == [(1, "a", 5), (1, "c", 1), (2, "a", 1), (2, "b", None)]
 
 
 def test_delete_by_another_column_conflicts_with_equality_deletes(
@@ -137,6 +137,6 @@ def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(
             report = upsert(client, "db.t", ours, keys=["id"], mode=mode)
             # An idle machine needs 2 to 4 of the 50 attempts. A busy one gets its priority later.
             assert report.attempts <= 25
-    found = lands(client)
-    assert {found[key] for key in range(31, 171, 14)} == {"ours2"}
+    actual_lands = lands(client)
+    assert {actual_lands[key] for key in range(31, 171, 14)} == {"ours2"}
     assert done[0]

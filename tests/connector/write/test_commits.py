@@ -17,8 +17,8 @@ from tests.connector.served import Served
 
 @pytest.fixture
 def lake(served: Served) -> Lake:
-    made: Lake = served.run(Lake.create(served.api))
-    return made
+    new_lake: Lake = served.run(Lake.create(served.api))
+    return new_lake
 
 
 def test_commit_returns_the_snapshot_and_says_if_it_is_a_duplicate(served: Served, lake: Lake) -> None:

@@ -62,8 +62,8 @@ def create(
     catalog: RestCatalog, version: int, spec: PartitionSpec = UNPARTITIONED_PARTITION_SPEC, **properties: str
 ) -> None:
     catalog.create_namespace_if_not_exists("db")
-    given = {"format-version": str(version), **{name.replace("_", "."): value for name, value in properties.items()}}
-    catalog.create_table("db.t", SCHEMA, partition_spec=spec, properties=given)
+    options = {"format-version": str(version), **{name.replace("_", "."): value for name, value in properties.items()}}
+    catalog.create_table("db.t", SCHEMA, partition_spec=spec, properties=options)
 
 
 def create_three_batches(client: IndexClient, catalog: RestCatalog, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,8 +140,8 @@ def test_concurrent_change_of_a_file_discards_only_its_batch(
         write = compaction.rewrite_rows
         calls: list[int] = []
 
-        def write_and_change(*given: Any) -> Any:
-            written = write(*given)
+        def write_and_change(*arguments: Any) -> Any:
+            written = write(*arguments)
             calls.append(1)
             if len(calls) == 2:
                 delete(client, "db.t", keys=pa.table({"id": list(range(54))}))
@@ -199,20 +199,20 @@ def test_random_histories_with_compactions_keep_the_rows(
         ids = rng.sample(range(60), rng.randint(1, 12))
         if rng.random() < 0.6:
             upsert(client, "db.t", rows(ids, f"{number}:"), keys=["id"], mode=rng.choice([*MODES, None]))
-            model.update((one, f"{number}:{one}") for one in ids)
+            model.update((id_, f"{number}:{id_}") for id_ in ids)
         elif version == 2 and rng.random() < 0.4:
             catalog.load_table("db.t").delete(In("id", ids))
-            for one in ids:
-                model.pop(one, None)
+            for id_ in ids:
+                model.pop(id_, None)
         else:
             delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
-            for one in ids:
-                model.pop(one, None)
+            for id_ in ids:
+                model.pop(id_, None)
 
     numbers = iter(range(10_000))
 
-    def write_and_change(*given: Any) -> Any:
-        written = write(*given)
+    def write_and_change(*arguments: Any) -> Any:
+        written = write(*arguments)
         if rng.random() < 0.5:
             change(next(numbers))
         return written
@@ -267,26 +267,26 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
                 mode=None if strategy else mode,
                 strategy=strategy,
             )
-            model.update((one, f"{number}:{one}") for one in ids)
+            model.update((id_, f"{number}:{id_}") for id_ in ids)
         else:
             delete(client, "db.t", keys=pa.table({"id": ids}), mode=mode)
-            for one in ids:
-                model.pop(one)
+            for id_ in ids:
+                model.pop(id_)
 
     def lineage() -> dict[int, tuple[int, int]]:
         columns = ["id", "_row_id", "_last_updated_sequence_number"]
-        found = scan(client, "db.t", columns).to_arrow()
-        return {row["id"]: (row["_row_id"], row["_last_updated_sequence_number"]) for row in found.to_pylist()}
+        actual_rows = scan(client, "db.t", columns).to_arrow()
+        return {row["id"]: (row["_row_id"], row["_last_updated_sequence_number"]) for row in actual_rows.to_pylist()}
 
     write, open_again = compaction.rewrite_rows, open_table
 
-    def write_meddled(*given: Any) -> Any:
-        written = write(*given)
+    def write_meddled(*arguments: Any) -> Any:
+        written = write(*arguments)
         change()
         return written
 
-    def open_meddled(*given: Any, **named: Any) -> Any:
-        opened = open_again(*given, **named)
+    def open_meddled(*given: Any, **options: Any) -> Any:
+        opened = open_again(*given, **options)
         if rng.random() < 0.4:
             change()
         return opened
@@ -304,7 +304,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
                 ids = [next(create_ids) for _ in range(rng.randint(20, 60))]
                 rng.shuffle(ids)
                 upsert(client, "db.t", rows(ids), keys=["id"])
-                model.update((one, str(one)) for one in ids)
+                model.update((id_, str(id_)) for id_ in ids)
             change()
             touched.clear()
             before = lineage() if version == 3 else {}
@@ -314,7 +314,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
             if version == 3:
                 after = lineage()
                 assert {one: after[one] for one in model.keys() & before.keys() - touched} == {
-                    one: before[one] for one in model.keys() & before.keys() - touched
+                    record: before[record] for record in model.keys() & before.keys() - touched
                 }
             if rng.random() < 0.5:
                 evolve_spec(client)
@@ -333,8 +333,8 @@ def test_rows_that_a_rollback_restores_discard_the_batch(
         delete(client, "db.t", keys=pa.table({"id": list(range(10, 20))}), mode=MERGE_ON_READ)
         write = compaction.rewrite_rows
 
-        def write_and_roll_back(*given: Any) -> Any:
-            written = write(*given)
+        def write_and_roll_back(*arguments: Any) -> Any:
+            written = write(*arguments)
             post(client, {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot})
             return written
 
@@ -388,8 +388,8 @@ def test_upgrade_during_a_compaction_is_a_conflict(
             upsert(client, "db.t", rows([number]), keys=["id"])
         write = compaction.rewrite_rows
 
-        def write_and_upgrade(*given: Any) -> Any:
-            written = write(*given)
+        def write_and_upgrade(*arguments: Any) -> Any:
+            written = write(*arguments)
             post(client, {"action": "upgrade-format-version", "format-version": 3})
             upsert(client, "db.t", rows([100]), keys=["id"])
             return written
@@ -475,5 +475,5 @@ def test_files_with_uuids_in_nested_columns_are_merged(client: IndexClient) -> N
         written += rows_of
     report = compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
     assert (report.files_before, report.files_after) == (2, 1)
-    found = scan(client, "db.t").to_arrow().to_pylist()
-    assert sorted(map(repr, found)) == sorted(map(repr, written))
+    values = scan(client, "db.t").to_arrow().to_pylist()
+    assert sorted(map(repr, values)) == sorted(map(repr, written))

@@ -56,14 +56,14 @@ def rows_of(file: dict[str, Any], path: str) -> list[int]:
     data = path_of(file).read_bytes()
     offset, length = file.get("content-offset", 0), file.get("content-size-in-bytes", len(data))
     named = file["file-format"].lower(), 1, len(data), file["record-count"], file.get("referenced-data-file")
-    found = decode_delete_content(
+    delete_content = decode_delete_content(
         data[offset : offset + length],
         DeleteFile(file["file-path"], *named, offset, length, ()),
         (),
         limit_bytes=1 << 20,
     )
-    assert isinstance(found, Positions)
-    return found.of(path).tolist()
+    assert isinstance(delete_content, Positions)
+    return delete_content.of(path).tolist()
 
 
 POSITIONS = st.lists(
@@ -92,17 +92,17 @@ def test_pyiceberg_reads_the_vectors_of_a_puffin_file(tmp_path: Path) -> None:
     assert written.removed == ()
     (puffin,) = files_in(tmp_path)
     read = {
-        one.referenced_data_file: one.to_vector()
-        for one in deletion_vectors_from_puffin_file(PuffinFile(puffin.read_bytes()))
+        deletion_vector.referenced_data_file: deletion_vector.to_vector()
+        for deletion_vector in deletion_vectors_from_puffin_file(PuffinFile(puffin.read_bytes()))
     }
     expected = {path: sorted(set(positions)) for path, positions in given.items() if positions}
     assert {path: column.to_pylist() for path, column in read.items()} == expected
     for file in written.files:
-        made = decode_content_file(file, metadata)
-        assert made.file_size_in_bytes == puffin.stat().st_size
-        assert made.referenced_data_file is not None
-        assert rows_of(file, made.referenced_data_file) == expected[made.referenced_data_file]
-        assert made.record_count == len(expected[made.referenced_data_file])
+        content_file = decode_content_file(file, metadata)
+        assert content_file.file_size_in_bytes == puffin.stat().st_size
+        assert content_file.referenced_data_file is not None
+        assert rows_of(file, content_file.referenced_data_file) == expected[content_file.referenced_data_file]
+        assert content_file.record_count == len(expected[content_file.referenced_data_file])
 
 
 def test_new_vector_includes_earlier_deletes_and_names_what_it_replaces(tmp_path: Path) -> None:
@@ -119,8 +119,8 @@ def test_new_vector_includes_earlier_deletes_and_names_what_it_replaces(tmp_path
         DeletedRows(c, 0, [], longs(2, 3), first),
     ]
     written = write_deletes(target(metadata), rows, reader)
-    found = {file["referenced-data-file"]: rows_of(file, file["referenced-data-file"]) for file in written.files}
-    assert found == {a: [0, 7], b: [0, 7, 8], c: [1, 2, 3]}
+    actual = {file["referenced-data-file"]: rows_of(file, file["referenced-data-file"]) for file in written.files}
+    assert actual == {a: [0, 7], b: [0, 7, 8], c: [1, 2, 3]}
     assert list(written.removed) == [
         {"file-path": own[0]["file-path"]},
         {"file-path": first[0]["file-path"], "content-offset": first[0]["content-offset"]},
@@ -210,14 +210,14 @@ def test_equality_deletes_are_written_to_the_partitions_of_their_keys(tmp_path: 
     to = target(metadata)
     keys = pa.table({"land": ["de", "fr", None, "de"], "id": [1, 1, None, 7], "ratio": [0.0] * 4})
     written = write_equality_deletes(to, keys, ["id", "land"])
-    held = []
+    held_rows = []
     for file in written.files:
         assert decode_content_file(file, metadata).equality_ids == (1, 2)
         with pq.ParquetFile(path_of(file)) as opened:
             rows = opened.read().to_pylist()
         assert {row["land"] for row in rows} == {file["partition"][0]}
-        held.extend(rows)
-    assert sorted(held, key=str) == sorted(keys.select(["id", "land"]).to_pylist(), key=str)
+        held_rows.extend(rows)
+    assert sorted(held_rows, key=str) == sorted(keys.select(["id", "land"]).to_pylist(), key=str)
     everywhere = write_equality_deletes(to, keys, ["id"], spec=UNPARTITIONED)
     assert [file["partition"] for file in everywhere.files] == [[]]
     assert everywhere.files[0]["record-count"] == 4
@@ -273,8 +273,8 @@ def test_seamarks_reader_leaves_out_deleted_rows(tmp_path: Path) -> None:
     (file,) = write_batches(to, pa.table({"id": list(range(10))}).to_batches()).files
     path = file["file-path"]
     deletes: tuple[dict[str, Any], ...] = ()
-    for gone in ((3, 4), (4, 9), (0,)):
-        deletes = write_deletes(to, [DeletedRows(path, 0, [], longs(*gone), deletes)], reader).files
+    for removed_ids in ((3, 4), (4, 9), (0,)):
+        deletes = write_deletes(to, [DeletedRows(path, 0, [], longs(*removed_ids), deletes)], reader).files
     mask = reader.load(path, deletes).by_position(0, 10)
     assert mask is not None
     assert np.flatnonzero(~mask).tolist() == [1, 2, 5, 6, 7, 8]
@@ -283,21 +283,21 @@ def test_seamarks_reader_leaves_out_deleted_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("version", [2, 3])
 def test_data_file_without_remaining_rows_is_removed(tmp_path: Path, version: int) -> None:
     metadata = table(tmp_path, SCHEMA, version=version)
-    made, reader = target(metadata), Deletes(Storage(), metadata)
+    new_target, reader = target(metadata), Deletes(Storage(), metadata)
     a, b = "file:///a.parquet", "file:///b.parquet"
     first = write_deletes(
-        made, [DeletedRows(a, 0, [], longs(0, 2), (), 4), DeletedRows(b, 0, [], longs(1), (), 2)], reader
+        new_target, [DeletedRows(a, 0, [], longs(0, 2), (), 4), DeletedRows(b, 0, [], longs(1), (), 2)], reader
     )
     assert first.removed == ()
     before = {one: [file for file in first.files if file.get("referenced-data-file") in (one, None)] for one in (a, b)}
-    known = files_in(tmp_path)
-    second = write_deletes(made, [DeletedRows(a, 0, [], longs(1, 3), before[a], 4)], reader)
+    known_files = files_in(tmp_path)
+    second = write_deletes(new_target, [DeletedRows(a, 0, [], longs(1, 3), before[a], 4)], reader)
     assert (second.files, second.removed) == ((), ({"file-path": a},)), (
         "the data file's own deletes are removed with it"
     )
-    assert files_in(tmp_path) == known
+    assert files_in(tmp_path) == known_files
     rows = [DeletedRows(a, 0, [], longs(1), before[a], 4), DeletedRows(b, 0, [], longs(0), before[b], 2)]
-    third = write_deletes(made, rows, reader)
+    third = write_deletes(new_target, rows, reader)
     assert third.removed[0] == {"file-path": b}
     assert [rows_of(file, a) for file in third.files] == [[0, 1, 2] if version == 3 else [1]]
     assert all(rows_of(file, b) == [] for file in third.files if version == 2)
@@ -306,11 +306,11 @@ def test_data_file_without_remaining_rows_is_removed(tmp_path: Path, version: in
 def test_data_file_is_kept_if_its_remaining_rows_are_unknown(tmp_path: Path) -> None:
     """Equality deletes have no positions, and rows that are deleted twice count once."""
     metadata = table(tmp_path, SCHEMA)
-    made, reader, a = target(metadata), Deletes(Storage(), metadata), "file:///a.parquet"
-    by_key = write_equality_deletes(made, pa.table({"id": [1]}), ["id"]).files
-    (written,) = write_deletes(made, [DeletedRows(a, 0, [], longs(0, 1), by_key, 3)], reader).files
+    new_target, reader, a = target(metadata), Deletes(Storage(), metadata), "file:///a.parquet"
+    by_key = write_equality_deletes(new_target, pa.table({"id": [1]}), ["id"]).files
+    (written,) = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1), by_key, 3)], reader).files
     assert rows_of(written, a) == [0, 1]
-    again = write_deletes(made, [DeletedRows(a, 0, [], longs(0, 1), [written], 4)], reader)
+    again = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1), [written], 4)], reader)
     assert again == WrittenDeletes()
-    unknown = write_deletes(made, [DeletedRows(a, 0, [], longs(0, 1, 2))], reader)
+    unknown = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1, 2))], reader)
     assert (len(unknown.files), unknown.removed) == (1, ())

@@ -34,9 +34,9 @@ from tests.seeds import quick
 
 
 def lands(client: IndexClient) -> dict[int, str]:
-    found = read_rows(client)
-    assert len({one[0] for one in found}) == len(found)
-    return {one[0]: one[1] for one in found}
+    actual_rows = read_rows(client)
+    assert len({row[0] for row in actual_rows}) == len(actual_rows)
+    return {row[0]: row[1] for row in actual_rows}
 
 
 @pytest.mark.each_value
@@ -50,14 +50,14 @@ def test_equality_upsert_replaces_rows_with_its_keys_and_reads_no_file(
     done = upsert(
         client, "db.t", rows((5, "lost"), (5, "new"), (6, "new"), (99, "new")), keys=["id"], strategy=EQUALITY
     )
-    wanted = dict.fromkeys(range(30), "old") | {5: "new", 6: "new", 99: "new"}
-    assert lands(client) == wanted
+    expected = dict.fromkeys(range(30), "old") | {5: "new", 6: "new", 99: "new"}
+    assert lands(client) == expected
     assert (done.attempts, done.files_read, done.duplicate) == (1, 0, False)
     upsert(client, "db.t", rows((5, "newer")), keys=["id"], strategy=EQUALITY)
-    assert lands(client) == wanted | {5: "newer"}
-    gone = delete(client, "db.t", keys=pa.table({"id": [6, 7, 555]}), strategy=EQUALITY)
-    assert gone.files_written > 0
-    left = {key: land for key, land in (wanted | {5: "newer"}).items() if key not in (6, 7)}
+    assert lands(client) == expected | {5: "newer"}
+    removed_delete = delete(client, "db.t", keys=pa.table({"id": [6, 7, 555]}), strategy=EQUALITY)
+    assert removed_delete.files_written > 0
+    left = {key: land for key, land in (expected | {5: "newer"}).items() if key not in (6, 7)}
     assert lands(client) == left
     found = upsert(client, "db.t", rows((5, "located"), (6, "back")), keys=["id"], mode="merge-on-read")
     assert (found.updated, found.inserted) == (1, 1)
@@ -68,8 +68,8 @@ def test_equality_upsert_replaces_keys_within_their_partitions(client: IndexClie
     create(client, spec=[("identity", 2), ("bucket[2]", 1)])
     append(client, "db.t", rows((1, "de", 1), (1, "fr", 1), (2, "de", 1)))
     upsert(client, "db.t", rows((1, "fr", 2), (2, "it", 2)), keys=["id", "land"], strategy=EQUALITY)
-    found = scan(client, "db.t", ["id", "land", "ts"]).to_arrow().to_pylist()
-    assert sorted(tuple(one.values()) for one in found) == [(1, "de", 1), (1, "fr", 2), (2, "de", 1), (2, "it", 2)]
+    values = scan(client, "db.t", ["id", "land", "ts"]).to_arrow().to_pylist()
+    assert sorted(tuple(value.values()) for value in values) == [(1, "de", 1), (1, "fr", 2), (2, "de", 1), (2, "it", 2)]
 
 
 def test_equality_upsert_replaces_rows_of_all_former_specs(client: IndexClient) -> None:
@@ -158,7 +158,7 @@ def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexC
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
+    ("expected", "message"),
     [
         ({"precombine": "ts"}, "precombine needs the stored rows"),
         ({"columns": ["land"]}, "columns needs the stored rows"),
@@ -167,11 +167,11 @@ def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexC
     ids=["precombine", "columns", "copy-on-write"],
 )
 def test_equality_upsert_refuses_options_that_need_the_stored_rows(
-    client: IndexClient, wanted: dict[str, Any], said: str
+    client: IndexClient, expected: dict[str, Any], message: str
 ) -> None:
     create(client)
-    with pytest.raises(ValueError, match=said):
-        upsert(client, "db.t", rows((1, "de")), keys=["id"], strategy=EQUALITY, **wanted)
+    with pytest.raises(ValueError, match=message):
+        upsert(client, "db.t", rows((1, "de")), keys=["id"], strategy=EQUALITY, **expected)
     with pytest.raises(ValueError, match="rows are deleted by keys, not by a predicate"):
         delete(client, "db.t", where="id = 1", strategy=EQUALITY)
 
@@ -232,8 +232,8 @@ def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(
         """Split the buckets as a table service does."""
         resize(client, "db.t", buckets=4)
         opened = open_table(client, "db.t", CURRENT)
-        stored = scan(client, "db.t").to_arrow()
-        written = write_batches(target_of(opened.metadata, opened.storage), stored.to_batches())
+        stored_rows = scan(client, "db.t").to_arrow()
+        written = write_batches(target_of(opened.metadata, opened.storage), stored_rows.to_batches())
         removed = [{"file-path": task.path} for task in plan(client, opened)]
         body = {"operation": "replace", "add": list(written.files), "remove": removed}
         commit(client, "db.t", {**body, "read-snapshot-id": opened.snapshot_id}, lambda: None)
@@ -261,26 +261,26 @@ class Unlocated(Step):
     """A step that changes rows by equality deletes instead of lookups."""
 
     def take(self, client: IndexClient, name: str) -> None:
-        said = {"step": str(self.number)}
-        given = pa.Table.from_pylist(self.rows, ARROW)
+        options = {"step": str(self.number)}
+        input_table = pa.Table.from_pylist(self.rows, ARROW)
         if self.kind == "upsert":
-            upsert(client, name, given, keys=["id"], summary=said, strategy=EQUALITY)
+            upsert(client, name, input_table, keys=["id"], summary=options, strategy=EQUALITY)
         else:
-            delete(client, name, keys=given.select(["id"]), summary=said, strategy=EQUALITY)
+            delete(client, name, keys=input_table.select(["id"]), summary=options, strategy=EQUALITY)
 
 
 def mixed_steps(rng: random.Random, count: int) -> list[Step]:
     """Return random steps; half of the deletes and of the upserts by key alone use equality deletes."""
-    made: list[Step] = []
+    new_steps: list[Step] = []
     for step in steps(rng, count, MODES):
         blind = step.kind == "keys" or (step.kind == "upsert" and step.by is None)
         if step.kind == "upsert" and rng.random() < 0.4:
-            made.append(Unlocated(step.number, "upsert", step.rows))
+            new_steps.append(Unlocated(step.number, "upsert", step.rows))
         elif blind and rng.random() < 0.6:
-            made.append(Unlocated(step.number, step.kind, step.rows))
+            new_steps.append(Unlocated(step.number, step.kind, step.rows))
         else:
-            made.append(step)
-    return made
+            new_steps.append(step)
+    return new_steps
 
 
 SHAPES = (
@@ -302,12 +302,12 @@ def play(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: i
     taken = {one.number: one for one in mixed_steps(random.Random(seed), count)}
     turns = max(1, len(shape.specs))
     if first == [("identity", 2)]:  # Deletes for all partitions require an unpartitioned spec first.
-        early = [one for one in taken.values() if one.number <= count // turns + writers]
+        early = [value for value in taken.values() if value.number <= count // turns + writers]
         taken |= {one.number: Step(one.number, one.kind, one.rows) for one in early if isinstance(one, Unlocated)}
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers + 1) as pool:
         for turn in range(turns):
-            mine = [one for one in taken.values() if one.number * turns // count == turn]
+            mine = [value for value in taken.values() if value.number * turns // count == turn]
             for start in range(0, len(mine), writers):
                 at_once = zip(mine[start : start + writers], clients, strict=False)
                 futures = [pool.submit(step.take, own, "db.t") for step, own in at_once]

@@ -48,28 +48,30 @@ def test_lookup_answers_with_more_path_text_than_a_string_array_holds_are_accept
     create(client, properties=BY_ID)
     append(client, "db.t", rows((1, "de")))
     count, path = 2100, "p" * (1 << 20)
-    asked: list[int] = []
+    requests: list[int] = []
 
     def answer(*_: Any, **__: Any) -> Lookup:
-        first = sum(asked)
-        asked.append(min(700, count - first))
-        paths = ["q", path][:: 1 if len(asked) % 2 else -1]
-        codes = pa.array([paths.index(path)] * asked[-1], pa.int32())
-        found = {
-            "key": pa.array(range(asked[-1])),
+        first = sum(requests)
+        requests.append(min(700, count - first))
+        paths = ["q", path][:: 1 if len(requests) % 2 else -1]
+        codes = pa.array([paths.index(path)] * requests[-1], pa.int32())
+        result = {
+            "key": pa.array(range(requests[-1])),
             "file_path": pa.DictionaryArray.from_arrays(codes, pa.array(paths)),
-            "position": pa.array(range(first, first + asked[-1])),
-            "undecided": pa.array([False] * asked[-1]),
+            "position": pa.array(range(first, first + requests[-1])),
+            "undecided": pa.array([False] * requests[-1]),
         }
-        return Lookup(1, "ids", pa.table(found), 0, True, 0, (), 0, ())
+        return Lookup(1, "ids", pa.table(result), 0, True, 0, (), 0, ())
 
     monkeypatch.setattr("seamark.connector.write.row_locations._LOOKUP_KEYS_MAX", 700)
     monkeypatch.setattr("seamark.connector.client.client.SeamarkClient.lookup", answer)
     task = ScanTask({"file-path": path, "record-count": count}, ())
     monkeypatch.setattr("seamark.connector.write.row_locations.plan", lambda *_: iter([task]))
     opened = open_table(client, "db.t", CURRENT)
-    found = locate(client, opened, BatchKeys(find_key_fields(opened.schema, ["id"]), [pa.array(range(count))]))
-    (file,) = found.files  # The path that no row uses is left out.
+    location_result = locate(
+        client, opened, BatchKeys(find_key_fields(opened.schema, ["id"]), [pa.array(range(count))])
+    )
+    (file,) = location_result.files  # The path that no row uses is left out.
     assert file.positions.tolist() == file.keys.tolist() == list(range(count))
-    assert asked == [700] * 3
-    assert not found.read
+    assert requests == [700] * 3
+    assert not location_result.read

@@ -61,22 +61,22 @@ def write_data_file(
     rows: pa.Table, to: WriteTarget, location: str, *, row_group_rows: int | None = None
 ) -> dict[str, Any]:
     """Write one unpartitioned data file and return its ContentFile."""
-    made = pa.Table.from_batches([conform(one, to.schema, to.arrow) for one in rows.to_batches()], to.arrow)
+    written_table = pa.Table.from_batches([conform(one, to.schema, to.arrow) for one in rows.to_batches()], to.arrow)
     if to.ordering is not None:
-        made = to.ordering.sort(made)
+        written_table = to.ordering.sort(written_table)
     writer = open_data_file_writer(to, location)
     try:
-        step = row_group_rows or max(1, made.num_rows)
-        for start in range(0, made.num_rows, step):
-            writer.write(made.slice(start, step))
+        step = row_group_rows or max(1, written_table.num_rows)
+        for start in range(0, written_table.num_rows, step):
+            writer.write(written_table.slice(start, step))
         return finish_data_file(writer, to, ())
     except BaseException:
         writer.abort()
         raise
 
 
-def write(folder: Path, rows: pa.Table, schema: Schema = EVERY_TYPE, **given: Any) -> tuple[dict[str, Any], Any]:
-    metadata = table(folder, schema, **given)
+def write(folder: Path, rows: pa.Table, schema: Schema = EVERY_TYPE, **arguments: Any) -> tuple[dict[str, Any], Any]:
+    metadata = table(folder, schema, **arguments)
     to = target(metadata)
     return write_data_file(rows, to, to.generate_location(()), row_group_rows=7), metadata
 
@@ -93,7 +93,7 @@ def test_pyiceberg_reads_the_written_values(tmp_path: Path, seed: int, count: in
     for name in ("st", "list", "lists"):
         assert read[name].to_pylist() == rows[name].to_pylist(), (seed, name)
     # PyIceberg reads a null map with struct values as an empty map.
-    assert read["map"].to_pylist() == [one or [] for one in rows["map"].to_pylist()]
+    assert read["map"].to_pylist() == [value or [] for value in rows["map"].to_pylist()]
     assert str(read["deep"].to_pylist()) == str(rows["deep"].to_pylist()), seed
 
 
@@ -108,8 +108,8 @@ def test_duckdb_reads_the_written_values(tmp_path: Path) -> None:
         name = file_name_of(f"c{place} {kind}")
         mine, theirs = typed.plain(kind, rows.column(place)), read[name]
         if kind == "uuid":
-            seen = theirs.to_pylist()
-            assert [None if one is None else UUID(str(one)).bytes for one in seen] == mine
+            values = theirs.to_pylist()
+            assert [None if value is None else UUID(str(value)).bytes for value in values] == mine
         elif kind == "timestamptz_ns":  # DuckDB 1.5 reads microseconds, and the last value as infinity.
             micros = typed.plain("timestamptz", theirs)
             for got, nanos in zip(micros, mine, strict=True):
@@ -133,7 +133,7 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
         file, metadata = write(tmp_path, rows, schema, properties={"write.metadata.metrics.default": mode})
         decode_content_file(file, metadata)
         lower, upper = by_column(file["lower-bounds"]), by_column(file["upper-bounds"])
-        present = [one for one in values if one is not None and one == one]
+        present = [value for value in values if value is not None and value == value]
         if not present:
             assert (lower, upper) == ({}, {})
             return
@@ -144,7 +144,9 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
             assert (least, most) == (min(present), max(present))
         assert by_column(file["null-value-counts"])[1] == values.count(None)
         if kind in FLOATS:
-            assert by_column(file["nan-value-counts"])[1] == sum(one is not None and one != one for one in values)
+            assert by_column(file["nan-value-counts"])[1] == sum(
+                value is not None and value != value for value in values
+            )
 
     judge()
 
@@ -168,8 +170,8 @@ def test_pyiceberg_prunes_no_file_that_has_the_value(tmp_path: Path, kind: str) 
             else:
                 literal = _literal(kind, value)
                 predicates = [EqualTo("c", literal), GreaterThanOrEqual("c", literal), LessThanOrEqual("c", literal)]
-            for one in predicates:
-                assert _InclusiveMetricsEvaluator(theirs, one).eval(their_file(file)), (seed, one)
+            for predicate in predicates:
+                assert _InclusiveMetricsEvaluator(theirs, predicate).eval(their_file(file)), (seed, predicate)
 
 
 def _literal(kind: str, value: Any) -> Any:
@@ -186,9 +188,9 @@ def _literal(kind: str, value: Any) -> Any:
 
 def test_metrics_equal_those_of_pyicebergs_writer(tmp_path: Path) -> None:
     """The bounds of zeros differ, because they have signs here. PyIceberg writes no bounds for fields of structs."""
-    kept = [field for field in EVERY_TYPE.fields if field.id < 30 and not field.name.endswith(("uuid", "_ns"))]
-    rows = random_rows(5, 60).select([field.name for field in kept])
-    file, metadata = write(tmp_path, rows, Schema(tuple(kept)))
+    kept_fields = [field for field in EVERY_TYPE.fields if field.id < 30 and not field.name.endswith(("uuid", "_ns"))]
+    rows = random_rows(5, 60).select([field.name for field in kept_fields])
+    file, metadata = write(tmp_path, rows, Schema(tuple(kept_fields)))
     theirs = sanitize_column_names(their_metadata(metadata).schema())
     said = data_file_statistics_from_parquet_metadata(
         pq.read_metadata(file["file-path"].removeprefix("file://")),
@@ -203,7 +205,7 @@ def test_metrics_equal_those_of_pyicebergs_writer(tmp_path: Path) -> None:
     for ours, their_bounds in (("lower-bounds", "lower_bounds"), ("upper-bounds", "upper_bounds")):
         expected = said[their_bounds]
         found = by_column(file[ours])
-        fixed = next(field.id for field in kept if "fixed" in field.name)
+        fixed = next(field.id for field in kept_fields if "fixed" in field.name)
         assert {one: found[one] for one in expected if one != fixed} == {
             one: value for one, value in expected.items() if one != fixed
         }
@@ -308,7 +310,7 @@ def test_columns_of_the_sort_order_always_have_bounds() -> None:
 
 def test_files_are_encoded_as_the_properties_say(tmp_path: Path) -> None:
     schema = Schema((Field(1, "id", True, "long"), Field(2, "tags", False, ListType(3, "string", False))))
-    rows = pa.table({"id": list(range(40_000)), "tags": [["a", str(one)] for one in range(40_000)]})
+    rows = pa.table({"id": list(range(40_000)), "tags": [["a", str(number)] for number in range(40_000)]})
     for codec in ("zstd", "gzip", "snappy", "lz4", "brotli", "uncompressed"):
         properties = {
             "write.parquet.compression-codec": codec,
@@ -485,7 +487,10 @@ def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
     schema = Schema(
         (
             Field(50, "given", False, "int"),
-            *(Field(1 + n, f"d{n}", True, kind, write_default=said) for n, (kind, said) in enumerate(defaults.items())),
+            *(
+                Field(1 + n, f"d{n}", True, kind, write_default=default)
+                for n, (kind, default) in enumerate(defaults.items())
+            ),
             Field(53, "st", True, inner, write_default={}),
             Field(54, "none", False, "string"),
             Field(55, "nothing", False, "unknown"),
@@ -569,21 +574,21 @@ def test_file_contains_exactly_the_conformed_rows(tmp_path: Path) -> None:
 
 def test_column_without_repeated_values_has_no_dictionary(tmp_path: Path) -> None:
     rows = 40_000
-    numbers = [random.Random(7).randrange(2**60) + one for one in range(rows)]
-    given = pa.table(
+    numbers = [random.Random(7).randrange(2**60) + number for number in range(rows)]
+    input_table = pa.table(
         {
             "id": numbers,
-            "run": [one // 1000 for one in range(rows)],
-            "word": [f"w{one % 100}" for one in range(rows)],
-            "unique": [f"{one:x}" if one % 3 else None for one in numbers],
+            "run": [number // 1000 for number in range(rows)],
+            "word": [f"w{number % 100}" for number in range(rows)],
+            "unique": [f"{number:x}" if number % 3 else None for number in numbers],
         }
     )
     kinds = {"id": "long", "run": "long", "word": "string", "unique": "string"}
     schema = Schema(tuple(Field(place, name, False, kind) for place, (name, kind) in enumerate(kinds.items(), 1)))
     to = target(table(tmp_path, schema))
     for count, without in ((rows, {"id", "unique"}), (1000, {"id", "unique"}), (100, {"id", "unique", "word"})):
-        file = write_data_file(given.slice(0, count), to, to.generate_location(()))
+        file = write_data_file(input_table.slice(0, count), to, to.generate_location(()))
         with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
             chunks = [opened.metadata.row_group(0).column(place) for place in range(len(kinds))]
-            assert {one.path_in_schema for one in chunks if not one.has_dictionary_page} == without
-            assert opened.read().equals(given.slice(0, count).cast(opened.schema_arrow))
+            assert {chunk.path_in_schema for chunk in chunks if not chunk.has_dictionary_page} == without
+            assert opened.read().equals(input_table.slice(0, count).cast(opened.schema_arrow))

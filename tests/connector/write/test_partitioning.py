@@ -31,8 +31,8 @@ PAIRS = [(transform, kind) for kind in typed.SAMPLES for transform in TRANSFORMS
 
 
 def results(transform: str, kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
-    found = apply_transform(transform, kind, column)
-    return [found.values[code] for code in found.codes.tolist()]
+    actual_transform = apply_transform(transform, kind, column)
+    return [actual_transform.values[code] for code in actual_transform.codes.tolist()]
 
 
 @pytest.mark.parametrize(("transform", "kind"), PAIRS)
@@ -56,8 +56,8 @@ def test_pyiceberg_computes_the_same_partition_values(transform: str, kind: str)
     theirs: IcebergType = IcebergType.handle_primitive_type(kind, lambda name: name)
     judge = parse_transform(transform).transform(theirs)
     values = typed.column(random.Random(7), kind, 60)
-    found = results(transform, kind, typed.array(kind, values))
-    for value, ours in zip(values, found, strict=True):
+    actual_results = results(transform, kind, typed.array(kind, values))
+    for value, ours in zip(values, actual_results, strict=True):
         said = judge(value)
         if transform.startswith("truncate") and value in (-(2**31), -(2**63)):
             continue  # The truncation overflows: PyIceberg has unbounded integers, Java and Seamark do not.
@@ -85,8 +85,10 @@ SCHEMA = Schema(
 
 
 def spec(*fields: tuple[str, int]) -> PartitionSpec:
-    made = [PartitionField(f"p{n}", transform, source, (), 1000 + n) for n, (transform, source) in enumerate(fields)]
-    return PartitionSpec(3, tuple(made))
+    partition_fields = [
+        PartitionField(f"p{n}", transform, source, (), 1000 + n) for n, (transform, source) in enumerate(fields)
+    ]
+    return PartitionSpec(3, tuple(partition_fields))
 
 
 def rows(seed: int, count: int) -> pa.RecordBatch:
@@ -125,7 +127,11 @@ def test_every_row_is_in_the_partition_of_its_values(fields: list[tuple[str, int
             assert isinstance(column.type, str)
             at = ("id", "name", "at", "st", "", "ratio").index(column.name.partition(".")[0])
             array = batch.column(at if at < 4 else 4)
-            flat = pa.array([None if one is None else one["land"] for one in array.to_pylist()]) if at == 3 else array
+            flat = (
+                pa.array([None if value is None else value["land"] for value in array.to_pylist()])
+                if at == 3
+                else array
+            )
             columns.append([apply(transform, column.type, value) for value in typed.plain(column.type, flat)])
         seen: list[int] = []
         for partition, chosen in split:
@@ -140,8 +146,8 @@ def test_every_row_is_in_the_partition_of_its_values(fields: list[tuple[str, int
 
 
 def test_partition_values_are_written_in_the_json_of_the_specification() -> None:
-    made = Partitioner(spec(("day", 3), ("identity", 6), ("void", 1), ("bucket[4]", 2)), SCHEMA)
-    assert made.json((19_000, float("nan"), None, 3)) == ["2022-01-08", "NaN", None, 3]
+    partitioner = Partitioner(spec(("day", 3), ("identity", 6), ("void", 1), ("bucket[4]", 2)), SCHEMA)
+    assert partitioner.json((19_000, float("nan"), None, 3)) == ["2022-01-08", "NaN", None, 3]
 
 
 @pytest.mark.parametrize(

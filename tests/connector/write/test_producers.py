@@ -85,7 +85,7 @@ def test_repeat_of_a_change_without_effect_changes_no_later_rows(client: IndexCl
     assert delete(client, "db.t", where="id = 5 or id = 9", producer=("job", 1)).duplicate, (
         "the number decides, not the kind of the repeated change"
     )
-    assert [one[0] for one in read_rows(client)] == [5, 9]
+    assert [row[0] for row in read_rows(client)] == [5, 9]
 
 
 def test_change_without_effect_is_found_in_the_snapshots_after_the_database_is_lost(
@@ -100,4 +100,4 @@ def test_change_without_effect_is_found_in_the_snapshots_after_the_database_is_l
     client._request("POST", "/v1/namespaces/db/register", {}, body)
     append(client, "db.t2", rows((5, "new", 7)))
     assert delete(client, "db.t2", keys=pa.table({"id": [5]}), producer=("job", 1)).duplicate
-    assert [one[0] for one in read_rows(client, "db.t2")] == [5, 9]
+    assert [row[0] for row in read_rows(client, "db.t2")] == [5, 9]

@@ -23,9 +23,9 @@ from tests.seeds import quick
 
 def read(client: IndexClient, key: int) -> tuple[int | None, int | None]:
     """Return the snapshot, and the counter of a key."""
-    found = scan(client, "db.t", ["ts"], where=f"id = {key}")
-    values = found.to_arrow()["ts"].to_pylist()
-    return found.snapshot_id, values[0] if values else None
+    result = scan(client, "db.t", ["ts"], where=f"id = {key}")
+    values = result.to_arrow()["ts"].to_pylist()
+    return result.snapshot_id, values[0] if values else None
 
 
 OTHERS: dict[str, Any] = {
@@ -133,10 +133,10 @@ def test_concurrent_increments_of_counters_lose_none(
             mine.close()
 
     threads = [threading.Thread(target=increment, args=(number,)) for number in range(3)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert not failed
     counters = {key: value for key, _, value, _ in read_rows(client)}
     assert counters == {0: 6, 1: 6, 2: 0, 3: 0}
@@ -165,10 +165,10 @@ def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_ro
     first = REPEATED[name](client, **how, producer=("counter", 3))
     if since:
         upsert(client, "db.t", rows((1, "d", 3)), keys=["id"])
-    before, stored = read_rows(client), served.written_files()
+    before, written_files = read_rows(client), served.written_files()
     again = REPEATED[name](client, **how, producer=("counter", 3))
     assert (again.duplicate, again.snapshot_id) == (True, first.snapshot_id)
-    assert (read_rows(client), served.written_files()) == (before, stored)
+    assert (read_rows(client), served.written_files()) == (before, written_files)
     with pytest.raises(Conflict, match="changed since snapshot"):
         REPEATED[name](client, **how, producer=("counter", 4))
     with pytest.raises(Conflict, match="changed since snapshot"):

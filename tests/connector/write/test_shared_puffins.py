@@ -67,7 +67,7 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(client: IndexClie
                 model.update((one, f"{step}:{one}") for one in new)
             elif action < 0.6:
                 upsert(client, "db.t", rows(ids, f"{step}:"), keys=["id"], mode=MERGE_ON_READ)
-                model.update((one, f"{step}:{one}") for one in ids)
+                model.update((id_, f"{step}:{id_}") for id_ in ids)
             elif action < 0.9:
                 gone = [*ids, *rng.sample(sorted(model), min(len(model), 6))]
                 delete(client, "db.t", keys=pa.table({"id": sorted(set(gone))}), mode=MERGE_ON_READ)
@@ -75,9 +75,9 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(client: IndexClie
                     model.pop(one, None)
             else:
                 compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
-            found = Vectors(catalog.load_table("db.t"))
-            shared += sum(count > 1 for count in found.live.values())
-            assert not found.marked & found.live.keys(), step
-            assert found.all - found.live.keys() <= found.marked, step
+            vectors = Vectors(catalog.load_table("db.t"))
+            shared += sum(count > 1 for count in vectors.live.values())
+            assert not vectors.marked & vectors.live.keys(), step
+            assert vectors.all - vectors.live.keys() <= vectors.marked, step
         assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
         assert shared, "no Puffin file had two live vectors"

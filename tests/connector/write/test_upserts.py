@@ -56,14 +56,14 @@ def create(
     client._request("POST", "/v1/namespaces/db/tables", {}, json.dumps(body).encode())
 
 
-def rows(*given: tuple[Any, ...]) -> pa.Table:
+def rows(*arguments: tuple[Any, ...]) -> pa.Table:
     """Return rows of (id, land, ts, note); trailing values may be missing."""
-    return pa.Table.from_pylist([dict(zip(COLUMNS, one, strict=False)) for one in given], ARROW)
+    return pa.Table.from_pylist([dict(zip(COLUMNS, one, strict=False)) for one in arguments], ARROW)
 
 
 def read_rows(client: IndexClient, name: str = "db.t", at: At = CURRENT) -> list[tuple[Any, ...]]:
-    found = scan(client, name, COLUMNS, at=at).to_arrow().sort_by("id").to_pylist()
-    return [tuple(one.values()) for one in found]
+    values = scan(client, name, COLUMNS, at=at).to_arrow().sort_by("id").to_pylist()
+    return [tuple(value.values()) for value in values]
 
 
 @pytest.mark.each_pair
@@ -89,12 +89,12 @@ def test_upsert_replaces_rows_with_its_keys_and_inserts_others(
     again = upsert(client, "db.t", rows((2, "x", 3), (1, "y", 3)), keys=["id"], mode=mode)
     assert read_rows(client)[:2] == [(1, "y", 3, None), (2, "x", 3, None)]
     assert again.updated == 2
-    gone = delete(client, "db.t", keys=pa.table({"id": [1, 3, 555]}), mode=mode)
-    assert (gone.deleted, gone.attempts) == (2, 1)
-    assert [one[0] for one in read_rows(client)] == [2, 7, 9]
-    gone = delete(client, "db.t", where="ts = 1", mode=mode)
-    assert gone.deleted == 1
-    assert [one[0] for one in read_rows(client)] == [2, 9]
+    removed_delete = delete(client, "db.t", keys=pa.table({"id": [1, 3, 555]}), mode=mode)
+    assert (removed_delete.deleted, removed_delete.attempts) == (2, 1)
+    assert [row[0] for row in read_rows(client)] == [2, 7, 9]
+    removed_delete = delete(client, "db.t", where="ts = 1", mode=mode)
+    assert removed_delete.deleted == 1
+    assert [row[0] for row in read_rows(client)] == [2, 9]
 
 
 # Files that are read and written
@@ -119,8 +119,8 @@ def test_upsert_reads_and_writes_only_files_that_hold_its_keys(client: IndexClie
     create_seeded(client, files, each, sorted_keys=not indexed, properties=BY_ID if indexed else {})
     keys = list(range(3, 10_000, 997))
     holding = {(key % files if indexed else key // each) for key in keys}
-    given = pa.table({"id": keys, "note": [f"new {key}" for key in keys]})
-    report = upsert(client, "db.t", given, keys=["id"], mode=mode)
+    table = pa.table({"id": keys, "note": [f"new {key}" for key in keys]})
+    report = upsert(client, "db.t", table, keys=["id"], mode=mode)
     assert (report.updated, report.inserted) == (len(keys), 0)
     if mode == "merge-on-read":
         assert report.files_read == (0 if indexed else len(holding))
@@ -128,9 +128,9 @@ def test_upsert_reads_and_writes_only_files_that_hold_its_keys(client: IndexClie
     else:
         assert (report.files_read, report.files_removed) == (len(holding), len(holding))
         assert report.files_written <= len(holding)
-    found = scan(client, "db.t", ["id", "note"]).to_arrow()
-    assert found.num_rows == files * each
-    notes = dict(zip(found["id"].to_pylist(), found["note"].to_pylist(), strict=True))
+    actual_rows = scan(client, "db.t", ["id", "note"]).to_arrow()
+    assert actual_rows.num_rows == files * each
+    notes = dict(zip(actual_rows["id"].to_pylist(), actual_rows["note"].to_pylist(), strict=True))
     assert notes == {key: f"new {key}" if key in keys else "old" for key in range(files * each)}
 
 
@@ -159,17 +159,17 @@ def test_upsert_of_100_rows_in_400_files_changes_only_the_files_of_its_keys(
     keys = list(range(7, 100_000, 1_000))
     assert len(keys) == 100
     holding = {lands[key] for key in keys}
-    given = pa.table({"id": keys, "land": [lands[key] for key in keys], "note": [f"new {key}" for key in keys]})
-    report = upsert(client, "db.t", given, keys=["id"], mode=mode)
+    table = pa.table({"id": keys, "land": [lands[key] for key in keys], "note": [f"new {key}" for key in keys]})
+    report = upsert(client, "db.t", table, keys=["id"], mode=mode)
     assert (report.updated, report.inserted) == (100, 0)
     assert report.files_read <= len(holding)
     assert report.files_written <= len(holding) + (mode == "merge-on-read")  # One more file has all the vectors.
     assert report.files_removed == (0 if mode == "merge-on-read" else len(holding))
     if indexed and mode == "merge-on-read":
         assert report.files_read == 0
-    found = scan(client, "db.t", ["id", "note"]).to_arrow()
-    notes = dict(zip(found["id"].to_pylist(), found["note"].to_pylist(), strict=True))
-    assert len(notes) == found.num_rows
+    actual_rows = scan(client, "db.t", ["id", "note"]).to_arrow()
+    notes = dict(zip(actual_rows["id"].to_pylist(), actual_rows["note"].to_pylist(), strict=True))
+    assert len(notes) == actual_rows.num_rows
     changed = set(keys)
     assert notes == {key: f"new {key}" if key in changed else "old" for key in ids}
 
@@ -196,19 +196,19 @@ def test_too_many_keys_to_name_are_located_by_ranges_and_buckets(
     create(client, "t", fields=[{"id": 1, "name": "id", "required": False, "type": kind}], spec=[("bucket[64]", 1)])
 
     def key_array(ids: list[int]) -> pa.Array:
-        return pa.array(ids if kind == "long" else [f"key-{one:05d}" for one in ids])
+        return pa.array(ids if kind == "long" else [f"key-{id_:05d}" for id_ in ids])
 
     for start in range(0, 2000, 200):
         append(client, "db.ranged", pa.table({"id": key_array(list(range(start, start + 200)))}))
     append(client, "db.t", pa.table({"id": key_array(list(range(2000)))}))
     chosen = [3, 5, *range(1000, 1008), 1995]
     for name, most in (("ranged", 3), ("t", len(chosen))):  # The tables have 10 and 64 files.
-        given = pa.table({"id": key_array(chosen)})
-        report = upsert(client, f"db.{name}", given, keys=["id"], mode="merge-on-read")
+        table = pa.table({"id": key_array(chosen)})
+        report = upsert(client, f"db.{name}", table, keys=["id"], mode="merge-on-read")
         assert (report.updated, report.inserted) == (len(chosen), 0)
         assert 0 < report.files_read <= most
-        found = scan(client, f"db.{name}", ["id"]).to_arrow()["id"].to_pylist()
-        assert sorted(found) == key_array(list(range(2000))).to_pylist()
+        values = scan(client, f"db.{name}", ["id"]).to_arrow()["id"].to_pylist()
+        assert sorted(values) == key_array(list(range(2000))).to_pylist()
 
 
 def test_upsert_reads_files_that_the_index_does_not_cover(client: IndexClient, served: Served) -> None:
@@ -216,11 +216,11 @@ def test_upsert_reads_files_that_the_index_does_not_cover(client: IndexClient, s
     append(client, "db.t", rows((1, "old"), (2, "old")))
     client.put_index("db.t", "ids", kind="record", columns=["id"])
     append(client, "db.t", rows((3, "old"), (4, "old")))
-    found = client.lookup("db.t", {"id": [1, 3]})
-    assert (found.complete, found.rows.num_rows) == (False, 1)
+    lookup = client.lookup("db.t", {"id": [1, 3]})
+    assert (lookup.complete, lookup.rows.num_rows) == (False, 1)
     report = upsert(client, "db.t", rows((1, "new"), (3, "new"), (5, "new")), keys=["id"], mode="merge-on-read")
     assert (report.updated, report.inserted, report.files_read) == (2, 1, 1)
-    assert [one[:2] for one in read_rows(client)] == [(1, "new"), (2, "old"), (3, "new"), (4, "old"), (5, "new")]
+    assert [row[:2] for row in read_rows(client)] == [(1, "new"), (2, "old"), (3, "new"), (4, "old"), (5, "new")]
 
 
 def test_upsert_with_a_damaged_index_loses_no_row(client: IndexClient, served: Served) -> None:
@@ -233,7 +233,7 @@ def test_upsert_with_a_damaged_index_loses_no_row(client: IndexClient, served: S
             file.write_bytes(data)
     report = upsert(client, "db.t", rows((2, "new"), (3, "new")), keys=["id"], mode="merge-on-read")
     assert (report.updated, report.inserted) == (1, 1)
-    assert [one[:2] for one in read_rows(client)] == [(1, "old"), (2, "new"), (3, "new")]
+    assert [row[:2] for row in read_rows(client)] == [(1, "old"), (2, "new"), (3, "new")]
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -242,12 +242,12 @@ def test_file_without_remaining_rows_is_removed_without_a_read(
 ) -> None:
     create(client, version=version, properties=BY_ID)
     append(client, "db.t", rows((1, "a"), (2, "a")))
-    (whole,) = (one for one in served.written_files() if one.suffix == ".parquet")
+    (whole,) = (written_file for written_file in served.written_files() if written_file.suffix == ".parquet")
     append(client, "db.t", rows((3, "a"), (4, "a")))
     whole.unlink()
     report = delete(client, "db.t", keys=pa.table({"id": [1, 2, 3]}), mode="copy-on-write")
     assert (report.deleted, report.files_read, report.files_written, report.files_removed) == (3, 1, 1, 2)
-    assert [one[0] for one in read_rows(client)] == [4]
+    assert [row[0] for row in read_rows(client)] == [4]
 
 
 # Precedence of rows
@@ -257,7 +257,7 @@ def test_file_without_remaining_rows_is_removed_without_a_read(
 def test_row_with_the_latest_precombine_value_wins(client: IndexClient, mode: str) -> None:
     create(client)
     upsert(client, "db.t", rows((1, "a", 5), (2, "a", None), (3, "a", 5), (4, "a", None), (6, "a", 5)), keys=["id"])
-    given = rows(
+    input_rows = rows(
         (1, "b", 4),  # This row is older than the stored row.
         (2, "b", None),  # This row is as late as the stored row.
         (3, "x", 9),
@@ -268,8 +268,8 @@ def test_row_with_the_latest_precombine_value_wins(client: IndexClient, mode: st
         (5, "b", None),
         (6, "b", None),  # Null is the earliest value.
     )
-    report = upsert(client, "db.t", given, keys=["id"], precombine="ts", mode=mode)
-    assert [one[:2] for one in read_rows(client)] == [(1, "a"), (2, "b"), (3, "b"), (4, "b"), (5, "b"), (6, "a")]
+    report = upsert(client, "db.t", input_rows, keys=["id"], precombine="ts", mode=mode)
+    assert [row[:2] for row in read_rows(client)] == [(1, "a"), (2, "b"), (3, "b"), (4, "b"), (5, "b"), (6, "a")]
     assert (report.inserted, report.updated, report.stale) == (1, 3, 2)
 
 
@@ -289,8 +289,8 @@ def test_upsert_without_effect_reports_the_rows_it_found(client: IndexClient, mo
 def test_partial_upsert_keeps_the_other_columns(client: IndexClient, mode: str) -> None:
     create(client, spec=[("identity", 2)])
     upsert(client, "db.t", rows((1, "de", 1, "a"), (2, None, 2, "b"), (3, "fr", 3, "c")), keys=["id"])
-    given = rows((2, "ignored", 9, "B"), (4, "ignored", 9, "D"))
-    report = upsert(client, "db.t", given, keys=["id"], columns=["note"], mode=mode)
+    input_rows = rows((2, "ignored", 9, "B"), (4, "ignored", 9, "D"))
+    report = upsert(client, "db.t", input_rows, keys=["id"], columns=["note"], mode=mode)
     assert read_rows(client) == [(1, "de", 1, "a"), (2, None, 2, "B"), (3, "fr", 3, "c"), (4, None, None, "D")]
     assert (report.inserted, report.updated) == (1, 1)
     assert report.files_read == 1
@@ -313,20 +313,20 @@ def test_upsert_of_a_repeated_key_leaves_one_row(client: IndexClient) -> None:
 @pytest.mark.parametrize("mode", MODES)
 def test_columns_named_as_position_columns_are_changed_as_others(client: IndexClient, mode: str, how: str) -> None:
     names = ("id", "_pos", "_file")
-    fields = [{"id": n + 1, "name": one, "required": False, "type": "long"} for n, one in enumerate(names)]
+    fields = [{"id": n + 1, "name": name, "required": False, "type": "long"} for n, name in enumerate(names)]
     create(client, fields=fields)
     append(client, "db.t", pa.table({"id": [10, 11, 12, 13], "_pos": [3, 2, 1, 0], "_file": [7, 7, 7, 7]}))
-    wanted = [(11, 2, 7), (12, 1, 7), (13, 0, 7)]
+    expected = [(11, 2, 7), (12, 1, 7), (13, 0, 7)]
     if how == "upsert":
-        given = pa.table({"id": [10], "_pos": [77], "_file": [8]})
-        assert upsert(client, "db.t", given, keys=["id"], columns=["_file"], precombine="_pos", mode=mode).updated == 1
-        wanted = [(10, 77, 8), *wanted]
+        table = pa.table({"id": [10], "_pos": [77], "_file": [8]})
+        assert upsert(client, "db.t", table, keys=["id"], columns=["_file"], precombine="_pos", mode=mode).updated == 1
+        expected = [(10, 77, 8), *expected]
     elif how == "keys":
         assert delete(client, "db.t", keys=pa.table({"_pos": [3]}), mode=mode).deleted == 1
     else:
         assert delete(client, "db.t", where="_pos = 3", mode=mode).deleted == 1
-    found = scan(client, "db.t", names).to_arrow().sort_by("id").to_pylist()
-    assert [tuple(one.values()) for one in found] == wanted
+    values = scan(client, "db.t", names).to_arrow().sort_by("id").to_pylist()
+    assert [tuple(value.values()) for value in values] == expected
 
 
 # Keys
@@ -342,22 +342,22 @@ def test_keys_of_every_type_are_found(client: IndexClient, strategy: str) -> Non
         ]
         create(client, name, fields=fields, properties={"seamark.index.k": "record(k)"})
         # -0.0 and 0.0 are one key.
-        values = list({repr(one): one for one in samples if repr(one) != "-0.0"}.values())
+        values = list({repr(sample): sample for sample in samples if repr(sample) != "-0.0"}.values())
         append(
             client,
             f"db.{name}",
             pa.table({"k": typed.array(kind, [*values, None]), "v": pa.array([0] * (len(values) + 1))}),
         )
-        chosen = values[1:]
-        given = pa.table({"k": typed.array(kind, chosen), "v": pa.array([1] * len(chosen))})
-        report = upsert(client, f"db.{name}", given, keys=["k"], mode="merge-on-read", strategy=strategy)
-        assert (report.updated, report.inserted) == (len(chosen), 0), kind
+        chosen_values = values[1:]
+        table = pa.table({"k": typed.array(kind, chosen_values), "v": pa.array([1] * len(chosen_values))})
+        report = upsert(client, f"db.{name}", table, keys=["k"], mode="merge-on-read", strategy=strategy)
+        assert (report.updated, report.inserted) == (len(chosen_values), 0), kind
         read = scan(client, f"db.{name}").to_arrow()
         pairs = zip(typed.plain(kind, read["k"]), read["v"].to_pylist(), strict=True)
-        wanted = [(values[0], 0), (None, 0), *((one, 1) for one in chosen)]
-        assert sorted(map(repr, pairs)) == sorted(map(repr, wanted)), kind
-        gone = delete(client, f"db.{name}", keys=given.select(["k"]), mode="copy-on-write", strategy=strategy)
-        assert gone.deleted == len(chosen), kind
+        expected = [(values[0], 0), (None, 0), *((value, 1) for value in chosen_values)]
+        assert sorted(map(repr, pairs)) == sorted(map(repr, expected)), kind
+        removed_delete = delete(client, f"db.{name}", keys=table.select(["k"]), mode="copy-on-write", strategy=strategy)
+        assert removed_delete.deleted == len(chosen_values), kind
 
 
 @pytest.mark.parametrize("properties", [{}, {"seamark.index.k": "record(land, id)"}])
@@ -366,8 +366,8 @@ def test_keys_of_several_columns_are_compared_as_a_whole(client: IndexClient, pr
     append(client, "db.t", rows((1, "de", 0), (1, "fr", 0), (2, "de", 0), (2, None, 0)))
     report = upsert(client, "db.t", rows((1, "fr", 1), (2, "fr", 1)), keys=["id", "land"])
     assert (report.updated, report.inserted) == (1, 1)
-    found = sorted((one[0], str(one[1]), one[2]) for one in read_rows(client))
-    assert found == [(1, "de", 0), (1, "fr", 1), (2, "None", 0), (2, "de", 0), (2, "fr", 1)]
+    actual = sorted((row[0], str(row[1]), row[2]) for row in read_rows(client))
+    assert actual == [(1, "de", 0), (1, "fr", 1), (2, "None", 0), (2, "de", 0), (2, "fr", 1)]
 
 
 def twice(name: str) -> pa.Table:
@@ -394,9 +394,9 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
         ([pa.table({"id": [1]}), rows((1, "de"))], {"keys": ["id"]}, "other columns than the first"),
         (rows((1, "de")), {"keys": ["id"], "strategy": "lookup"}, "there is no record index on the key id"),
     ]
-    for given, how, says in cases:
+    for value, how, says in cases:
         with pytest.raises(Unwritable, match=says):
-            upsert(client, "db.t", given, **how)
+            upsert(client, "db.t", value, **how)
         assert served.written_files() == before, says
         assert read_rows(client) == [(1, "de", None, None)], says
 
@@ -420,7 +420,7 @@ def test_mode_of_a_change_comes_from_the_tables_properties(client: IndexClient) 
     assert (report.files_written, report.files_removed) == (2, 0)
     report = delete(client, "db.t", keys=pa.table({"id": [2]}))
     assert (report.files_written, report.files_removed) == (1, 1)  # A new deletion vector replaces the first one.
-    assert [one[:2] for one in read_rows(client)] == [(1, "b"), (3, "a")]
+    assert [row[:2] for row in read_rows(client)] == [(1, "b"), (3, "a")]
 
 
 @pytest.mark.parametrize("mode", [*MODES, "unlocated"])
@@ -437,23 +437,23 @@ def test_change_with_too_many_index_files_succeeds_with_fewer(
     else:
         upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
         delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode)
-    assert [one[:2] for one in read_rows(client)] == [(1, "b"), (3, "a")]
-    brought = [one for one in served.written_files() if "_seamark" in one.parts]
+    assert [row[:2] for row in read_rows(client)] == [(1, "b"), (3, "a")]
+    brought = [written_file for written_file in served.written_files() if "_seamark" in written_file.parts]
     assert len(brought) == (3 if mode == "copy-on-write" else 2), (
         "each commit keeps one index file, and the others are deleted"
     )
 
 
 @pytest.mark.parametrize(
-    "given", [[], rows(), pa.RecordBatch.from_pylist([], ARROW)], ids=["no batch", "no chunk", "no row"]
+    "arguments", [[], rows(), pa.RecordBatch.from_pylist([], ARROW)], ids=["no batch", "no chunk", "no row"]
 )
-def test_upsert_of_no_rows_changes_nothing_with_any_options(client: IndexClient, given: Any) -> None:
+def test_upsert_of_no_rows_changes_nothing_with_any_options(client: IndexClient, arguments: Any) -> None:
     """A stream can send an empty batch."""
     create(client)
     for how in ({}, {"precombine": "ts"}, {"columns": ["note"]}, {"precombine": "ts", "columns": ["note", "land"]}):
-        assert upsert(client, "db.t", given, keys=["id"], **how) == Report()
+        assert upsert(client, "db.t", arguments, keys=["id"], **how) == Report()
     with pytest.raises(Unwritable, match="the table has no column when"):
-        upsert(client, "db.t", given, keys=["id"], precombine="when")
+        upsert(client, "db.t", arguments, keys=["id"], precombine="when")
     fields = [{"id": 1, "name": "a b", "required": False, "type": "long"}]
     create(client, "u", fields=fields)  # Files use another name for this column.
     assert upsert(client, "db.u", [], keys=["a b"], precombine="a b") == Report()

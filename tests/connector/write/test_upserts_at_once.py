@@ -32,10 +32,10 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
 
     Return a list with the number of commit attempts.
     """
-    real, left, tried = CommitClient.commit, list(works), [0]
+    real, left, attempts = CommitClient.commit, list(works), [0]
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
-        tried[0] += 1
+        attempts[0] += 1
         if left:
             work = left.pop(0)
             monkeypatch.setattr(CommitClient, "commit", real)
@@ -45,7 +45,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
         return answer
 
     monkeypatch.setattr(CommitClient, "commit", commit)
-    return tried
+    return attempts
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -54,7 +54,7 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
 ) -> None:
     create(client)
     upsert(client, "db.t", rows((1, "a", 1), (2, "a", 1)), keys=["id"])
-    kept = served.written_files()
+    kept_written_files = served.written_files()
     fresh: list[Path] = []
 
     def other() -> None:
@@ -62,12 +62,14 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
         upsert(client, "db.t", rows((1, "b", 2), (3, "b", 2)), keys=["id"], mode="merge-on-read")
         fresh.extend(served.written_files() - before)
 
-    tried = meanwhile(monkeypatch, other)
+    attempts = meanwhile(monkeypatch, other)
     report = upsert(client, "db.t", rows((1, "c", 3), (3, "c", 3)), keys=["id"], columns=["land"], mode=mode)
-    assert (report.attempts, tried[0]) == (2, 2)
+    assert (report.attempts, attempts[0]) == (2, 2)
     assert (report.updated, report.inserted) == (2, 0)
     assert read_rows(client) == [(1, "c", 2, None), (2, "a", 1, None), (3, "c", 2, None)]
-    assert len(served.written_files() - kept - set(fresh)) == report.files_written  # The first attempt left no file.
+    assert (
+        len(served.written_files() - kept_written_files - set(fresh)) == report.files_written
+    )  # The first attempt left no file.
 
 
 def test_upsert_is_repeated_after_a_concurrent_append_of_its_keys(
@@ -80,7 +82,7 @@ def test_upsert_is_repeated_after_a_concurrent_append_of_its_keys(
     )
     report = upsert(client, "db.t", rows((7, "b")), keys=["id"])
     assert (report.attempts, report.updated) == (2, 1)  # Row 8 does not have one of the upserted keys.
-    assert [one[:2] for one in read_rows(client)] == [(1, "a"), (7, "b"), (8, "a")]
+    assert [row[:2] for row in read_rows(client)] == [(1, "a"), (7, "b"), (8, "a")]
 
 
 def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
@@ -125,10 +127,10 @@ def test_change_of_a_table_that_is_recreated_during_it_is_refused(
         create(client, fields=[FIELDS[1]])
 
     before = served.written_files()
-    tried = meanwhile(monkeypatch, other)
+    attempts = meanwhile(monkeypatch, other)
     with pytest.raises(Conflict):
         change(client)
-    assert tried[0] == 1
+    assert attempts[0] == 1
     assert served.written_files() == before
     assert scan(client, "db.t").to_arrow().num_rows == 0
 
@@ -147,7 +149,7 @@ def test_change_without_effect_on_a_recreated_table_is_refused(
     meanwhile(monkeypatch, other)
     with pytest.raises(Conflict):
         delete(client, "db.t", keys=pa.table({"id": [1]}))
-    assert [one[0] for one in read_rows(client)] == [5]
+    assert [row[0] for row in read_rows(client)] == [5]
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -167,10 +169,10 @@ def test_upsert_refused_for_a_reason_other_than_a_conflict_is_not_repeated(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, version=2)
-    tried = meanwhile(monkeypatch)
+    attempts = meanwhile(monkeypatch)
     with pytest.raises(BadRequest):
         upsert(client, "db.t", rows((1, "b")), keys=["id"], summary={"total-records": "8"})
-    assert tried[0] == 1
+    assert attempts[0] == 1
 
 
 def upgrade(client: IndexClient, version: int) -> None:
@@ -196,12 +198,12 @@ def test_upsert_with_a_lost_reply_is_committed_once(
     monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", request)
     report = upsert(client, "db.t", rows((1, "b"), (3, "b")), keys=["id"], producer=("job", 1), mode="merge-on-read")
     assert (lost[0], report.duplicate, report.attempts) == (1, True, 1)
-    assert [one[:2] for one in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
-    stored = served.written_files()
+    assert [row[:2] for row in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
+    written_files = served.written_files()
     again = upsert(client, "db.t", rows((1, "x")), keys=["id"], producer=("job", 1))
-    assert served.written_files() == stored
+    assert served.written_files() == written_files
     assert (again.duplicate, again.snapshot_id) == (True, report.snapshot_id)
-    assert [one[:2] for one in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
+    assert [row[:2] for row in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
 
 
 def at_once(client: IndexClient, works: Sequence[Any]) -> None:
@@ -223,26 +225,26 @@ def test_concurrent_upserts_to_different_buckets_have_no_conflicts(client: Index
     def writer(keys: list[int]) -> Any:
         def work(own: IndexClient) -> None:
             for turn in range(1, 6):
-                given = rows(*((key, None, turn) for key in keys[turn::3]))
-                reports.append(upsert(own, "db.t", given, keys=["id"], precombine="ts", mode=mode))
+                input_rows = rows(*((key, None, turn) for key in keys[turn::3]))
+                reports.append(upsert(own, "db.t", input_rows, keys=["id"], precombine="ts", mode=mode))
 
         return work
 
     at_once(client, [writer(keys) for keys in by_bucket])
     assert len(reports) == 40
-    assert {one.attempts for one in reports} == {1}
-    wanted = dict.fromkeys(range(400), 0)
+    assert {report.attempts for report in reports} == {1}
+    expected = dict.fromkeys(range(400), 0)
     for keys in by_bucket:
         for turn in range(1, 6):
-            wanted |= dict.fromkeys(keys[turn::3], turn)
-    assert {one[0]: one[2] for one in read_rows(client)} == wanted
+            expected |= dict.fromkeys(keys[turn::3], turn)
+    assert {row[0]: row[2] for row in read_rows(client)} == expected
     assert len(read_rows(client)) == 400
 
 
 def file_keys(path: str) -> list[int]:
     with pa.memory_map(path.removeprefix("file://")) as source:
-        found: list[int] = pq.read_table(source, columns=["id"])["id"].to_pylist()
-    return found
+        values: list[int] = pq.read_table(source, columns=["id"])["id"].to_pylist()
+    return values
 
 
 @pytest.mark.parametrize("mode", quick(MODES, 1))
@@ -254,16 +256,16 @@ def test_concurrent_upserts_to_one_bucket_all_succeed(client: IndexClient, mode:
     def writer(number: int) -> Any:
         def work(own: IndexClient) -> None:
             for turn in range(4):
-                given = rows(
+                input_rows = rows(
                     (1, None, turn * 8 + number), (2 + number % 2, None, turn * 8 + number), (number + 10, None, turn)
                 )
-                attempts.append(upsert(own, "db.t", given, keys=["id"], precombine="ts", mode=mode).attempts)
+                attempts.append(upsert(own, "db.t", input_rows, keys=["id"], precombine="ts", mode=mode).attempts)
 
         return work
 
     at_once(client, [writer(number) for number in range(8)])
     assert max(attempts) > 1
-    assert [(one[0], one[2]) for one in read_rows(client)] == [
+    assert [(row[0], row[2]) for row in read_rows(client)] == [
         (1, 31),
         (2, 30),
         (3, 31),

@@ -47,23 +47,25 @@ class Step:
     where: tuple[str, int] = ("", 0)
 
     def take(self, client: IndexClient, name: str) -> Any:
-        said: dict[str, Any] = {"summary": {"step": str(self.number)}, "producer": (f"step {self.number}", 0)}
+        options: dict[str, Any] = {"summary": {"step": str(self.number)}, "producer": (f"step {self.number}", 0)}
         how: dict[str, Any] = {"mode": self.mode, "strategy": self.strategy}
-        given = pa.Table.from_pylist(self.rows, ARROW)
+        input_table = pa.Table.from_pylist(self.rows, ARROW)
         match self.kind:
             case "append":
-                return append(client, name, given, **said)
+                return append(client, name, input_table, **options)
             case "unlocated":
-                return upsert(client, name, given, keys=["id"], strategy=EQUALITY, **said)
+                return upsert(client, name, input_table, keys=["id"], strategy=EQUALITY, **options)
             case "upsert":
-                return upsert(client, name, given, keys=["id"], precombine=self.by, **how, **said)
+                return upsert(client, name, input_table, keys=["id"], precombine=self.by, **how, **options)
             case "partial":
-                return upsert(client, name, given, keys=["id"], precombine=self.by, columns=["note"], **how, **said)
+                return upsert(
+                    client, name, input_table, keys=["id"], precombine=self.by, columns=["note"], **how, **options
+                )
             case "keys":
-                return delete(client, name, keys=given, key=["id"], **how, **said)
+                return delete(client, name, keys=input_table, key=["id"], **how, **options)
             case "where":
                 land, ts = self.where
-                return delete(client, name, where=f"land = '{land}' AND ts < {ts}", mode=self.mode, **said)
+                return delete(client, name, where=f"land = '{land}' AND ts < {ts}", mode=self.mode, **options)
         raise AssertionError(self.kind)
 
     def repeat(self, client: IndexClient, name: str) -> None:
@@ -72,16 +74,16 @@ class Step:
         assert again["duplicate"] if isinstance(again, dict) else again.duplicate, f"{self} was committed again"
 
     def on(self, model: dict[int, Row]) -> dict[int, Row]:
-        made = dict(model)
+        new_model = dict(model)
         if self.kind == "append":
-            return made | {row["id"]: row for row in self.rows}
+            return new_model | {row["id"]: row for row in self.rows}
         if self.kind == "keys":
-            return {one: row for one, row in made.items() if one not in {row["id"] for row in self.rows}}
+            return {one: row for one, row in new_model.items() if one not in {row["id"] for row in self.rows}}
         if self.kind == "where":
             land, ts = self.where
             return {
                 one: row
-                for one, row in made.items()
+                for one, row in new_model.items()
                 if not (row["land"] == land and row["ts"] is not None and row["ts"] < ts)
             }
         best: dict[int, Row] = {}
@@ -89,14 +91,14 @@ class Step:
             if row["id"] not in best or not self.is_older(row, best[row["id"]]):
                 best[row["id"]] = row
         for one, row in best.items():
-            stored = made.get(one)
+            stored = new_model.get(one)
             if stored is not None and self.is_older(row, stored):
                 continue
             if self.kind == "partial":
                 named = {"id": one, "note": row["note"]} | ({self.by: row[self.by]} if self.by else {})
                 row = (stored or dict.fromkeys(COLUMNS)) | named
-            made[one] = row
-        return made
+            new_model[one] = row
+        return new_model
 
     def is_older(self, row: Row, other: Row) -> bool:
         if self.by is None:
@@ -151,12 +153,12 @@ def evolve(client: IndexClient, name: str, transform: str, source: int, number: 
 
 
 def judge(
-    client: IndexClient, name: str, taken: dict[int, Step], note: str, *, version: int, every: int, writers: int
+    client: IndexClient, name: str, taken_steps: dict[int, Step], note: str, *, version: int, every: int, writers: int
 ) -> None:
     """Check each snapshot with Seamark's reader, and every few snapshots with PyIceberg if it supports the version."""
     loaded = json.loads(client.load_table(f"db.{name}", history=True).metadata)
     model: dict[int, Row] = {}
-    seen: set[int] = set()
+    numbers: set[int] = set()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with RestCatalog("sea", uri=client.url) as catalog:
@@ -164,20 +166,22 @@ def judge(
             snapshots = sorted(loaded.get("snapshots", []), key=lambda one: one["sequence-number"])
             for place, snapshot in enumerate(snapshots):
                 number = int(snapshot["summary"]["step"])
-                assert number not in seen, f"{note}: step {number} is in two snapshots"
-                seen.add(number)
-                model = taken[number].on(model)
-                wanted, snapshot_id = model_rows(model), snapshot["snapshot-id"]
-                message = f"{note}, after step {taken[number]}"
+                assert number not in numbers, f"{note}: step {number} is in two snapshots"
+                numbers.add(number)
+                model = taken_steps[number].on(model)
+                expected, snapshot_id = model_rows(model), snapshot["snapshot-id"]
+                message = f"{note}, after step {taken_steps[number]}"
                 last = place == len(snapshots) - 1
                 if place % every == 0 or last:
-                    assert read_rows(client, f"db.{name}", At(snapshot_id=snapshot_id)) == wanted, message
+                    assert read_rows(client, f"db.{name}", At(snapshot_id=snapshot_id)) == expected, message
                 if theirs is not None and (place % (5 * every) == 0 or last):
-                    found = theirs.scan(snapshot_id=snapshot_id, selected_fields=COLUMNS).to_arrow()
-                    assert [tuple(one.values()) for one in found.select(COLUMNS).sort_by("id").to_pylist()] == wanted, (
-                        message
-                    )
-    assert taken.keys() == seen, f"{note}: these steps are lost: {[taken[one] for one in sorted(taken.keys() - seen)]}"
+                    rows = theirs.scan(snapshot_id=snapshot_id, selected_fields=COLUMNS).to_arrow()
+                    assert [
+                        tuple(value.values()) for value in rows.select(COLUMNS).sort_by("id").to_pylist()
+                    ] == expected, message
+    assert taken_steps.keys() == numbers, (
+        f"{note}: these steps are lost: {[taken_steps[step] for step in sorted(taken_steps.keys() - numbers)]}"
+    )
 
 
 @dataclass(frozen=True)
@@ -229,7 +233,7 @@ def play(
         for turn in range(turns):
             if turn:
                 evolve(client, name, *shape.specs[turn], turn)
-            mine = [one for one in taken.values() if one.number * turns // count == turn]
+            mine = [value for value in taken.values() if value.number * turns // count == turn]
             for start in range(0, len(mine), writers):
                 at_once = zip(mine[start : start + writers], clients, strict=False)
                 futures = [pool.submit(step.take, own, f"db.{name}") for step, own in at_once]
@@ -250,7 +254,7 @@ QUICK = (1,)
 
 @pytest.mark.parametrize("writers", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize(
-    "number", [pytest.param(one, marks=[] if one in QUICK else pytest.mark.slow) for one in range(len(SHAPES))]
+    "number", [pytest.param(number, marks=[] if number in QUICK else pytest.mark.slow) for number in range(len(SHAPES))]
 )
 def test_every_snapshot_matches_its_history(client: IndexClient, number: int, writers: int) -> None:
     play(client, 100 * writers + number, SHAPES[number], 30, writers=writers, every=1)

@@ -52,8 +52,8 @@ def rows(count: int, seed: int = 1) -> pa.Table:
 
 
 def rows_by_id(read: pa.Table) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = read.sort_by("id").to_pylist()
-    return found
+    values: list[dict[str, Any]] = read.sort_by("id").to_pylist()
+    return values
 
 
 def ids_of(file: dict[str, Any]) -> list[int]:
@@ -62,19 +62,19 @@ def ids_of(file: dict[str, Any]) -> list[int]:
     return ids
 
 
-def check(metadata: TableMetadata, written: WrittenFiles, given: pa.Table) -> None:
+def check(metadata: TableMetadata, written: WrittenFiles, input_table: pa.Table) -> None:
     """Check that each row is written once, in its partition, and that the files match their description."""
-    assert rows_by_id(read_by_pyiceberg(metadata, written.files)) == rows_by_id(given)
-    assert written.rows == given.num_rows
-    values = {one["id"]: one for one in given.to_pylist()}
+    assert rows_by_id(read_by_pyiceberg(metadata, written.files)) == rows_by_id(input_table)
+    assert written.rows == input_table.num_rows
+    values = {one["id"]: one for one in input_table.to_pylist()}
     for json in written.files:
         file = decode_content_file(json, metadata)
         path = Path(file.file_path.removeprefix("file://"))
         assert path.stat().st_size == file.file_size_in_bytes
         ids = ids_of(json)
         assert len(ids) == file.record_count
-        for one in ids:
-            row = values[one]
+        for id_ in ids:
+            row = values[id_]
             forms = {1: row["id"], 2: row["name"], 3: None if row["day"] is None else row["day"].toordinal() - 719_163}
             for field, value in zip(metadata.default_spec.fields, file.partition, strict=True):
                 column = SCHEMA.column(field.sources[0])
@@ -126,14 +126,14 @@ def test_every_row_is_written_once_into_its_partition(
     metadata = table(
         tmp_path, SCHEMA, spec=spec(*fields), order=by if sorted_by else _unsorted_order(), properties=INDEXED
     )
-    given = rows(1500)
-    written = write_batches(target(metadata), given.to_batches(max_chunksize=200), limits=limits)
-    check(metadata, written, given)
+    input_rows = rows(1500)
+    written = write_batches(target(metadata), input_rows.to_batches(max_chunksize=200), limits=limits)
+    check(metadata, written, input_rows)
     check_indexes(target(metadata), written)
     assert {file["sort-order-id"] for file in written.files} == {1 if sorted_by else 0}
     for file in written.files if sorted_by else ():
         names = _column(file, "name")
-        present = [one for one in names if one is not None]
+        present = [name for name in names if name is not None]
         assert names == present + [None] * (len(names) - len(present))
         assert present == sorted(present, key=str.encode, reverse=True)
 
@@ -144,15 +144,15 @@ def _unsorted_order() -> Any:
 
 def _column(file: dict[str, Any], name: str) -> list[Any]:
     with pq.ParquetFile(file["file-path"].removeprefix("file://")) as opened:
-        found: list[Any] = opened.read(columns=[name])[name].to_pylist()
-    return found
+        values: list[Any] = opened.read(columns=[name])[name].to_pylist()
+    return values
 
 
 def check_indexes(to: WriteTarget, written: WrittenFiles) -> None:
     """Check that index files equal those that a builder makes of the same files, in the right folder."""
     assert written.skipped == ()
     assert len(written.index_files) == len(to.indexes)
-    files = [DataFile(one["file-path"], one["file-size-in-bytes"], one["record-count"]) for one in written.files]
+    files = [DataFile(file["file-path"], file["file-size-in-bytes"], file["record-count"]) for file in written.files]
     made = {}
     for task in to.indexes:
         location = index_data_files(task, files).location
@@ -172,9 +172,9 @@ def test_files_have_the_target_size(tmp_path: Path) -> None:
     properties = {"write.target-file-size-bytes": str(size), "write.parquet.row-group-size-bytes": "40000"}
     for by in (_unsorted_order(), order(("identity", 2, "asc", "nulls-first"))):
         metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[2]", 1)), order=by, properties=properties)
-        given = rows(120_000)
-        written = write_batches(target(metadata), given.to_batches())
-        check(metadata, written, given)
+        input_rows = rows(120_000)
+        written = write_batches(target(metadata), input_rows.to_batches())
+        check(metadata, written, input_rows)
         sizes = sorted(file["file-size-in-bytes"] for file in written.files)
         assert len(sizes) > 6
         assert sizes[-1] < 2 * size
@@ -191,7 +191,7 @@ def test_memory_of_a_writer_is_bounded(tmp_path: Path) -> None:
         for seed in range(30):
             start = seed * 20_000
             ids = pa.array(range(start, start + 20_000), pa.int64())
-            names = pa.array([f"{one:0100d}" for one in range(20_000)])
+            names = pa.array([f"{number:0100d}" for number in range(20_000)])
             yield pa.RecordBatch.from_pydict({"id": ids, "name": names})
 
     before = pa.total_allocated_bytes()
@@ -227,10 +227,10 @@ def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatc
     monkeypatch.setattr(FileWriter, "_open_writer", begun)
     monkeypatch.setattr(FileWriter, "close", close_and_forget)
     metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[100]", 1)))
-    given = rows(1000)
+    input_rows = rows(1000)
     limits = WriteLimits(buffered_bytes=300_000, open_files=7)
-    written = write_batches(target(metadata), given.to_batches(max_chunksize=100), limits=limits)
-    check(metadata, written, given)
+    written = write_batches(target(metadata), input_rows.to_batches(max_chunksize=100), limits=limits)
+    check(metadata, written, input_rows)
     assert most == 7
     assert len(written.files) < 400, "there must not be a file for each batch and partition"
 
@@ -260,12 +260,12 @@ def test_storage_failure_during_a_write_leaves_no_file(tmp_path: Path, monkeypat
     left = 3
     write = FileWriter.write
 
-    def failing(self: FileWriter, given: pa.Table) -> None:
+    def failing(self: FileWriter, input_table: pa.Table) -> None:
         nonlocal left
         left -= 1
         if left < 0:
             raise OSError("the disk is full")
-        write(self, given)
+        write(self, input_table)
 
     monkeypatch.setattr(FileWriter, "write", failing)
     with pytest.raises(OSError, match="full"):
@@ -284,26 +284,26 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
     )
     location = f"s3://{s3_bucket}/db/t"
     to = target_of(table(location, SCHEMA, spec=spec(("identity", 2)), properties=INDEXED), storage)
-    given = rows(300)
+    input_rows = rows(300)
 
     def there() -> dict[str, int]:
-        listed = s3.client().list_objects_v2(Bucket=s3_bucket)
+        objects = s3.client().list_objects_v2(Bucket=s3_bucket)
         keys = [
-            one for one in listed.get("Contents", ()) if not one["Key"].endswith("/")
+            one for one in objects.get("Contents", ()) if not one["Key"].endswith("/")
         ]  # Arrow does not delete the folders.
-        return {f"s3://{s3_bucket}/{one['Key']}": one["Size"] for one in keys}
+        return {f"s3://{s3_bucket}/{key['Key']}": key["Size"] for key in keys}
 
-    written = write_batches(to, given.to_batches())
-    assert there() == {one["file-path"]: one["file-size-in-bytes"] for one in written.files} | {
-        one["location"]: one["size-in-bytes"] for one in written.index_files
+    written = write_batches(to, input_rows.to_batches())
+    assert there() == {file["file-path"]: file["file-size-in-bytes"] for file in written.files} | {
+        index_file["location"]: index_file["size-in-bytes"] for index_file in written.index_files
     }
-    seen = [pq.read_table(pa.BufferReader(storage.read(one["file-path"]))) for one in written.files]
-    assert sorted(one for file in seen for one in file["id"].to_pylist()) == sorted(given["id"].to_pylist())
+    tables = [pq.read_table(pa.BufferReader(storage.read(file["file-path"]))) for file in written.files]
+    assert sorted(value for file in tables for value in file["id"].to_pylist()) == sorted(input_rows["id"].to_pylist())
     written.discard(storage)
     assert there() == {}
     bad = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
     with pytest.raises(Unwritable, match="column id is required"):
-        write_batches(to, [*given.to_batches(), bad], limits=WriteLimits(buffered_bytes=1000, open_files=3))
+        write_batches(to, [*input_rows.to_batches(), bad], limits=WriteLimits(buffered_bytes=1000, open_files=3))
     assert there() == {}
 
 
@@ -332,7 +332,7 @@ def test_index_without_keys_for_a_column_fails_no_write(tmp_path: Path, monkeypa
     assert written.rows == 10
     assert written.index_files == ()
     assert [path for path, _ in written.skipped] == [written.files[0]["file-path"]] * 4
-    assert all("the key service does not answer" in why for _, why in written.skipped)
+    assert all("the key service does not answer" in reason for _, reason in written.skipped)
 
 
 def test_used_target_can_be_pickled(tmp_path: Path) -> None:
@@ -341,8 +341,8 @@ def test_used_target_can_be_pickled(tmp_path: Path) -> None:
     write_batches(to, rows(3).to_batches())
     again = pickle.loads(pickle.dumps(to))
     assert again == to
-    given = rows(100)
-    check(metadata, write_batches(again, given.to_batches()), given)
+    input_rows = rows(100)
+    check(metadata, write_batches(again, input_rows.to_batches()), input_rows)
 
 
 def test_no_rows_make_no_file(tmp_path: Path) -> None:
@@ -353,15 +353,21 @@ def test_no_rows_make_no_file(tmp_path: Path) -> None:
 
 
 def test_rows_are_accepted_in_every_form_of_arrow() -> None:
-    given = rows(10)
-    batch = given.to_batches()[0]
-    reader = pa.RecordBatchReader.from_batches(given.schema, [batch, batch])
+    input_rows = rows(10)
+    batch = input_rows.to_batches()[0]
+    reader = pa.RecordBatchReader.from_batches(input_rows.schema, [batch, batch])
 
     class Speaks:
         def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-            return given.__arrow_c_stream__(requested_schema)
+            return input_rows.__arrow_c_stream__(requested_schema)
 
-    forms: list[tuple[Any, int]] = [(given, 10), (batch, 10), (reader, 20), (Speaks(), 10), ([batch, given], 20)]
+    forms: list[tuple[Any, int]] = [
+        (input_rows, 10),
+        (batch, 10),
+        (reader, 20),
+        (Speaks(), 10),
+        ([batch, input_rows], 20),
+    ]
     for form, count in forms:
         assert sum(one.num_rows for one in to_batches(form)) == count
     for wrong in ({"id": [1]}, "rows", 7):
@@ -421,9 +427,9 @@ def test_files_have_the_locations_that_pyiceberg_gives_them(properties: dict[str
 def test_entropy_precedes_the_tables_name_in_a_shared_folder() -> None:
     """Iceberg's Java library does the same."""
     properties = {"write.object-storage.enabled": "true", "write.data.path": "s3://other/place"}
-    made = data_location("s3://lake/db/t", properties, "p=1", "f.parquet")
-    assert made.startswith("s3://other/place/")
-    assert made.endswith("/db/t/p=1/f.parquet")
+    new_data_location = data_location("s3://lake/db/t", properties, "p=1", "f.parquet")
+    assert new_data_location.startswith("s3://other/place/")
+    assert new_data_location.endswith("/db/t/p=1/f.parquet")
 
 
 def test_names_of_files_begin_with_their_bucket_number(tmp_path: Path) -> None:

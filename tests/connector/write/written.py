@@ -41,8 +41,10 @@ EVERY_TYPE = Schema(
 
 def spec(*fields: tuple[str, int]) -> PartitionSpec:
     """Return a partition spec with fields of (transform, source id)."""
-    made = [PartitionField(f"p{n}", transform, source, (), 1000 + n) for n, (transform, source) in enumerate(fields)]
-    return PartitionSpec(0, tuple(made))
+    partition_fields = [
+        PartitionField(f"p{n}", transform, source, (), 1000 + n) for n, (transform, source) in enumerate(fields)
+    ]
+    return PartitionSpec(0, tuple(partition_fields))
 
 
 def order(*fields: tuple[str, int, str, str]) -> SortOrder:
@@ -89,8 +91,8 @@ def their_file(json: Mapping[str, Any]) -> DataFile:
     """Return the file in the form of PyIceberg's manifests."""
 
     def by_id(name: str) -> dict[int, Any] | None:
-        found = json.get(name)
-        return None if found is None else dict(zip(found["keys"], found["values"], strict=True))
+        result = json.get(name)
+        return None if result is None else dict(zip(result["keys"], result["values"], strict=True))
 
     def bounds(name: str) -> dict[int, bytes] | None:
         found = by_id(name)
@@ -122,7 +124,7 @@ def read_by_pyiceberg(
     """Return all columns of these files."""
     theirs = their_metadata(metadata)
     scan = ArrowScan(theirs, PyArrowFileIO(), theirs.schema(), where or AlwaysTrue())
-    return scan.to_table([FileScanTask(their_file(one)) for one in files])  # The scan reads its tasks twice.
+    return scan.to_table([FileScanTask(their_file(file)) for file in files])  # The scan reads its tasks twice.
 
 
 def every_type(columns: Mapping[str, Sequence[Any]], nested: Sequence[int]) -> pa.Table:
@@ -154,5 +156,5 @@ def conform_rows(rows: pa.Table, target: WriteTarget) -> pa.Table:
 
 def by_column(metrics: Mapping[str, Any]) -> dict[int, Any]:
     """Return a `CountMap` or `ValueMap` as a dict; bounds become bytes."""
-    values = (bytes.fromhex(one) if isinstance(one, str) else one for one in metrics["values"])
+    values = (bytes.fromhex(value) if isinstance(value, str) else value for value in metrics["values"])
     return dict(zip(metrics["keys"], values, strict=True))

@@ -53,32 +53,32 @@ def main(folder: Path, classes: str) -> None:
         for part in range(2):
             rows = [(number, f"t{part} {number % 97}", [f"{number}"] * (number % 3)) for number in range(ROWS)]
             writer = spark.createDataFrame(rows, SCHEMA).coalesce(1).write
-            given = {f"parquet.encryption.{key}": value for key, value in options.items()}
-            given |= {"parquet.bloom.filter.enabled#text": "true", "parquet.page.row.count.limit": "500"}
-            given["parquet.enable.dictionary#text"] = "false"  # Otherwise parquet-java writes no Bloom filter.
+            write_options = {f"parquet.encryption.{key}": value for key, value in options.items()}
+            write_options |= {"parquet.bloom.filter.enabled#text": "true", "parquet.page.row.count.limit": "500"}
+            write_options["parquet.enable.dictionary#text"] = "false"  # Otherwise parquet-java writes no Bloom filter.
             if name == "version2":
-                given["parquet.writer.version"] = "v2"
-            writer.options(**given).parquet(str(folder / f"{name}-{part}"))
+                write_options["parquet.writer.version"] = "v2"
+            writer.options(**write_options).parquet(str(folder / f"{name}-{part}"))
     print("written", flush=True)
     sys.stdin.readline()
     for path in sorted(folder.glob("ours*.parquet")):
         read = spark.read.parquet(str(path))
         read.createOrReplaceTempView("t")
-        found = spark.sql(
+        row = spark.sql(
             "SELECT count(*), sum(long), count(DISTINCT text), sum(size(tags)), max(get(tags, 1)) FROM t"
         ).collect()[0]
         by_text = spark.sql("SELECT count(*) FROM t WHERE text = 't1 5'").collect()[0][0]
         by_page = spark.sql("SELECT sum(size(tags)), count(text) FROM t WHERE long BETWEEN 1200 AND 1203").collect()[0]
-        print(json.dumps([path.stem, *found, by_text, *by_page]), flush=True)
+        print(json.dumps([path.stem, *row, by_text, *by_page]), flush=True)
     for path in sorted(folder.glob("replaced-*")):
         (file,) = path.glob("*.parquet")
         read = spark.read.schema(SCHEMA).parquet(str(path))
         try:
-            found = str(read.agg({"long": "sum"}).collect()[0][0])
+            row = str(read.agg({"long": "sum"}).collect()[0][0])
         except Exception as error:  # noqa: BLE001
-            found = "ChecksumException" if "ChecksumException" in str(error) else str(error)[:500]
+            row = "ChecksumException" if "ChecksumException" in str(error) else str(error)[:500]
         drop_checksums(str(file))
-        print(json.dumps([path.stem, found, read.agg({"long": "sum"}).collect()[0][0]]), flush=True)
+        print(json.dumps([path.stem, row, read.agg({"long": "sum"}).collect()[0][0]]), flush=True)
     spark.stop()
 
 

@@ -90,7 +90,7 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
         process.stdin.flush()
         answers = [json.loads(line) for line in process.stdout]
     assert process.returncode == 0
-    read, replaced = ([one for one in answers if one[0].startswith(kind)] for kind in ("ours", "replaced"))
+    read, replaced = ([answer for answer in answers if answer[0].startswith(kind)] for kind in ("ours", "replaced"))
     assert sorted(answer[0] for answer in read) == sorted(path.stem for path in made)
     for name, *found in read:
         assert found == EXPECTED, name

@@ -15,7 +15,7 @@ from seamark.connector.spark.query.queries import RewrittenQuery, rewrite_query
 from seamark.spark import sql
 from tests.services.seamark import Seamark
 
-MERGE_ON_READ = ", ".join(f"'write.{what}.mode'='merge-on-read'" for what in ("delete", "update", "merge"))
+MERGE_ON_READ = ", ".join(f"'write.{operation}.mode'='merge-on-read'" for operation in ("delete", "update", "merge"))
 SALES = (
     "id, IF(id % 17 = 0, NULL, CAST(id DIV 12 AS int)) AS item, IF(id % 13 = 0, NULL, id % 9) AS store, "
     "date_add(DATE'2026-01-01', CAST(id DIV 4 AS int)) AS day, "
@@ -50,16 +50,16 @@ class Rig:
     def same(self, text: str, args: Any = None) -> RewrittenQuery:
         """Check that the query returns Spark's own rows, and return how it was rewritten."""
         text = text.replace("{db}", self.db)
-        wanted = rows(self.spark.sql(text, args) if args is not None else self.spark.sql(text))
+        expected = rows(self.spark.sql(text, args) if args is not None else self.spark.sql(text))
         done: list[RewrittenQuery] = []
 
-        def record_rewrite(*given: Any, **options: Any) -> RewrittenQuery:
-            done.append(rewrite_query(*given, **options))
+        def record_rewrite(*arguments: Any, **options: Any) -> RewrittenQuery:
+            done.append(rewrite_query(*arguments, **options))
             return done[-1]
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(queries, "rewrite_query", record_rewrite)
-            assert self.run_with_plans(text, args) == wanted, text
+            assert self.run_with_plans(text, args) == expected, text
         (only,) = done
         return only
 
@@ -103,10 +103,10 @@ def fill(rig: Rig) -> None:
 
 
 @contextmanager
-def settings(spark: SparkSession, wanted: dict[str, str]) -> Iterator[None]:
-    before = {name: spark.conf.get(name) or "" for name in wanted}
+def settings(spark: SparkSession, expected: dict[str, str]) -> Iterator[None]:
+    before = {name: spark.conf.get(name) or "" for name in expected}
     try:
-        for name, value in wanted.items():
+        for name, value in expected.items():
             spark.conf.set(name, value)
         yield
     finally:

@@ -82,9 +82,9 @@ class Lake:
 
 @pytest.fixture
 def lake(spark: SparkSession, tmp_path: Path) -> Iterator[Lake]:
-    made = Lake(spark, tmp_path)
-    yield made
-    made.close()
+    new_lake = Lake(spark, tmp_path)
+    yield new_lake
+    new_lake.close()
 
 
 @pytest.mark.slow
@@ -146,21 +146,21 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rou
             for step in range(3):
                 first = 20 * step
                 append(lake.client, "db.t", rows(range(first, first + 20)))
-                model.update((one, str(one)) for one in range(first, first + 20))
+                model.update((number, str(number)) for number in range(first, first + 20))
             lake.rows()
             for _ in range(5):
-                gone = rng.sample(sorted(model), 3 if rng.random() < 0.5 else 1)
+                removed_model = rng.sample(sorted(model), 3 if rng.random() < 0.5 else 1)
                 if rng.random() < 0.6:
-                    lake.spark.sql(f"DELETE FROM {name} WHERE id IN ({','.join(map(str, gone))})")
+                    lake.spark.sql(f"DELETE FROM {name} WHERE id IN ({','.join(map(str, removed_model))})")
                 else:
-                    delete(lake.client, "db.t", keys=pa.table({"id": gone}), mode="merge-on-read")
+                    delete(lake.client, "db.t", keys=pa.table({"id": removed_model}), mode="merge-on-read")
                     lake.spark.sql(f"REFRESH TABLE {name}")
-                for one in gone:
-                    del model[one]
-                found = Vectors(catalog.load_table("db.t"))
-                shared += sum(count > 1 for count in found.live.values())
-                assert not found.marked & found.live.keys()
-                assert found.all - found.live.keys() <= found.marked
+                for id_ in removed_model:
+                    del model[id_]
+                vectors = Vectors(catalog.load_table("db.t"))
+                shared += sum(count > 1 for count in vectors.live.values())
+                assert not vectors.marked & vectors.live.keys()
+                assert vectors.all - vectors.live.keys() <= vectors.marked
             append(lake.client, "db.t", rows([999]))
             model[999] = "999"
             lake.spark.sql(f"REFRESH TABLE {name}")
@@ -180,15 +180,15 @@ def _change(client: IndexClient, rng: random.Random, model: dict[int, str], text
     ids = rng.sample(range(40), rng.randint(1, 8))
     if rng.random() < 0.7:
         upsert(client, "db.t", rows(ids, text), keys=["id"], mode=rng.choice(MODES))
-        model.update((one, f"{text}{one}") for one in ids)
+        model.update((id_, f"{text}{id_}") for id_ in ids)
     else:
         delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice(MODES))
-        for one in ids:
-            model.pop(one, None)
+        for id_ in ids:
+            model.pop(id_, None)
 
 
 def _append(client: IndexClient, rng: random.Random, model: dict[int, str], text: str) -> None:
     first = 100 + len(model) + 1000 * rng.randint(0, 1000)
-    ids = [one for one in range(first, first + 5) if one not in model]
+    ids = [number for number in range(first, first + 5) if number not in model]
     append(client, "db.t", rows(ids, text))
-    model.update((one, f"{text}{one}") for one in ids)
+    model.update((id_, f"{text}{id_}") for id_ in ids)

@@ -35,7 +35,7 @@ def server(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Ite
             spark.sql(f"CREATE TABLE free.db.{name} (id bigint, v bigint) USING iceberg {by}")
             for start in (0, ROWS // 2):  # Each bucket has two files, so that Spark has to read them as one group.
                 ids = range(start, start + ROWS // 2)
-                append(client, f"db.{name}", pa.table({"id": ids, "v": [(number + 1) * one for one in ids]}))
+                append(client, f"db.{name}", pa.table({"id": ids, "v": [(number + 1) * id_ for id_ in ids]}))
         yield server
 
 
@@ -59,18 +59,18 @@ def no_broadcast(spark: SparkSession) -> Iterator[None]:
 
 def run(frame: DataFrame) -> tuple[list[tuple[int, ...]], int]:
     """Return the sorted rows, and the number of exchanges in the executed plan."""
-    found = sorted(tuple(row) for row in frame.collect())
+    rows = sorted(tuple(row) for row in frame.collect())
     plan = frame._jdf.queryExecution().executedPlan().toString()
     assert "Scan" in plan
     final = plan.split("== Initial Plan ==")[0]
-    return found, len(re.findall(r"\bExchange\b", final))
+    return rows, len(re.findall(r"\bExchange\b", final))
 
 
 def run_with_shuffles(spark: SparkSession, query: str) -> list[tuple[int, ...]]:
     with conf(spark, **dict.fromkeys((name for name in SHUFFLE_FREE if "v2.bucketing.enabled" in name), "false")):
-        found, exchanges = run(spark.sql(query))
+        result, exchanges = run(spark.sql(query))
     assert exchanges >= 1
-    return found
+    return result
 
 
 @pytest.mark.parametrize(
@@ -85,10 +85,10 @@ def test_join_of_two_bucketed_tables_by_the_key_has_no_exchange(
     server: Seamark, spark: SparkSession, left: str, right: str
 ) -> None:
     query = JOIN.format(left, right)
-    found, exchanges = run(spark.sql(query))
+    actual, exchanges = run(spark.sql(query))
     assert exchanges == 0
-    assert len(found) == ROWS
-    assert found == run_with_shuffles(spark, query)
+    assert len(actual) == ROWS
+    assert actual == run_with_shuffles(spark, query)
 
 
 @pytest.mark.parametrize(
@@ -98,16 +98,16 @@ def test_join_with_an_unbucketed_table_exchanges_only_that_table(
     server: Seamark, spark: SparkSession, left: str, right: str
 ) -> None:
     query = JOIN.format(left, right)
-    found, exchanges = run(spark.sql(query))
+    actual, exchanges = run(spark.sql(query))
     assert exchanges == 1
-    assert found == run_with_shuffles(spark, query)
+    assert actual == run_with_shuffles(spark, query)
 
 
 def test_grouping_by_the_bucketed_key_has_no_exchange(server: Seamark, spark: SparkSession) -> None:
     query = "SELECT id, sum(v), count(*) FROM free.db.eight GROUP BY id"
-    found, exchanges = run(spark.sql(query))
+    actual, exchanges = run(spark.sql(query))
     assert exchanges == 0
-    assert found == run_with_shuffles(spark, query) == [(one, one, 1) for one in range(ROWS)]
+    assert actual == run_with_shuffles(spark, query) == [(number, number, 1) for number in range(ROWS)]
 
 
 @pytest.mark.slow
@@ -116,9 +116,9 @@ def test_grouping_of_a_join_by_the_bucketed_key_has_no_exchange(server: Seamark,
         "SELECT l.id, sum(l.v + r.v) FROM free.db.eight l JOIN free.db.eleven r ON l.id = r.id "
         "WHERE l.v > 100 GROUP BY l.id"
     )
-    found, exchanges = run(spark.sql(query))
+    actual, exchanges = run(spark.sql(query))
     assert exchanges == 0
-    assert found == run_with_shuffles(spark, query) == [(one, 3 * one) for one in range(101, ROWS)]
+    assert actual == run_with_shuffles(spark, query) == [(number, 3 * number) for number in range(101, ROWS)]
 
 
 @pytest.mark.slow
@@ -129,8 +129,8 @@ def test_join_with_a_resized_table_returns_the_right_rows(server: Seamark, spark
     spark.sql("ALTER TABLE free.db.grown REPLACE PARTITION FIELD id_bucket WITH bucket(8, id)")
     spark.sql("INSERT INTO free.db.grown SELECT id, id FROM range(1000, 2000)")
     query = JOIN.format("grown", "eight")
-    found, _ = run(spark.sql(query))
-    assert found == run_with_shuffles(spark, query) == [(one, one, one) for one in range(ROWS)]
+    actual, _ = run(spark.sql(query))
+    assert actual == run_with_shuffles(spark, query) == [(number, number, number) for number in range(ROWS)]
 
 
 def test_equality_on_the_key_reads_the_files_of_one_bucket(server: Seamark, spark: SparkSession) -> None:
@@ -139,14 +139,14 @@ def test_equality_on_the_key_reads_the_files_of_one_bucket(server: Seamark, spar
         everything = [task.file.file_path for task in table.scan().plan_files()]
         assert len(everything) == 16
         for key in range(0, ROWS, 389):
-            kept = [task.file.file_path for task in table.scan(row_filter=f"id = {key}").plan_files()]
+            kept_file_paths = [task.file.file_path for task in table.scan(row_filter=f"id = {key}").plan_files()]
             # Each file has ids of one half of the table, so bounds keep one of the bucket's two files.
-            assert len(kept) == 1
-            others = [Path(path.removeprefix("file://")) for path in everything if path not in kept]
-            for path in others:  # The test moves the other files away, which proves that Spark does not open them.
+            assert len(kept_file_paths) == 1
+            other_paths = [Path(path.removeprefix("file://")) for path in everything if path not in kept_file_paths]
+            for path in other_paths:  # The test moves the other files away, which proves that Spark does not open them.
                 path.rename(path.with_suffix(".away"))
             try:
                 assert spark.table("free.db.eight").where(f"id = {key}").collect() == [(key, key)]
             finally:
-                for path in others:
+                for path in other_paths:
                     path.with_suffix(".away").rename(path)

@@ -58,7 +58,7 @@ def test_spark_creates_inserts_and_creates_tables_as_select(sql: Any) -> None:
 def test_spark_merges_updates_and_deletes(sql: Any, version: int, mode: str) -> None:
     """Format version 1 has no delete files."""
     table = f"{{db}}.m{version}_{mode.replace('-', '_')}"
-    properties = ", ".join(f"'write.{what}.mode'='{mode}'" for what in ("delete", "update", "merge"))
+    properties = ", ".join(f"'write.{operation}.mode'='{mode}'" for operation in ("delete", "update", "merge"))
     sql(
         f"CREATE TABLE {table} (id bigint, v string) USING iceberg "
         f"TBLPROPERTIES ('format-version'='{version}', {properties})"

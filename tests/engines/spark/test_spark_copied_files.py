@@ -60,9 +60,9 @@ def rows(frame: DataFrame) -> list[str]:
 
 def collect_with_scanned_rows(frame: DataFrame) -> tuple[list[Any], int]:
     """Return the rows, and the number of rows that the scan passed to the filter."""
-    found = frame.collect()
+    actual_rows = frame.collect()
     leaves = frame._jdf.queryExecution().executedPlan().collectLeaves()
-    return found, int(leaves.head().metrics().apply("numOutputRows").value())
+    return actual_rows, int(leaves.head().metrics().apply("numOutputRows").value())
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -114,15 +114,15 @@ def test_spark_uses_page_indexes_and_bloom_filters_of_copied_files(spark: SparkS
     out = tmp_path / "out.parquet"
     concatenate(paths, out)
     copied = spark.read.parquet(str(out))
-    found, read = collect_with_scanned_rows(copied.where("id = 30123"))
-    assert [row.id for row in found] == [30123]
+    actual, read = collect_with_scanned_rows(copied.where("id = 30123"))
+    assert [row.id for row in actual] == [30123]
     assert 0 < read <= 500
-    stored = {row.k for row in copied.select("k").collect()}
-    absent = next(k for k in range(50_000, 100_003) if k not in stored)
-    found, read = collect_with_scanned_rows(copied.where(f"k = {absent}"))
-    assert (found, read) == ([], 0)
-    found, read = collect_with_scanned_rows(copied.where(f"k = {next(iter(stored))}"))
-    assert len(found) == 1
+    stored_keys = {row.k for row in copied.select("k").collect()}
+    absent = next(k for k in range(50_000, 100_003) if k not in stored_keys)
+    actual, read = collect_with_scanned_rows(copied.where(f"k = {absent}"))
+    assert (actual, read) == ([], 0)
+    actual, read = collect_with_scanned_rows(copied.where(f"k = {next(iter(stored_keys))}"))
+    assert len(actual) == 1
     assert 0 < read <= 20_000
 
 
@@ -150,8 +150,8 @@ def test_tasks_merge_encrypted_files_with_the_keys_of_their_environment(
         assert (done.files_before, done.files_after) == (3, 1)
         opened = open_table(tables.client, "db.t", At())
         reader = TaskReader(plan_read(opened, ["id", "payload"], TRUE), opened.storage, keys=encrypted.keys())
-        found = [row for batch in reader.read_all(plan(tables.client, opened)) for row in batch.to_pylist()]
-        assert sorted(row["id"] for row in found) == list(range(300))
+        actual_rows = [row for batch in reader.read_all(plan(tables.client, opened)) for row in batch.to_pylist()]
+        assert sorted(row["id"] for row in actual_rows) == list(range(300))
         (path,) = tables.client.files("db.t", content="data")["file_path"].to_pylist()
         with pytest.raises(OSError, match=r"decrypt|encrypt"):
             pq.read_table(str(path).removeprefix("file://"), columns=["payload"])

@@ -26,19 +26,18 @@ NOW = {
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     with Seamark(tmp_path_factory.mktemp("times")) as server:
-        made = Rig(spark, server, new_catalog(spark, server.base_url))
-        made.run("CREATE NAMESPACE {db}")
-        made.run("CREATE TABLE {db}.t (id bigint, d date, at timestamp, nt timestamp_ntz) USING iceberg")
-        # Each file has two rows. Near the present, the times of the files are hours apart. Further away, they are days
-        # and
-        # months apart.
+        new_rig = Rig(spark, server, new_catalog(spark, server.base_url))
+        new_rig.run("CREATE NAMESPACE {db}")
+        new_rig.run("CREATE TABLE {db}.t (id bigint, d date, at timestamp, nt timestamp_ntz) USING iceberg")
+        # Each file has two rows. Near the present, the times of the files are hours apart. Further away, they are
+        # days and months apart.
         hours = f"CAST(pow((id DIV 2) - {FILES // 4}, 3) * 3 + (id % 2) * 2 AS int)"
         times = f"SELECT id, now() - make_dt_interval(0, {hours}) AS at FROM range({2 * FILES})"
-        made.run(
+        new_rig.run(
             "INSERT INTO {db}.t SELECT /*+ REPARTITION_BY_RANGE(40, id) */ id, CAST(at AS date) AS d, at, "
             f"CAST(at AS timestamp_ntz) AS nt FROM ({times})"
         )
-        yield made
+        yield new_rig
 
 
 def expression(rng: random.Random, kind: str) -> str:
@@ -60,7 +59,7 @@ def expression(rng: random.Random, kind: str) -> str:
 def condition(rng: random.Random) -> str:
     column, kind = rng.choice([("d", "date"), ("at", "timestamp"), ("nt", "timestamp_ntz")])
     value = expression(rng, kind)
-    found = rng.choice(
+    result = rng.choice(
         [
             *[f"{column} {rng.choice(['<', '<=', '>', '>=', '='])} {value}"] * 3,
             f"{column} BETWEEN {expression(rng, kind)} AND {value}",
@@ -70,7 +69,7 @@ def condition(rng: random.Random) -> str:
             f"coalesce({column}, {value}) < {expression(rng, kind)}",
         ]
     )
-    return f"NOT ({found})" if rng.random() < 0.2 else found
+    return f"NOT ({result})" if rng.random() < 0.2 else result
 
 
 def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int]]:
@@ -82,15 +81,15 @@ def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int
     judging = f"SELECT id, {judged} FROM {rig.db}.t ORDER BY id"
     texts = [f"SELECT id FROM {rig.db}.t WHERE {where}" for where in conditions]
     while True:
-        wanted = rig.spark.sql(judging).collect()
+        expected = rig.spark.sql(judging).collect()
         reported, wrong = [], []
         for number, text in enumerate(texts):
             done = rewrite_query(rig.spark, text)
             reported.append(done)
-            ids = sorted(repr((row["id"],)) for row in wanted if row[f"w{number}"])
+            ids = sorted(repr((row["id"],)) for row in expected if row[f"w{number}"])
             if done.statement is not None and rows(rig.spark.sql(done.statement)) != ids:
                 wrong.append(f"{note}: {conditions[number]}\n{done}")
-        if not wrong or rig.spark.sql(judging).collect() == wanted:
+        if not wrong or rig.spark.sql(judging).collect() == expected:
             break  # Otherwise the day of a row has changed between the two queries.
     assert wrong == []
     return [(one.files, one.considered_files) for one in reported]

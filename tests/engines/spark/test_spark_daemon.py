@@ -22,7 +22,7 @@ from seamark.connector.spark.source.source import register
 from tests.services.process import REPO
 from tests.services.seamark import Seamark
 
-ROWS = [{"id": one, "name": f"name {one}"} for one in range(200)]
+ROWS = [{"id": number, "name": f"name {number}"} for number in range(200)]
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +30,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seamark]:
     with Seamark(tmp_path_factory.mktemp("forked")) as server:
         with RestCatalog("sea", uri=server.base_url) as catalog:
             catalog.create_namespace("db")
-            made = pa.Table.from_pylist(ROWS)
-            table = catalog.create_table("db.t", schema=made.schema)
-            for half in (made.slice(0, 100), made.slice(100)):
+            written_table = pa.Table.from_pylist(ROWS)
+            table = catalog.create_table("db.t", schema=written_table.schema)
+            for half in (written_table.slice(0, 100), written_table.slice(100)):
                 table.append(half)
         yield server
 
@@ -90,7 +90,7 @@ def test_daemon_has_no_other_threads_when_it_forks(spark: SparkSession) -> None:
 
         names = [one.read_text().strip() for one in Path(f"/proc/{os.getppid()}/task").glob("*/comm")]
         links = [os.readlink(one) for one in Path(f"/proc/{os.getppid()}/fd").glob("*")]
-        return names, [one for one in links if one.startswith(("socket:", "anon_inode:"))]
+        return names, [link for link in links if link.startswith(("socket:", "anon_inode:"))]
 
     threads, sockets = run_in_worker(spark, ask)
     assert len(threads) == 1
@@ -100,9 +100,11 @@ def test_daemon_has_no_other_threads_when_it_forks(spark: SparkSession) -> None:
 # The test takes 20 s. Tests of the fast tier check that workers have loaded all modules, and that the daemon holds no
 # lock.
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["the worker", "the process that it was forked from"])
-def test_reads_continue_after_the_death_of_a_python_process(who: str, spark: SparkSession, server: Seamark) -> None:
-    forked = who != "the worker"
+@pytest.mark.parametrize("principal", ["the worker", "the process that it was forked from"])
+def test_reads_continue_after_the_death_of_a_python_process(
+    principal: str, spark: SparkSession, server: Seamark
+) -> None:
+    forked = principal != "the worker"
 
     def die(_: Any) -> Any:
         import os
@@ -161,7 +163,7 @@ def test_session_with_another_daemon_keeps_it_and_reads_the_same_rows(
     argv = [sys.executable, str(tmp_path / "script.py"), server.base_url, module, str(tmp_path / "local")]
     done = subprocess.run(argv, env=env, capture_output=True, text=True)
     line = next((one for one in done.stdout.splitlines() if one.startswith("told:")), done.stdout + done.stderr)
-    own, loaded, found = json.loads(line.removeprefix("told:"))
+    own, loaded, actual = json.loads(line.removeprefix("told:"))
     assert own == ("yes" if module == "own_daemon" else None)
     assert not loaded
-    assert found == WANTED
+    assert actual == WANTED

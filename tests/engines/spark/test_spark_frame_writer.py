@@ -35,8 +35,8 @@ class Rig(SparkTables):
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.served(spark, tmp_path_factory.mktemp("framewriter")) as made:
-        yield made
+    with Rig.served(spark, tmp_path_factory.mktemp("framewriter")) as new_rig:
+        yield new_rig
 
 
 def refusal_text(write: Any, *arguments: Any) -> str:

@@ -46,15 +46,15 @@ def test_remove_orphan_files_keeps_index_files_and_plan_files(spark: SparkSessio
         for path in location.rglob("*"):
             if path.is_file():
                 os.utime(path, (old_s, old_s))
-        kept = {path for path in location.rglob("_seamark/**/*") if path.is_file()}
-        kept |= set(location.rglob("metadata/*.stats"))
-        assert any(path.suffix == ".stats" for path in kept)
-        assert any(path.match("_seamark/index/*/*.puffin") for path in kept)
-        assert any("plans" in path.parts for path in kept)
+        kept_paths = {path for path in location.rglob("_seamark/**/*") if path.is_file()}
+        kept_paths |= set(location.rglob("metadata/*.stats"))
+        assert any(path.suffix == ".stats" for path in kept_paths)
+        assert any(path.match("_seamark/index/*/*.puffin") for path in kept_paths)
+        assert any("plans" in path.parts for path in kept_paths)
         catalog = tables.db.partition(".")[0]
         removed = tables.sql(f"CALL {catalog}.system.remove_orphan_files(table => 'db.t')")
         assert [path.rpartition("/")[2] for (path,) in removed] == ["orphan.parquet"]
-        assert all(path.exists() for path in kept)
+        assert all(path.exists() for path in kept_paths)
         assert tables.client.index("db.t", "lands").health == "ok"
         assert tables.client.explain("db.t", "land = 'l9'").files == 0
         assert tables.sql(f"SELECT count(*) FROM {{db}}.`{plan.name}`") == [(10,)]
@@ -104,8 +104,8 @@ def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
             heads = tables.sql(f"SELECT count(*) FROM {{db}}.{name}.refs WHERE type = 'BRANCH'")[0][0]
             assert len(left - left_by_spark) <= heads
             for id_ in left_by_spark:
-                found = tables.sql(f"SELECT id FROM {{db}}.{name} VERSION AS OF {id_} ORDER BY id")
-                assert found == contents[id_]
+                actual = tables.sql(f"SELECT id FROM {{db}}.{name} VERSION AS OF {id_} ORDER BY id")
+                assert actual == contents[id_]
     assert removed > len(names)
 
 
@@ -128,7 +128,7 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
             )
         tables.sql("DELETE FROM {db}.t WHERE id % 3 = 1 AND id < 100")
         live = "SELECT id, land, at, price, n FROM {db}.t ORDER BY id"
-        rows, listed = tables.sql(live), _live_entries(tables)
+        rows, live_entries = tables.sql(live), _live_entries(tables)
         assert compute_statistics(tables.client, "db.t").columns == 5
         catalog = tables.db.partition(".")[0]
         ndv, sketches, partitions = _read_statistics(spark, tables)
@@ -147,10 +147,12 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
             "SELECT partition.land, record_count, file_count, position_delete_record_count, "
             "last_updated_snapshot_id FROM {db}.t.partitions ORDER BY 1"
         )
-        assert [(land, *found) for land, *found in partitions] == [tuple(row) for row in expected]
+        assert [(land, *actual_partitions) for land, *actual_partitions in partitions] == [
+            tuple(row) for row in expected
+        ]
         report = rewrite_manifests(tables.client, "db.t", min_count=2)
         assert report["manifests-after"] < report["manifests-before"]
-        assert _live_entries(tables) == listed
+        assert _live_entries(tables) == live_entries
         assert tables.sql(live) == rows
         tables.sql("INSERT INTO {db}.t SELECT 99999, 'l1', now(), 1, 1")
         tables.sql("DELETE FROM {db}.t WHERE id % 3 = 2 AND id < 100")
@@ -159,12 +161,12 @@ def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
 
 def _live_entries(tables: SparkTables) -> list[tuple[object, ...]]:
     """Return the live manifest entries that Iceberg's Java library reads."""
-    found = tables.sql(
+    result = tables.sql(
         "SELECT snapshot_id, sequence_number, file_sequence_number, data_file.content, data_file.file_path, "
         "data_file.record_count, data_file.first_row_id, data_file.referenced_data_file FROM {db}.t.entries "
         "WHERE status < 2 ORDER BY data_file.file_path, data_file.content_offset"
     )
-    return [tuple(row) for row in found]
+    return [tuple(row) for row in result]
 
 
 def _java_elements(iterable: Any) -> Iterator[Any]:

@@ -50,8 +50,8 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 from tests.engines.spark.star import rows
 from tests.services.seamark import Seamark
 
-MERGE_ON_READ = ", ".join(f"'write.{what}.mode'='merge-on-read'" for what in ("delete", "update", "merge"))
-COPY_ON_WRITE = ", ".join(f"'write.{what}.mode'='copy-on-write'" for what in ("delete", "update", "merge"))
+MERGE_ON_READ = ", ".join(f"'write.{operation}.mode'='merge-on-read'" for operation in ("delete", "update", "merge"))
+COPY_ON_WRITE = ", ".join(f"'write.{operation}.mode'='copy-on-write'" for operation in ("delete", "update", "merge"))
 
 
 @dataclass(frozen=True)
@@ -63,22 +63,24 @@ class Rig:
         return self.spark.sql(text.replace("{db}", "reads.db"))
 
     def ours(self, table: str, schema: str | None = None, **options: Any) -> DataFrame:
-        given = {name.replace("_", "-"): str(value) for name, value in options.items()}
-        reader = self.spark.read.format("seamark").options(uri=self.server.base_url, table=f"db.{table}", **given)
+        write_options = {name.replace("_", "-"): str(value) for name, value in options.items()}
+        reader = self.spark.read.format("seamark").options(
+            uri=self.server.base_url, table=f"db.{table}", **write_options
+        )
         return (reader if schema is None else reader.schema(schema)).load()
 
     def snapshots(self, table: str) -> list[int]:
-        found = self.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
-        return [row[0] for row in found.collect()]
+        result = self.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
+        return [row[0] for row in result.collect()]
 
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     with Seamark(tmp_path_factory.mktemp("reads")) as server:
         connect(spark, "reads", server.base_url)
-        made = Rig(spark, server)
-        made.sql("CREATE NAMESPACE reads.db")
-        yield made
+        new_rig = Rig(spark, server)
+        new_rig.sql("CREATE NAMESPACE reads.db")
+        yield new_rig
 
 
 def fill(rig: Rig, table: str, version: int) -> None:
@@ -193,27 +195,29 @@ FILTERS: list[tuple[str, Filter]] = [
 
 
 def test_pushed_filters_match_the_rows_that_spark_selects(rig: Rig, table: str) -> None:
-    asked = ", ".join(f"({sql}) AS w{number}" for number, (sql, _) in enumerate(FILTERS))
-    judged = rig.sql(f"SELECT id, {asked} FROM {{db}}.{table}").collect()
+    text = ", ".join(f"({sql}) AS w{number}" for number, (sql, _) in enumerate(FILTERS))
+    judged = rig.sql(f"SELECT id, {text} FROM {{db}}.{table}").collect()
     with closing(SeamarkClient(rig.server.base_url)) as client:
         opened = open_table(client, f"db.{table}", At())
-        for number, (sql, given) in enumerate(FILTERS):
-            where = expression_of(given, opened.schema)
+        for number, (sql, input_value) in enumerate(FILTERS):
+            where = expression_of(input_value, opened.schema)
             assert where is not None, sql
             reader = TaskReader(plan_read(opened, ["id"], where), opened.storage)
-            found = [one for batch in reader.read_all(plan(client, opened, where)) for one in batch["id"].to_pylist()]
-            assert sorted(found) == sorted(row["id"] for row in judged if row[f"w{number}"] is True), sql
+            values = [
+                value for batch in reader.read_all(plan(client, opened, where)) for value in batch["id"].to_pylist()
+            ]
+            assert sorted(values) == sorted(row["id"] for row in judged if row[f"w{number}"] is True), sql
 
 
 def test_inexact_filters_are_left_to_spark(rig: Rig, table: str) -> None:
     with closing(SeamarkClient(rig.server.base_url)) as client:
         schema = open_table(client, f"db.{table}", At()).schema
-    for given in (
+    for value in (
         StringContains(("text",), "s"), EqualTo(("n",), "5"), EqualTo(("text",), 5), EqualTo(("n",), True),
         EqualTo(("nt",), AT.replace(tzinfo=UTC)), EqualTo(("nothing",), 5), EqualTo(("li", "x"), 5),
         Not(StringEndsWith(("text",), "s")), EqualTo(("st",), 1), LessThan(("m",), 1), EqualTo(("ts",), AT),
     ):  # fmt: skip
-        assert expression_of(given, schema) is None, given
+        assert expression_of(value, schema) is None, value
 
 
 def test_reader_returns_the_rows_of_icebergs_reader(rig: Rig, table: str) -> None:
@@ -221,8 +225,8 @@ def test_reader_returns_the_rows_of_icebergs_reader(rig: Rig, table: str) -> Non
     assert ours.schema.simpleString() == native.schema.simpleString()
     assert rows(ours) == rows(native)
     where = "id < 5 OR (text = 's7' AND NOT f > 2) OR (late IS NULL AND st.aa = 2)"
-    wanted = rows(native.where(where).select("id", "text", "_file", "_pos"))
-    assert rows(rig.ours(table, where=where, columns="id, text, _file,_pos")) == wanted
+    expected = rows(native.where(where).select("id", "text", "_file", "_pos"))
+    assert rows(rig.ours(table, where=where, columns="id, text, _file,_pos")) == expected
     # Several queries use one `load()`. A filter of one query must not apply to the next.
     for other in ("id = 17", "true"):
         assert rows(ours.where(other).select("id")) == rows(native.where(other).select("id")), other
@@ -240,10 +244,10 @@ def test_snapshots_branches_and_tags_are_read_with_icebergs_schemas(rig: Rig, ta
         ({"branch": "dev"}, "'dev'"),
         ({"tag": "then"}, "'then'"),
     ):
-        wanted = rig.sql(f"SELECT * FROM {{db}}.{table} VERSION AS OF {version}")
-        found = rig.ours(table, **options)
-        assert found.columns == wanted.columns
-        assert rows(found) == rows(wanted)
+        expected = rig.sql(f"SELECT * FROM {{db}}.{table} VERSION AS OF {version}")
+        actual = rig.ours(table, **options)
+        assert actual.columns == expected.columns
+        assert rows(actual) == rows(expected)
     at = rig.sql(f"SELECT committed_at FROM {{db}}.{table}.snapshots WHERE snapshot_id = {last}").collect()[0][0]
     assert rows(rig.ours(table, as_of=at.isoformat(), columns="id")) == rows(
         rig.ours(table, snapshot_id=last).select("id")
@@ -254,9 +258,9 @@ def test_filters_are_pushed_only_if_the_option_is_set(rig: Rig, table: str) -> N
     native = rig.sql(f"SELECT id, text, n FROM {{db}}.{table}")
     rig.spark.conf.set(PUSHDOWN, "true")
     for where, asked_again in (("text LIKE 's1%' AND n > 3", False), ("n < 9 AND text LIKE '%1'", True)):
-        found = rig.ours(table, columns="id,text,n", push_filters="true").where(where)
-        assert rows(found) == rows(native.where(where))
-        assert ("Filter " in plan_of(found)) == asked_again
+        actual = rig.ours(table, columns="id,text,n", push_filters="true").where(where)
+        assert rows(actual) == rows(native.where(where))
+        assert ("Filter " in plan_of(actual)) == asked_again
     rig.spark.conf.set(PUSHDOWN, "false")
     with pytest.raises(PySparkException, match="DATA_SOURCE_PUSHDOWN_DISABLED"):
         rig.ours(table, push_filters="true").where("n = 3").collect()
@@ -314,8 +318,8 @@ def test_changes_applied_to_the_first_snapshot_give_the_last(rig: Rig, version: 
         snapshots = [one.snapshot_id for one in list_snapshots_between(opened, None, opened.snapshot_id or 0)]
 
         def at(snapshot: int) -> Counter[Any]:
-            found = scan(client, f"db.{table}", at=At(snapshot_id=snapshot)).to_arrow()
-            return Counter((row["id"], row["v"]) for row in found.to_pylist())
+            actual_rows = scan(client, f"db.{table}", at=At(snapshot_id=snapshot)).to_arrow()
+            return Counter((row["id"], row["v"]) for row in actual_rows.to_pylist())
 
         state = [Counter[Any](), *map(at, snapshots)]
         reader = TaskReader(plan_read(opened, None, TRUE), opened.storage)
@@ -342,8 +346,8 @@ def test_appends_between_snapshots_equal_icebergs_incremental_read(rig: Rig) -> 
     first, _, last = rig.snapshots("a")
     both = {"start-snapshot-id": str(first), "end-snapshot-id": str(last)}
     native = rig.spark.read.options(**both).table("reads.db.a")
-    found = rig.ours("a", start_snapshot_id=first, end_snapshot_id=last, where="n = 1")
-    assert rows(found) == rows(native.where("n = 1"))
+    actual = rig.ours("a", start_snapshot_id=first, end_snapshot_id=last, where="n = 1")
+    assert rows(actual) == rows(native.where("n = 1"))
     with pytest.raises(PySparkException, match="is not an ancestor"):
         rig.ours("a", start_snapshot_id=5).collect()
 
@@ -383,14 +387,14 @@ def test_stream_reads_each_appended_row_once_over_several_restarts(rig: Rig, tmp
     assert run_stream(rig, tmp_path) == rows(rig.sql("SELECT * FROM {db}.s"))
     rig.sql("CALL reads.system.rewrite_data_files(table => 'db.s', options => map('rewrite-all', 'true'))")
     rig.sql("INSERT INTO {db}.s SELECT id, 'd' FROM range(18, 20)")
-    wanted = rows(rig.sql("SELECT * FROM {db}.s"))
-    assert run_stream(rig, tmp_path) == wanted
+    expected = rows(rig.sql("SELECT * FROM {db}.s"))
+    assert run_stream(rig, tmp_path) == expected
     rig.sql("DELETE FROM {db}.s WHERE id = 19")
     with pytest.raises(PySparkException, match="a stream has only appended rows"):
         run_stream(rig, tmp_path)
     rig.sql("INSERT INTO {db}.s VALUES (20, 'e')")
-    assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == wanted  # This repeats the failed batch.
-    assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == sorted([*wanted, repr((20, "e"))])
+    assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == expected  # This repeats the failed batch.
+    assert run_stream(rig, tmp_path, **{"skip-changes": "true"}) == sorted([*expected, repr((20, "e"))])
 
 
 # Bitmaps, and the choice of a reader
@@ -407,15 +411,15 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypa
         client.put_index("db.big", "by_k", kind="bitmap", columns=["k"])
         build(client, "db.big", "by_k", InProcessWorkers())
     where = "k = 77"
-    wanted = rows(rig.sql(f"SELECT * FROM {{db}}.big WHERE {where}"))
+    expected = rows(rig.sql(f"SELECT * FROM {{db}}.big WHERE {where}"))
     few = read(rig.spark, "reads.db.big", where)
-    assert rows(few) == wanted
-    assert wanted
+    assert rows(few) == expected
+    assert expected
     assert "seamark" in plan_of(few)
     named = ["v", "id"]
-    some = read(rig.spark, "reads.db.big", where, columns=named)
-    assert "seamark" in plan_of(some)
-    assert rows(some) == rows(rig.sql(f"SELECT v, id FROM {{db}}.big WHERE {where}"))
+    partial_answer = read(rig.spark, "reads.db.big", where, columns=named)
+    assert "seamark" in plan_of(partial_answer)
+    assert rows(partial_answer) == rows(rig.sql(f"SELECT v, id FROM {{db}}.big WHERE {where}"))
     whole = read(rig.spark, "reads.db.big", "k > 77", columns=named)
     assert rows(whole) == rows(rig.sql("SELECT v, id FROM {db}.big WHERE k > 77"))
     for other in (None, "k > 77", "id = 5", "upper(v) = 'A'"):
@@ -423,12 +427,12 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypa
         assert "seamark" not in plan_of(frame)
         assert frame.count() == rig.sql(f"SELECT * FROM {{db}}.big WHERE {other or 'true'}").count()
     first = rig.snapshots("big")[0]
-    assert rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == wanted
+    assert rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == expected
     # Both readers support a time, and names in another case.
     made = rig.sql(f"SELECT unix_millis(committed_at) FROM {{db}}.big.snapshots WHERE snapshot_id = {first}").first()[0]
     count = rig.sql("SELECT * FROM {db}.big").count()
     rig.sql("INSERT INTO {db}.big VALUES (40001, 77, 'later')")
-    assert rows(read(rig.spark, "reads.db.big", where, at=At(as_of_ms=made))) == wanted
+    assert rows(read(rig.spark, "reads.db.big", where, at=At(as_of_ms=made))) == expected
     assert read(rig.spark, "reads.db.big", at=At(as_of_ms=made)).count() == count
     with pytest.raises(BadRequest, match="no snapshot at or before"):
         read(rig.spark, "reads.db.big", at=At(as_of_ms=1))

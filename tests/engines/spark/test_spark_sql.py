@@ -39,10 +39,10 @@ from tests.services.spark import new_catalog
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     with Seamark(tmp_path_factory.mktemp("sql")) as server:
-        made = Rig(spark, server, new_catalog(spark, server.base_url))
-        made.run("CREATE NAMESPACE {db}")
-        fill(made)
-        yield made
+        new_rig = Rig(spark, server, new_catalog(spark, server.base_url))
+        new_rig.run("CREATE NAMESPACE {db}")
+        fill(new_rig)
+        yield new_rig
 
 
 def test_filter_leaves_files_out(rig: Rig) -> None:
@@ -76,13 +76,13 @@ def test_query_reads_the_snapshots_that_were_planned(rig: Rig) -> None:
     rig.run("CREATE TABLE {db}.dims (k bigint, color string) USING iceberg")
     rig.run("INSERT INTO {db}.dims SELECT /*+ COALESCE(1) */ id, IF(id = 2, 'red', 'blue') FROM range(6)")
     star = "SELECT f.id, f.dim FROM {db}.facts f JOIN {db}.dims d ON f.dim = d.k WHERE d.color = 'red'"
-    wanted, done = rig.run(star), rig.rewrite(star)
+    expected, done = rig.run(star), rig.rewrite(star)
     assert done.statement is not None
     assert (done.files, done.considered_files) == (2, 7)
     rig.run("UPDATE {db}.dims SET color = IF(k = 4, 'red', 'blue')")
     rig.run("INSERT INTO {db}.facts VALUES (77, 2)")
-    assert rig.run(done.statement) == wanted
-    assert rig.run_with_plans(star) == rig.run(star) != wanted
+    assert rig.run(done.statement) == expected
+    assert rig.run_with_plans(star) == rig.run(star) != expected
 
 
 def test_each_reference_to_a_table_has_its_own_plan(rig: Rig) -> None:
@@ -143,8 +143,8 @@ def test_parameters_are_used_for_planning(rig: Rig) -> None:
 
 def test_time_travel_reads_the_plan_of_that_snapshot(rig: Rig) -> None:
     snapshots = f"SELECT snapshot_id, committed_at FROM {rig.db}.sales.snapshots ORDER BY committed_at"
-    found = rig.spark.sql(snapshots).collect()
-    old = found[0][0]
+    actual_rows = rig.spark.sql(snapshots).collect()
+    old = actual_rows[0][0]
     for text in (
         f"SELECT count(*), max(id) FROM {{db}}.sales VERSION AS OF {old} WHERE id > 45",
         f"SELECT b.id FROM {{db}}.sales FOR SYSTEM_VERSION AS OF '{old}' a JOIN {{db}}.sales b ON a.id = b.id "
@@ -153,7 +153,7 @@ def test_time_travel_reads_the_plan_of_that_snapshot(rig: Rig) -> None:
     ):
         done = rig.same(text)
         assert "db.sales=1/3" in done.summary
-    then = f"TIMESTAMP AS OF '{found[0][1]}'"
+    then = f"TIMESTAMP AS OF '{actual_rows[0][1]}'"
     for text in (
         f"SELECT count(*) FROM {{db}}.sales {then} WHERE id = 4",
         f"WITH s AS (FROM {{db}}.sales {then}) SELECT id, note FROM s WHERE id IN (8, 44)",
@@ -218,12 +218,12 @@ def test_query_of_a_writing_statement_reads_fewer_files(rig: Rig) -> None:
     assert rig.run_with_plans(insert) == []
     assert rig.run("SELECT * FROM {db}.chosen") == ["(131, 'red')", "(44, 'red')"]
     star = "SELECT s.id, i.color FROM {db}.sales s JOIN {db}.items i ON s.item = i.i_id WHERE i.color = 'red'"
-    made = f"CREATE TABLE {{db}}.made USING iceberg AS {star}"
-    assert "joins=db.sales.item:" in rig.rewrite(made).summary
-    rig.run_with_plans(made)
+    statement = f"CREATE TABLE {{db}}.made USING iceberg AS {star}"
+    assert "joins=db.sales.item:" in rig.rewrite(statement).summary
+    rig.run_with_plans(statement)
     assert rig.run("SELECT * FROM {db}.made") == rig.run(star)
     with pytest.raises(AnalysisException, match="TABLE_OR_VIEW_ALREADY_EXISTS"):
-        rig.run_with_plans(made)
+        rig.run_with_plans(statement)
     merge = (
         "MERGE INTO {db}.chosen t USING (SELECT id, upper(note) AS note FROM {db}.sales WHERE id BETWEEN 43 AND 45) s "
         "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
@@ -231,8 +231,8 @@ def test_query_of_a_writing_statement_reads_fewer_files(rig: Rig) -> None:
     done = rig.rewrite(merge)
     assert done.files < done.considered_files / 2
     rig.run_with_plans(merge)
-    found = rig.run("SELECT * FROM {db}.chosen")
-    assert found == sorted(
+    actual = rig.run("SELECT * FROM {db}.chosen")
+    assert actual == sorted(
         ["(131, 'red')", *rig.run("SELECT id, upper(note) FROM {db}.sales WHERE id BETWEEN 43 AND 45")]
     )
     own = "INSERT INTO {db}.chosen SELECT id + 1000, note FROM {db}.chosen WHERE id = 44"
@@ -360,10 +360,10 @@ def test_query_reads_a_table_that_is_altered_during_planning_correctly(
         rig.run(f"INSERT INTO {{db}}.swapped VALUES ({low}, {3 - low})")
     ask = PlanRequests.plans
 
-    async def late(*given: Any) -> Any:
+    async def late(*arguments: Any) -> Any:
         for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
             rig.run(f"ALTER TABLE {{db}}.swapped RENAME COLUMN {old} TO {new}")
-        return await ask(*given)
+        return await ask(*arguments)
 
     text = "SELECT a, b FROM {db}.swapped WHERE a = 0"
     assert rig.run_with_plans(text) == ["(0, 3)"]
@@ -521,11 +521,11 @@ def test_handwritten_statements_return_sparks_own_rows(rig: Rig) -> None:
             table = catalog.create_table(f"db.{name}", schema=schema)
             for part in hand_made.files_of(name):
                 table.append(part)
-    found = rig.spark.sql(f"SELECT snapshot_id FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
+    actual_rows = rig.spark.sql(f"SELECT snapshot_id FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
     of_trino = (transpile(one, read="trino", write="spark")[0] for one in hand_made.STATEMENTS)
     done: Counter[str] = Counter()
     for text in (*hand_made.OF_SPARK, *(re.sub(r"`?\bdb\b`?\.", "{db}.", one) for one in of_trino)):
-        text = text.replace("{db}", rig.db).replace("{old}", str(found[2][0]))
+        text = text.replace("{db}", rig.db).replace("{old}", str(actual_rows[2][0]))
         try:
             theirs = rig.spark.sql(text)
         except PySparkException:  # Some statements of Trino are invalid in Spark.
@@ -561,14 +561,14 @@ def test_random_queries_return_sparks_own_rows_from_fewer_files(
 def past_of(rig: Rig) -> list[str]:
     """Return clauses that name the facts at earlier times: snapshots, a time, a tag."""
     columns = "snapshot_id, unix_millis(committed_at)"
-    found = rig.spark.sql(f"SELECT {columns} FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
-    numbers = [row[0] for row in found]
+    actual_rows = rig.spark.sql(f"SELECT {columns} FROM {rig.db}.sales.snapshots ORDER BY committed_at").collect()
+    numbers = [row[0] for row in actual_rows]
     rig.run(f"ALTER TABLE {{db}}.sales CREATE TAG IF NOT EXISTS earlier AS OF VERSION {numbers[3]}")
-    past = [f" VERSION AS OF {one}" for one in numbers[1:4]]
+    past = [f" VERSION AS OF {number}" for number in numbers[1:4]]
     past += [f" FOR SYSTEM_VERSION AS OF '{numbers[-1]}'", f".snapshot_id_{numbers[2]}"]
     rig.run(f"ALTER TABLE {{db}}.sales CREATE BRANCH IF NOT EXISTS held AS OF VERSION {numbers[2]}")
     past += [".branch_held", " FOR VERSION AS OF 'held'", ".tag_earlier", " VERSION AS OF 'earlier'"]
-    return [*past, f" TIMESTAMP AS OF timestamp_millis({found[3][1]})"]
+    return [*past, f" TIMESTAMP AS OF timestamp_millis({actual_rows[3][1]})"]
 
 
 def random_queries(rig: Rig, seed: int, count: int) -> None:
@@ -577,13 +577,12 @@ def random_queries(rig: Rig, seed: int, count: int) -> None:
     for number in range(count):
         text = queries.query()
         try:
-            wanted = rows(rig.spark.sql(text))
+            expected = rows(rig.spark.sql(text))
         except PySparkException as error:
             pytest.fail(f"seed {seed}, query {number} is not valid: {text}: {error}")
         except Py4JJavaError as error:
-            # This is a fault of Spark's optimizer, and occurs for the original query: some conditions on booleans fail
-            # an
-            # assertion.
+            # This is a fault of Spark's optimizer, and occurs for the original query: some conditions on booleans
+            # fail an assertion.
             if "V2ExpressionBuilder" not in str(error):
                 raise
             done["failed in Spark"] += 1
@@ -591,7 +590,7 @@ def random_queries(rig: Rig, seed: int, count: int) -> None:
         reported = rig.rewrite(text)
         note = f"seed {seed}, query {number}, {reported.summary}: {text}"
         if reported.statement is not None:
-            assert rows(rig.spark.sql(reported.statement)) == wanted, note
+            assert rows(rig.spark.sql(reported.statement)) == expected, note
         done["rewritten" if reported.statement is not None else reported.summary] += 1
         done["fewer"] += reported.files < reported.considered_files
         done["joined"] += "joins=" in reported.summary

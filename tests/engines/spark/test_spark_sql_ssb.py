@@ -50,9 +50,9 @@ def ssb(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_each_ssb_query_has_sparks_answer_from_fewer_files(ssb: SparkSession, name: str) -> None:
-    wanted = ssb.sql(QUERIES[name]).collect()
-    assert sql(ssb, QUERIES[name]).collect() == wanted
+    expected = ssb.sql(QUERIES[name]).collect()
+    assert sql(ssb, QUERIES[name]).collect() == expected
     done = rewrite_query(ssb, QUERIES[name])
-    found = re.search(rf"\bssb\.lineorder=(\d+)/{FILES}\b", done.summary)
-    assert (int(found[1]) if found else FILES) <= LEFT_MAX.get(name, FILES), done.summary
-    assert (found is not None) == (name in LEFT_MAX), done.summary
+    match = re.search(rf"\bssb\.lineorder=(\d+)/{FILES}\b", done.summary)
+    assert (int(match[1]) if match else FILES) <= LEFT_MAX.get(name, FILES), done.summary
+    assert (match is not None) == (name in LEFT_MAX), done.summary

@@ -65,27 +65,26 @@ class Rig(SparkTables):
     def create(self, table: str, layout: str, version: int, mode: str) -> None:
         spec, properties = LAYOUTS[layout]
         modes = [f"'write.{kind}.mode'='{mode}'" for kind in ("merge", "update", "delete")]
-        given = ", ".join([f"'format-version'='{version}'", *modes, *properties])
-        self.sql(f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {spec} TBLPROPERTIES ({given})")
+        text = ", ".join([f"'format-version'='{version}'", *modes, *properties])
+        self.sql(f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg {spec} TBLPROPERTIES ({text})")
         for start in (0, 20):
             self.sql(f"INSERT INTO {{db}}.{table} {ROWS.format(start=start, end=start + 20)}")
 
     def held(self, table: str, version: int) -> Counter[str]:
         lineage = ", _row_id, _last_updated_sequence_number" if version == 3 else ""
-        found = self.sql(f"SELECT *{lineage} FROM {{db}}.{table}")
+        result = self.sql(f"SELECT *{lineage} FROM {{db}}.{table}")
         if version < 3:
-            return Counter(map(repr, found))
-        # An inserted row may have any new id. For all other rows, the test compares the id, and whether this statement
-        # changed
-        # the row.
-        newest = max((row[-1] for row in found), default=0)
-        return Counter(repr((*row[:-2], row[-2] if row[-2] < 40 else "new", row[-1] == newest)) for row in found)
+            return Counter(map(repr, result))
+        # An inserted row may have any new id. For all other rows, the test compares the id, and whether this
+        # statement changed the row.
+        newest = max((row[-1] for row in result), default=0)
+        return Counter(repr((*row[:-2], row[-2] if row[-2] < 40 else "new", row[-1] == newest)) for row in result)
 
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.served(spark, tmp_path_factory.mktemp("statements")) as made:
-        yield made
+    with Rig.served(spark, tmp_path_factory.mktemp("statements")) as new_rig:
+        yield new_rig
 
 
 class Statements:
@@ -102,14 +101,14 @@ class Statements:
         on = " AND ".join(
             [self._equality(), *rng.choices(("t.n < s.n + 5", "t.ok", "s.k <> 3"), k=rng.choice((0, 0, 1)))]
         )
-        given = [f"WHEN MATCHED{self._and()} THEN {self._change()}" for _ in range(rng.choice((0, 1, 1, 1, 2)))]
-        if len(given) == 2 and " AND " not in given[0]:
-            given[0] = given[0].replace("MATCHED", "MATCHED AND t.k > 2", 1)
-        if not given or rng.random() < 0.6:
-            given.append(f"WHEN NOT MATCHED{rng.choice(('', ' AND s.n % 3 = 0'))} THEN {self._insert()}")
+        texts = [f"WHEN MATCHED{self._and()} THEN {self._change()}" for _ in range(rng.choice((0, 1, 1, 1, 2)))]
+        if len(texts) == 2 and " AND " not in texts[0]:
+            texts[0] = texts[0].replace("MATCHED", "MATCHED AND t.k > 2", 1)
+        if not texts or rng.random() < 0.6:
+            texts.append(f"WHEN NOT MATCHED{rng.choice(('', ' AND s.n % 3 = 0'))} THEN {self._insert()}")
         if rng.random() < 0.1:
-            given.append("WHEN NOT MATCHED BY SOURCE AND t.n > 35 THEN DELETE")
-        return f"MERGE INTO {{t}} t USING ({self._source()}) s ON {on} {' '.join(given)}"
+            texts.append("WHEN NOT MATCHED BY SOURCE AND t.n > 35 THEN DELETE")
+        return f"MERGE INTO {{t}} t USING ({self._source()}) s ON {on} {' '.join(texts)}"
 
     def update(self) -> str:
         sets = ", ".join(self._rng.sample(self._assignments("t"), self._rng.choice((1, 1, 2))))
@@ -255,8 +254,8 @@ def counting_keys(counts: Counter[str]) -> Iterator[None]:
     """Count the statements of each kind that run without a condition or join in Spark."""
     real = _LocatedStatement._change_all
 
-    def count_by_key(statement: _LocatedStatement, *given: Any) -> ChangedRows | None:
-        changes = real(statement, *given)
+    def count_by_key(statement: _LocatedStatement, *arguments: Any) -> ChangedRows | None:
+        changes = real(statement, *arguments)
         counts[f"{statement._statement.kind} by key"] += changes is not None
         return changes
 
@@ -361,11 +360,11 @@ def test_statement_starts_again_after_a_conflict(rig: Rig, monkeypatch: pytest.M
     text = f"UPDATE {rig.db}.raced SET k = k + 1 WHERE id IN (3, 4)"
     real, calls = write_changes, list[Any]()
 
-    def overtaken(*given: Any) -> Any:
-        calls.append(given)
+    def overtaken(*arguments: Any) -> Any:
+        calls.append(arguments)
         if len(calls) == 1:
             rig.spark.sql(text)
-        return real(*given)
+        return real(*arguments)
 
     monkeypatch.setattr("seamark.connector.spark.statements.execution.write_changes", overtaken)
     report = execute(rig.spark, text).report
@@ -411,9 +410,8 @@ def test_statement_on_an_unknown_catalog_gets_a_hint(rig: Rig) -> None:
 
 
 def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> None:
-    """The test's session is the `local[2]` session of `seamark sql`. Iceberg's statements change a second table
-    in the same
-    way.
+    """The test's session is the `local[2]` session of `seamark sql`. Iceberg's statements change a second
+    table in the same way.
     """
     for whose in (OURS, THEIRS):
         rig.sql(f"CREATE TABLE {{db}}.{whose}_cli (id bigint, name string, price decimal(9,2)) USING iceberg")
@@ -428,10 +426,10 @@ def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> 
         "DELETE FROM {t} WHERE id = 5 OR price < 1",
     ]
     catalog = rig.db.partition(".")[0]
-    given = ["sql", "--url", rig.client.url, "--spark", "local[2]", "--spark-catalog", catalog, "--engine", "spark"]
+    command = ["sql", "--url", rig.client.url, "--spark", "local[2]", "--spark-catalog", catalog, "--engine", "spark"]
     for statement in statements:
         done = CliRunner().invoke(
-            cli, [*given, statement.format(t=f"db.{OURS}_cli", changes="sea.db.changes")], catch_exceptions=False
+            cli, [*command, statement.format(t=f"db.{OURS}_cli", changes="sea.db.changes")], catch_exceptions=False
         )
         assert done.exit_code == 0, (statement, done.output)
         rig.spark.sql(statement.format(t=f"{rig.db}.{THEIRS}_cli", changes=f"{rig.db}.changes"))
@@ -439,9 +437,9 @@ def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> 
         assert rig.held(f"{OURS}_cli", 2) == rig.held(f"{THEIRS}_cli", 2), statement
     assert len(rig.held(f"{OURS}_cli", 2)) == 8
     explained = CliRunner().invoke(
-        cli, [*given[:-2], "--explain", statements[0].format(t="db.ours_cli", changes="db.changes")]
+        cli, [*command[:-2], "--explain", statements[0].format(t="db.ours_cli", changes="db.changes")]
     )
     assert "Engine: spark" in explained.output
-    refused = CliRunner().invoke(cli, [*given, f"UPDATE db.{OURS}_cli SET price = price / 3 WHERE id = 1"])
+    refused = CliRunner().invoke(cli, [*command, f"UPDATE db.{OURS}_cli SET price = price / 3 WHERE id = 1"])
     assert refused.exit_code == 2
     assert "may mean something else" in refused.output

@@ -26,8 +26,8 @@ from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig, Row
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.served(spark, tmp_path_factory.mktemp("upserts")) as made:
-        yield made
+    with Rig.served(spark, tmp_path_factory.mktemp("upserts")) as new_rig:
+        yield new_rig
 
 
 # Random histories
@@ -37,9 +37,9 @@ def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) ->
     """Change the table at random, and return a description and the new model."""
     kind = rng.choice(("insert", "upsert", "upsert", "latest", "partial", "delete"))
     how = {"row_mode": rng.choice(MODES), "driver_rows": rng.choice((0, 0, 1000))}
-    some = rng.sample(range(60), 20)
+    some_numbers = rng.sample(range(60), 20)
     row: Row = (None, None, None)
-    given = {one: (rng.choice(("de", "fr", None)), number, rng.randrange(40)) for one in some}
+    given = {one: (rng.choice(("de", "fr", None)), number, rng.randrange(40)) for one in some_numbers}
     if kind == "insert":
         fresh = {100 * number + one: row for one, row in given.items()}
         write(rig.frame(fresh), f"db.{table}", client=rig.client)
@@ -56,14 +56,14 @@ def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) ->
         merged = {one: ((old := model.get(one, row))[0], given[one][1], old[2]) for one in given}
         return f"{kind} {how}", model | merged
     # Each key has several rows. The row with the latest ts replaces the stored row if it is not older.
-    frame, made = rig.frame(given), dict(model)
+    frame, new_model = rig.frame(given), dict(model)
     late = {one: ("late", number, ts + 1) for one, (_, _, ts) in given.items() if ts is not None and one % 3 == 0}
     rig.upsert(frame.union(rig.frame(late)).union(frame), table, precombine="ts", **how)
     for one, new in (given | late).items():
         stored = model.get(one)
         if stored is None or stored[2] is None or (new[2] is not None and new[2] >= stored[2]):
-            made[one] = new
-    return f"{kind} {how}", made
+            new_model[one] = new
+    return f"{kind} {how}", new_model
 
 
 def play(rig: Rig, table: str, seed: int, steps: int, note: str) -> None:
@@ -122,15 +122,15 @@ def test_every_snapshot_has_the_rows_of_its_long_history(
 @pytest.fixture
 def record_results(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
     """Return a list that records the result frames of the tasks."""
-    found: list[DataFrame] = []
+    frames: list[DataFrame] = []
     real = upserting.run_tasks
 
     def spread(df: DataFrame, work: Any) -> DataFrame:
-        found.append(real(df, work))
-        return found[-1]
+        frames.append(real(df, work))
+        return frames[-1]
 
     monkeypatch.setattr(upserting, "run_tasks", spread)
-    return found
+    return frames
 
 
 def executed_plan(frame: DataFrame) -> str:
@@ -147,8 +147,8 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
     rig.create(table, "PARTITIONED BY (bucket(16, id))")
     write(rig.frame(dict.fromkeys(range(400), ("de", 0, 0))), f"db.{table}", client=rig.client)
     assert rig.live(table) == 16
-    wanted = dict.fromkeys((3, 5, 7, 399), ("fr", 1, 1))
-    report = rig.upsert(rig.frame(wanted), table, row_mode=row_mode, **TASKS)
+    expected = dict.fromkeys((3, 5, 7, 399), ("fr", 1, 1))
+    report = rig.upsert(rig.frame(expected), table, row_mode=row_mode, **TASKS)
     (plan,) = [executed_plan(one) for one in record_results]
     assert "MapInArrow" in plan
     assert plan.count("Exchange ") == 1, plan
@@ -158,7 +158,7 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
     assert report.files_read <= 4
     if row_mode == COPY_ON_WRITE:
         assert (report.files_removed, rig.live(table)) == (report.files_written, 16)  # The new rows go into the copies.
-    assert rig.held(table) == dict.fromkeys(range(400), ("de", 0, 0)) | wanted
+    assert rig.held(table) == dict.fromkeys(range(400), ("de", 0, 0)) | expected
 
 
 @pytest.mark.parametrize(
@@ -173,10 +173,10 @@ def test_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
     rig.create(table, "", RECORD, version=version)
     write(rig.frame(dict.fromkeys(range(50), ("de", 0, 0))).coalesce(1), f"db.{table}", client=rig.client)
     for turn in (1, 2):
-        wanted = dict.fromkeys(range(0, 60, 3), ("fr", turn, turn))
-        report = rig.upsert(rig.frame(wanted).repartition(3), table, row_mode=row_mode, **TASKS)
+        expected = dict.fromkeys(range(0, 60, 3), ("fr", turn, turn))
+        report = rig.upsert(rig.frame(expected).repartition(3), table, row_mode=row_mode, **TASKS)
         assert report.updated + report.inserted == 20
-        assert rig.held(table) == dict.fromkeys(range(50), ("de", 0, 0)) | wanted
+        assert rig.held(table) == dict.fromkeys(range(50), ("de", 0, 0)) | expected
     assert rig.delete(rig.spark.range(1000), table, keys=["id"], row_mode=row_mode, **TASKS).deleted == 53
     assert rig.held(table) == {}
 
@@ -191,15 +191,15 @@ def test_tasks_write_deletes_of_many_files_and_each_file_has_one(
     write(rig.frame(model), f"db.many_{version}", client=rig.client)
     upsert(rig.client, f"db.many_{version}", pa.table({"id": [100], "land": ["x"]}), keys=["id"])
     model[100] = ("x", None, None)
-    for gone in (range(0, 80, 2), range(1, 80, 5)):
+    for removed_ids in (range(0, 80, 2), range(1, 80, 5)):
         report = rig.delete(
-            rig.frame(dict.fromkeys(gone, (None, 0, 0))).select("id"),
+            rig.frame(dict.fromkeys(removed_ids, (None, 0, 0))).select("id"),
             f"many_{version}",
             row_mode=MERGE_ON_READ,
             **TASKS,
         )
-        assert report.deleted == len([one for one in gone if one in model])
-        model = {one: row for one, row in model.items() if one not in gone}
+        assert report.deleted == len([one for one in removed_ids if one in model])
+        model = {one: row for one, row in model.items() if one not in removed_ids}
         assert rig.held(f"many_{version}") == model
     if version == 3:
         vectors = rig.sql("SELECT referenced_data_file FROM {db}.many_3.delete_files")
@@ -221,26 +221,26 @@ def test_tasks_upsert_frames_with_every_type(rig: Rig, spec: str) -> None:
     frame = rig.spark.range(120).selectExpr(*EVERYTHING)
     rig.upsert(frame.where("id < 80"), table, **TASKS)
     rig.upsert(frame.where("id > 40"), table, row_mode=MERGE_ON_READ, **TASKS)
-    found = rig.spark.table(f"{rig.db}.{table}")
-    wanted = frame.withColumn("p", frame.p.cast("decimal(18,4)"))
-    assert sorted(map(repr, rows(found))) == sorted(map(repr, rows(wanted)))
+    actual_table = rig.spark.table(f"{rig.db}.{table}")
+    expected = frame.withColumn("p", frame.p.cast("decimal(18,4)"))
+    assert sorted(map(repr, rows(actual_table))) == sorted(map(repr, rows(expected)))
 
 
 def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upserting, "TASK_ROWS", 2)
     rig.create("floats", columns="k double, w string, v int")
     values = "('nan', 'a'), ('0.0', 'a'), ('-0.0', 'a'), ('1.5', 'a'), ('1.5', 'b')"
-    given = rig.spark.sql(
+    frame = rig.spark.sql(
         f"SELECT CAST(x AS {{kind}}) AS k, w, 0 AS v FROM VALUES {values} AS g(x, w)".replace("{kind}", "double")
     )
-    rig.upsert(given, "floats", keys=["k", "w"], **TASKS)
+    rig.upsert(frame, "floats", keys=["k", "w"], **TASKS)
     narrow = rig.spark.sql(
         f"SELECT w, CAST(x AS float) AS k, 1 AS v FROM VALUES {values}, ('nan', 'a'), ('1.5', 'c') AS g(x, w)"
     )
     report = rig.upsert(narrow, "floats", keys=["k", "w"], row_mode=MERGE_ON_READ, **TASKS)
     assert (report.updated, report.inserted) == (4, 1)
-    found = sorted((repr(abs(k)), w, v) for k, w, v in rig.sql("SELECT k, w, v FROM {db}.floats"))
-    assert found == [
+    actual = sorted((repr(abs(k)), w, v) for k, w, v in rig.sql("SELECT k, w, v FROM {db}.floats"))
+    assert actual == [
         ("0.0", "a", 1),
         ("1.5", "a", 1),
         ("1.5", "b", 1),
@@ -271,8 +271,8 @@ def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
     spread = upserting.run_tasks
     monkeypatch.setattr(upserting, "run_tasks", lambda *given: jobs.append("tasks") or spread(*given))
     monkeypatch.setattr(upserting, "DRIVER_COPY_BYTES_MAX", most)
-    given = rig.spark.range(0, 42, 3).selectExpr("int(id) id", "'x' land", "1 v", "int(null) ts")
-    report = rig.upsert(given, table, **how)
+    frame = rig.spark.range(0, 42, 3).selectExpr("int(id) id", "'x' land", "1 v", "int(null) ts")
+    report = rig.upsert(frame, table, **how)
     assert jobs == ["tasks"] * by_tasks
     assert (report.updated, report.inserted, report.attempts) == (10, 4, 1)
     assert rig.held(table) == model | dict.fromkeys(range(0, 42, 3), ("x", 1, None))
@@ -289,19 +289,19 @@ def test_driver_accepts_the_configured_number_of_rows(rig: Rig, most: int) -> No
 @pytest.mark.slow
 def test_rows_larger_than_sparks_estimate_are_left_to_tasks(rig: Rig) -> None:
     rig.create("large")
-    given = rig.spark.range(20_001).selectExpr("int(id) id", "repeat(string(id), 400) land")
+    frame = rig.spark.range(20_001).selectExpr("int(id) id", "repeat(string(id), 400) land")
     conf, limit = rig.spark.sparkContext._jsc.sc().conf(), "spark.driver.maxResultSize"
     before = conf.get(limit, "1g")
     conf.set(limit, "4m")
     try:
-        report = rig.upsert(given, "large", driver_rows=20_000)
+        report = rig.upsert(frame, "large", driver_rows=20_000)
     finally:
         conf.set(limit, before)
     assert report.inserted == 20_001
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("given", "message"),
     [
         ({"mode": "upsert"}, "set the key columns"),
         ({"mode": "upsert", "keys": "id"}, "lists of names"),
@@ -315,21 +315,21 @@ def test_rows_larger_than_sparks_estimate_are_left_to_tasks(rig: Rig) -> None:
         ({"mode": "upsert", "keys": ["id"], "producer": ("job", "1")}, "it must be a name and a whole number"),
     ],
 )
-def test_invalid_write_options_are_refused(rig: Rig, given: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_invalid_write_options_are_refused(rig: Rig, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         write(rig.spark.range(3), "db.none", client=rig.client, **given)
 
 
 def test_missing_columns_are_reported_before_any_row_is_evaluated(rig: Rig) -> None:
     rig.create("told")
     frame = rig.spark.range(3).selectExpr("id", "raise_error('evaluated') AS land")
-    for given, said in (
+    for value, said in (
         ({"keys": ["key"]}, "the rows have no column key"),
         ({"keys": ["id"], "columns": ["v"]}, "the rows have no column v"),
         ({"keys": ["id"], "precombine": "ts"}, "the rows have no column ts"),
     ):
         with pytest.raises(Unwritable, match=said):
-            rig.upsert(frame, "told", **given)
+            rig.upsert(frame, "told", **value)
     with pytest.raises(Unwritable, match="the rows have 2 columns id"):
         rig.upsert(frame.select("id", "id"), "told")
     with pytest.raises(Unwritable, match="the table has no column colour"):
@@ -370,7 +370,7 @@ def test_rows_that_changed_since_they_were_read_are_not_changed(rig: Rig, row_mo
 
 def test_delete_uses_the_named_keys_or_the_tables_identifier_fields(rig: Rig) -> None:
     rig.create("named")
-    model: Model = {one: ("a", one, one) for one in range(5)}
+    model: Model = {number: ("a", number, number) for number in range(5)}
     write(rig.frame(model), "db.named", client=rig.client)
     other = rig.frame({1: ("other", 7, 7), 9: ("a", 9, 9)})
     with pytest.raises(Unwritable, match="no identifier fields; name the key columns"):
@@ -386,11 +386,11 @@ def test_delete_uses_the_named_keys_or_the_tables_identifier_fields(rig: Rig) ->
 def test_driver_refuses_columns_that_do_not_fit_before_a_task_starts(rig: Rig, mode: str) -> None:
     table = f"fits_{mode}"
     rig.create(table)
-    begun = rig.spark.sparkContext.accumulator(0)
+    accumulator = rig.spark.sparkContext.accumulator(0)
 
     def count(batches: Any) -> Any:
         for batch in batches:
-            begun.add(1)
+            accumulator.add(1)
             yield batch
 
     frame = rig.frame({1: ("a", 1, 1)})
@@ -401,7 +401,7 @@ def test_driver_refuses_columns_that_do_not_fit_before_a_task_starts(rig: Rig, m
         counted = wrong.mapInArrow(count, wrong.schema)
         with pytest.raises(Unwritable, match=said):
             write(counted, f"db.{table}", client=rig.client, mode=mode)  # type: ignore[call-overload]
-    assert begun.value == 0
+    assert accumulator.value == 0
     assert rig.held(table) == {}
 
 

@@ -25,8 +25,8 @@ from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.served(spark, tmp_path_factory.mktemp("upserts_again")) as made:
-        yield made
+    with Rig.served(spark, tmp_path_factory.mktemp("upserts_again")) as new_rig:
+        yield new_rig
 
 
 def run_before_commits(monkeypatch: pytest.MonkeyPatch, *works: Any) -> None:
@@ -53,20 +53,20 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     rig.create(table, BUCKETS)
     model: Model = dict.fromkeys(range(20), ("de", 0, 0))
     write(rig.frame(model), f"db.{table}", client=rig.client)
-    seen = rig.spark.sparkContext.accumulator(0)
+    accumulator = rig.spark.sparkContext.accumulator(0)
     fresh: set[str] = set()
 
     def other() -> None:
         before = rig.files(table)
-        named = pa.table(
+        named_table = pa.table(
             {"id": [7], "land": ["plain"], "v": pa.array([9], pa.int32()), "ts": pa.array([9], pa.int32())}
         )
-        upsert(rig.client, f"db.{table}", named, keys=["id"])
+        upsert(rig.client, f"db.{table}", named_table, keys=["id"])
         fresh.update(rig.files(table) - before)
 
     def record_sizes(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            seen.add(batch.num_rows)
+            accumulator.add(batch.num_rows)
             yield batch
 
     before = rig.files(table)
@@ -75,12 +75,12 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     once = chance.mapInArrow(record_sizes, "id bigint, land string, v int, ts int")
     report = rig.upsert(once, table, columns=["land"], row_mode=row_mode, **TASKS)
     assert (report.attempts, report.updated, report.inserted) == (2, 15, 5)
-    assert seen.value == 20
-    held = rig.held(table)
-    assert len({row[0] for one, row in held.items() if one >= 5}) == 20
-    assert held[7][1:] == (9, 9)
-    assert {one: row[1:] for one, row in held.items() if one not in (7, *range(20, 25))} == {
-        one: (0, 0) for one in range(20) if one != 7
+    assert accumulator.value == 20
+    rows_before = rig.held(table)
+    assert len({row[0] for one, row in rows_before.items() if one >= 5}) == 20
+    assert rows_before[7][1:] == (9, 9)
+    assert {one: row[1:] for one, row in rows_before.items() if one not in (7, *range(20, 25))} == {
+        number: (0, 0) for number in range(20) if number != 7
     }
     assert len(rig.files(table) - before - fresh) == report.files_written
 
@@ -111,23 +111,23 @@ def test_only_one_result_of_a_repeated_task_counts(rig: Rig, row_mode: str, monk
     ran: list[int] = []
 
     def tasks(df: DataFrame, work: Any) -> Any:
-        given = df.toArrow()
-        places = work.distribution.assign_tasks([column_of(given, one) for one in work.distribution.fields])
-        given = given.append_column("_seamark_task", pa.array(places))
+        input_table = df.toArrow()
+        places = work.distribution.assign_tasks([column_of(input_table, field) for field in work.distribution.fields])
+        input_table = input_table.append_column("_seamark_task", pa.array(places))
         results = []
         for number in range(work.distribution.tasks):
-            mine = given.filter(pa.array(places == number)).to_batches()
+            mine = input_table.filter(pa.array(places == number)).to_batches()
             list(upserting.change_task(work, mine))
             results += [SparkRow(result=one[0][0].as_py()) for one in upserting.change_task(work, mine)]
             ran.append(number)
         return SimpleNamespace(collect=lambda: results)
 
     monkeypatch.setattr(upserting, "run_tasks", tasks)
-    wanted: Model = dict.fromkeys(range(0, 100, 3), ("x", 1, None))
-    report = rig.upsert(rig.frame(wanted), table, row_mode=row_mode, **TASKS)
+    expected: Model = dict.fromkeys(range(0, 100, 3), ("x", 1, None))
+    report = rig.upsert(rig.frame(expected), table, row_mode=row_mode, **TASKS)
     assert len(ran) > 1
     assert (report.updated, report.inserted, report.attempts) == (20, 14, 1)
-    assert rig.held(table) == model | wanted
+    assert rig.held(table) == model | expected
 
 
 @pytest.mark.slow
@@ -156,7 +156,10 @@ def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: Rig
     arrive(dict.fromkeys(range(5, 15), ("fr", 2, 2)))
     run()
     model = dict.fromkeys(range(5), ("de", 1, 1)) | dict.fromkeys(range(5, 15), ("fr", 2, 2))
-    assert [(one.inserted, one.updated, one.duplicate) for one in reports] == [(10, 0, False), (5, 5, False)]
+    assert [(report.inserted, report.updated, report.duplicate) for report in reports] == [
+        (10, 0, False),
+        (5, 5, False),
+    ]
     files, snapshots = rig.files("stream"), rig.sql("SELECT snapshot_id FROM {db}.stream.snapshots")
     last = max((checkpoint / "commits").glob("[0-9]*"), key=lambda path: int(path.name))
     last.unlink()  # The test deletes Spark's record of the batch, as if Spark had died after Seamark's commit.
@@ -167,6 +170,6 @@ def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: Rig
     assert rig.held("stream") == model
     rig.delete(rig.spark.range(3), "stream", keys=["id"])
     run(tmp_path / "another")
-    reported = [(one.inserted, one.stale, one.duplicate) for one in reports[3:]]
+    reported = [(report.inserted, report.stale, report.duplicate) for report in reports[3:]]
     assert reported == [(3, 5, False), (0, 0, False)]
     assert rig.held("stream") == model

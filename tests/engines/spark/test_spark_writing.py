@@ -57,8 +57,8 @@ class Rig:
     def sql(self, text: str) -> DataFrame:
         return self.spark.sql(text.replace("{db}", "writes.db"))
 
-    def write(self, frame: DataFrame, table: str, **given: Any) -> WriteReport:
-        return write(frame, f"db.{table}", uri=self.server.base_url, **given)
+    def write(self, frame: DataFrame, table: str, **arguments: Any) -> WriteReport:
+        return write(frame, f"db.{table}", uri=self.server.base_url, **arguments)
 
     def files(self, table: str) -> list[str]:
         """Return the data files on storage, whether or not a table names them."""
@@ -71,9 +71,9 @@ class Rig:
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     with Seamark(tmp_path_factory.mktemp("writes")) as server:
         connect(spark, "writes", server.base_url)
-        made = Rig(spark, server)
-        made.sql("CREATE NAMESPACE writes.db")
-        yield made
+        new_rig = Rig(spark, server)
+        new_rig.sql("CREATE NAMESPACE writes.db")
+        yield new_rig
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -108,21 +108,21 @@ def test_small_files_of_tasks_are_merged_before_the_commit(rig: Rig, version: in
         f"CREATE TABLE {{db}}.{table} (id bigint, k bigint) USING iceberg PARTITIONED BY (k) "
         f"TBLPROPERTIES ('format-version'='{version}')"
     )
-    made = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "IF(id < 1000, 3, id % 3) AS k")
-    report = rig.write(made, table, distribution="none", merge_files=True)
+    written_table = rig.spark.range(0, 4000, 1, 4).selectExpr("id", "IF(id < 1000, 3, id % 3) AS k")
+    report = rig.write(written_table, table, distribution="none", merge_files=True)
     assert (report.files, report.merged) == (4, 9)
-    assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(made)
+    assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(written_table)
     assert len(rig.files(table)) == 4
     new = rig.spark.range(5000, 5100, 1, 4).selectExpr("id", "id % 2 AS k")
     report = rig.write(new, table, mode="overwrite_partitions", distribution="none", merge_files=True)
     assert (report.files, report.merged) == (2, 8)
-    assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(made.where("k > 1").union(new))
-    one = rig.spark.range(6000, 6050, 1, 2).selectExpr("id", "2L AS k")
-    report = rig.write(one, table, mode="overwrite", where="k = 2", distribution="none", merge_files=True)
+    assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(written_table.where("k > 1").union(new))
+    frame = rig.spark.range(6000, 6050, 1, 2).selectExpr("id", "2L AS k")
+    report = rig.write(frame, table, mode="overwrite", where="k = 2", distribution="none", merge_files=True)
     assert (report.files, report.merged) == (1, 2)
-    expected = made.where("k = 3").union(new).union(one)
+    expected = written_table.where("k = 3").union(new).union(frame)
     assert rows(rig.sql(f"SELECT * FROM {{db}}.{table}")) == rows(expected)
-    sink(rig, one.selectExpr("id + 100 AS id", "k"), table, "append", distribution="none", merge_files="true")
+    sink(rig, frame.selectExpr("id + 100 AS id", "k"), table, "append", distribution="none", merge_files="true")
     assert rig.sql(f"SELECT * FROM {{db}}.{table}.files WHERE partition.k = 2").count() == 2
     if version == 3:
         assert rig.sql(f"SELECT count(DISTINCT _row_id) = count(*) FROM {{db}}.{table}").collect() == [(True,)]
@@ -138,27 +138,27 @@ def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: Rig) -
         report = rig.write(frame, "ordered")
     finally:
         rig.spark.conf.unset("spark.sql.adaptive.coalescePartitions.enabled")
-    found = rig.sql(
+    actual_rows = rig.sql(
         "SELECT readable_metrics.v.lower_bound, readable_metrics.v.upper_bound, sort_order_id FROM {db}.ordered.files"
     ).collect()
-    bounds = sorted((low, high) for low, high, _ in found if low is not None)
-    assert len(found) == report.files > 1
+    bounds = sorted((low, high) for low, high, _ in actual_rows if low is not None)
+    assert len(actual_rows) == report.files > 1
     assert all(one[1] <= other[0] for one, other in pairwise(bounds)), bounds
-    assert {order for _, _, order in found} == {1}
+    assert {order for _, _, order in actual_rows} == {1}
     for path in rig.files("ordered"):
         values = pq.read_table(path).column("v").to_pylist()
-        there = [one for one in values if one is not None]
+        there = [value for value in values if value is not None]
         assert there == sorted(there, reverse=True)
         assert values[len(there) :] == [None] * (len(values) - len(there))
 
 
 def test_overwrite_replaces_the_rows_of_its_filter(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.days (id bigint, day date) USING iceberg PARTITIONED BY (day)")
-    made = rig.spark.range(30).selectExpr("id", "date_add(DATE'2026-01-01', CAST(id % 3 AS int)) AS day")
-    rig.write(made, "days")
+    table = rig.spark.range(30).selectExpr("id", "date_add(DATE'2026-01-01', CAST(id % 3 AS int)) AS day")
+    rig.write(table, "days")
     new = rig.spark.range(100, 103).selectExpr("id", "DATE'2026-01-02' AS day")
     rig.write(new, "days", mode="overwrite", where="day = '2026-01-02'")
-    expected = rows(made.where("day <> DATE'2026-01-02'").union(new))
+    expected = rows(table.where("day <> DATE'2026-01-02'").union(new))
     assert rows(rig.sql("SELECT * FROM {db}.days")) == expected
     with pytest.raises(Refused, match="may match the filter"):
         rig.write(new, "days", mode="overwrite", where="id < 5")
@@ -169,11 +169,11 @@ def test_overwrite_replaces_the_rows_of_its_filter(rig: Rig) -> None:
 
 def test_overwrite_of_partitions_keeps_the_other_partitions(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.parts (id bigint, k int) USING iceberg PARTITIONED BY (k)")
-    made = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
-    rig.write(made, "parts")
+    table = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
+    rig.write(table, "parts")
     new = rig.spark.range(100, 104).selectExpr("id", "CAST(id % 2 AS int) AS k")
     rig.write(new, "parts", mode="overwrite_partitions")
-    assert rows(rig.sql("SELECT * FROM {db}.parts")) == rows(made.where("k = 2").union(new))
+    assert rows(rig.sql("SELECT * FROM {db}.parts")) == rows(table.where("k = 2").union(new))
 
 
 def test_index_files_are_committed_with_the_rows_and_used_by_the_next_plan(rig: Rig) -> None:
@@ -211,27 +211,27 @@ def test_repeated_write_of_a_producer_is_committed_once_and_leaves_no_file(rig: 
 
 
 def sink(rig: Rig, frame: DataFrame, table: str, mode: str, **options: str) -> None:
-    given = {name.replace("_", "-"): value for name, value in options.items()}
-    named = {"uri": rig.server.base_url, "table": f"db.{table}", **given}
+    write_options = {name.replace("_", "-"): value for name, value in options.items()}
+    named = {"uri": rig.server.base_url, "table": f"db.{table}", **write_options}
     frame.write.format("seamark").options(**named).mode(mode).save()
 
 
 def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
     rig.sql("CREATE TABLE {db}.sunk (id bigint, k int) USING iceberg PARTITIONED BY (k)")
-    made = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
-    sink(rig, made, "sunk", "append")
-    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(made)
+    table = rig.spark.range(30).selectExpr("id", "CAST(id % 3 AS int) AS k")
+    sink(rig, table, "sunk", "append")
+    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(table)
     new = rig.spark.range(100, 104).selectExpr("id", "CAST(id % 2 AS int) AS k")
     sink(rig, new, "sunk", "overwrite", replace_partitions="true")
-    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(made.where("k = 2").union(new))
+    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(table.where("k = 2").union(new))
     sink(rig, new.where("k = 1"), "sunk", "overwrite", replace_where="k = 1 OR k = 2")
     assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(new)
-    sink(rig, made, "sunk", "overwrite")
-    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(made)
+    sink(rig, table, "sunk", "overwrite")
+    assert rows(rig.sql("SELECT * FROM {db}.sunk")) == rows(table)
 
 
 @pytest.mark.parametrize(
-    ("mode", "options", "said"),
+    ("mode", "options", "message"),
     [
         ("append", {"replace_where": "id = 1"}, "require mode"),
         ("overwrite", {"replace_where": "id = 1", "replace_partitions": "true"}, "both set"),
@@ -240,9 +240,9 @@ def test_format_seamark_appends_and_overwrites(rig: Rig) -> None:
         ("overwrite", {"replace-partitions": "1"}, "replace-partitions is '1'; it must be true or false"),
     ],
 )
-def test_contradictory_write_options_are_refused(rig: Rig, mode: str, options: dict[str, str], said: str) -> None:
+def test_contradictory_write_options_are_refused(rig: Rig, mode: str, options: dict[str, str], message: str) -> None:
     rig.sql("CREATE TABLE IF NOT EXISTS {db}.told (id bigint) USING iceberg")
-    with pytest.raises(PySparkException, match=said):
+    with pytest.raises(PySparkException, match=message):
         sink(rig, rig.spark.range(3), "told", mode, **options)
     assert rig.sql("SELECT * FROM {db}.told").count() == 0
 

@@ -25,17 +25,17 @@ class Rig(SparkTables):
         given = [(one, *row) for one, row in model.items()]
         return self.spark.createDataFrame(given, "id int, land string, v int, ts int")
 
-    def upsert(self, frame: DataFrame, table: str, **given: Any) -> Report:
-        return write(frame, f"db.{table}", client=self.client, mode="upsert", **{"keys": ["id"], **given})
+    def upsert(self, frame: DataFrame, table: str, **arguments: Any) -> Report:
+        return write(frame, f"db.{table}", client=self.client, mode="upsert", **{"keys": ["id"], **arguments})
 
-    def delete(self, frame: DataFrame, table: str, **given: Any) -> Report:
-        return write(frame, f"db.{table}", client=self.client, mode="delete", **given)
+    def delete(self, frame: DataFrame, table: str, **arguments: Any) -> Report:
+        return write(frame, f"db.{table}", client=self.client, mode="delete", **arguments)
 
     def held(self, table: str, at: str = "") -> Model:
         """Return the rows by key, and check that each key occurs once."""
-        found = self.sql(f"SELECT id, land, v, ts FROM {{db}}.{table} {at}")
-        made = {one: (land, v, ts) for one, land, v, ts in found}
-        assert len(made) == len(found), sorted(found)
+        actual = self.sql(f"SELECT id, land, v, ts FROM {{db}}.{table} {at}")
+        made = {one: (land, v, ts) for one, land, v, ts in actual}
+        assert len(made) == len(actual), sorted(actual)
         return made
 
     def live(self, table: str) -> int:

@@ -72,7 +72,7 @@ class Client:
         """
         status, body = self.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=all")
         assert status == 200, body
-        snapshots = sorted(body["metadata"].get("snapshots", []), key=lambda found: found["sequence-number"])
+        snapshots = sorted(body["metadata"].get("snapshots", []), key=lambda snapshot: snapshot["sequence-number"])
         parents = [snapshot.get("parent-snapshot-id") for snapshot in snapshots]
         ids = [snapshot["snapshot-id"] for snapshot in snapshots]
         assert parents == [None, *ids][: len(ids)], "the snapshots are not one chain"

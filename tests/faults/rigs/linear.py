@@ -61,15 +61,15 @@ def violations(chain: list[int], events: list[Event], initial: int | None = None
 def _against_real_time(chain: list[int], appends: dict[int | None, Event]) -> list[str]:
     """Return the violations of real time: an append that ended before another began must precede it."""
     results = []
-    latest_began, who = float("-inf"), 0
+    latest_began, principal = float("-inf"), 0
     for value in chain:
         event = appends.get(value)
         if event is None:
             continue
         if event.outcome == "ok" and event.ended < latest_began:
-            results.append(f"{value} ended before {who} began, but stands after it in the chain")
+            results.append(f"{value} ended before {principal} began, but stands after it in the chain")
         if event.began > latest_began:
-            latest_began, who = event.began, value
+            latest_began, principal = event.began, value
     return results
 
 

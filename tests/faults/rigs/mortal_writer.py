@@ -39,25 +39,25 @@ def batch(seed: int, number: int) -> tuple[str, str, list[int]]:
 
 
 def apply(model: Model, seed: int, number: int) -> None:
-    what, _, ids = batch(seed, number)
+    operation, _, ids = batch(seed, number)
     for item in ids:
-        if what == "append":
+        if operation == "append":
             model.setdefault(item, []).append(number)
         else:
             model.pop(item, None)
-        if what == "upsert":
+        if operation == "upsert":
             model[item] = [number]
 
 
 def commit(client: SeamarkClient, table: str, seed: int, number: int) -> None:
-    what, mode, ids = batch(seed, number)
+    operation, mode, ids = batch(seed, number)
     producer = ("job", number)
-    if what == "delete":
+    if operation == "delete":
         delete(client, table, keys=pa.table({"id": ids}), mode=mode, producer=producer)
         return
     rows = pa.table({"id": ids, "batch": [number] * len(ids)}, schema=ARROW)
-    write: Callable[..., Any] = append if what == "append" else upsert
-    write(client, table, rows, producer=producer, **({} if what == "append" else {"keys": ["id"], "mode": mode}))
+    write: Callable[..., Any] = append if operation == "append" else upsert
+    write(client, table, rows, producer=producer, **({} if operation == "append" else {"keys": ["id"], "mode": mode}))
 
 
 def main(url: str, table: str, notes: Path, seed: int, batches: int) -> None:

@@ -68,15 +68,15 @@ def session(scratch: Path) -> SparkSession:
 
 
 def commit(spark: SparkSession, client: SeamarkClient, table: str, seed: int, number: int) -> None:
-    what, mode, ids = batch(seed, number)
+    operation, mode, ids = batch(seed, number)
     rows: DataFrame = spark.createDataFrame([(item, number) for item in ids], "id bigint, batch bigint")
     rows = rows.repartition(ROWS_IN)
     producer = ("job", number)
-    if what == "append":
+    if operation == "append":
         write(rows, table, client=client, producer=producer, distribution="none")
         return
     how = {"strategy": EQUALITY} if len(ids) % 3 == 0 else {"row_mode": mode}
-    if what == "upsert":
+    if operation == "upsert":
         write(rows, table, client=client, mode="upsert", keys=["id"], producer=producer, driver_rows=0, **how)
     else:
         write(rows.select("id"), table, client=client, mode="delete", producer=producer, driver_rows=0, **how)

@@ -60,9 +60,9 @@ def test_long_decimal_matches_the_double_of_each_engine(
 
 
 def test_many_long_decimals_in_a_list_become_one_range() -> None:
-    listed = [f"0.{number}" for number in range(10**16, 10**16 + 1001)]
-    read = parse_sql(f"d IN ({', '.join(listed)}, 7)", DOUBLES)
+    texts = [f"0.{number}" for number in range(10**16, 10**16 + 1001)]
+    read = parse_sql(f"d IN ({', '.join(texts)}, 7)", DOUBLES)
     assert not read.unused
     bound = bind(read.expression, DOUBLES, (), case_sensitive=True)
-    assert all(may_match(bound, {1: float(text)}) for text in (*listed, "7"))
+    assert all(may_match(bound, {1: float(text)}) for text in (*texts, "7"))
     assert not may_match(bound, {1: 0.2})

@@ -61,11 +61,11 @@ def row_of(draw: st.DrawFn, columns: dict[int, str]) -> dict[int, Value | None]:
 @settings(max_examples=examples(EXAMPLES))
 def test_partition_of_a_matching_row_satisfies_the_inclusive_projection(data: st.DataObject) -> None:
     columns = data.draw(st.sampled_from(sorted(COLUMNS)).map(lambda column: {column: COLUMNS[column], 99: "int"}))
-    row, found = data.draw(row_of(columns)), data.draw(specs(columns))
+    row, results = data.draw(row_of(columns)), data.draw(specs(columns))
     expression = data.draw(expressions(columns))
     assume(matches(expression, row, javas_order) or matches(expression, row, pythons_order))
-    partition = partition_of(found, columns, row, old=data.draw(st.booleans()))
-    projected = project_inclusive(expression, found)
+    partition = partition_of(results, columns, row, old=data.draw(st.booleans()))
+    projected = project_inclusive(expression, results)
     assert may_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))), expression_text(projected)
 
 
@@ -73,12 +73,12 @@ def test_partition_of_a_matching_row_satisfies_the_inclusive_projection(data: st
 @settings(max_examples=examples(EXAMPLES))
 def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st.DataObject) -> None:
     columns = data.draw(st.sampled_from(sorted(COLUMNS)).map(lambda column: {column: COLUMNS[column]}))
-    row, found, asked = data.draw(row_of(columns)), data.draw(specs(columns)), data.draw(predicates(columns))
-    partition = partition_of(found, columns, row, old=data.draw(st.booleans()))
-    projected = project_strict(asked, found)
+    row, results, request = data.draw(row_of(columns)), data.draw(specs(columns)), data.draw(predicates(columns))
+    partition = partition_of(results, columns, row, old=data.draw(st.booleans()))
+    projected = project_strict(request, results)
     assume(must_match(projected, dict(zip((1000, 1001, 1002), partition, strict=False))))
-    assert matches(asked, row, javas_order), expression_text(projected)
-    assert matches(asked, row, pythons_order), expression_text(projected)
+    assert matches(request, row, javas_order), expression_text(projected)
+    assert matches(request, row, pythons_order), expression_text(projected)
 
 
 @pytest.mark.parametrize(

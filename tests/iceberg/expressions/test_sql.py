@@ -100,21 +100,21 @@ def value(rng: random.Random, name: str) -> Any:
     return rng.randint(-3, 3)
 
 
-def to_row_value(kind: str, given: Any) -> Any:
+def to_row_value(kind: str, arguments: Any) -> Any:
     """Return the value as the oracle's rows hold it."""
-    if given is None or kind in ("boolean", "string", "binary", "int", "long", "double"):
-        return given
+    if arguments is None or kind in ("boolean", "string", "binary", "int", "long", "double"):
+        return arguments
     if kind == "float":
-        return struct.unpack("<f", struct.pack("<f", given))[0]
+        return struct.unpack("<f", struct.pack("<f", arguments))[0]
     if kind == "date":
-        return (given - EPOCH).days
+        return (arguments - EPOCH).days
     if kind.startswith("timestamp"):
-        return (given - datetime(1970, 1, 1)) // timedelta(microseconds=1)
+        return (arguments - datetime(1970, 1, 1)) // timedelta(microseconds=1)
     if kind == "time":
-        return ((given.hour * 60 + given.minute) * 60 + given.second) * 10**6 + given.microsecond
+        return ((arguments.hour * 60 + arguments.minute) * 60 + arguments.second) * 10**6 + arguments.microsecond
     if kind == "uuid":
-        return given.bytes
-    return int(given.scaleb(int(kind.rstrip(")").split(",")[1])))
+        return arguments.bytes
+    return int(arguments.scaleb(int(kind.rstrip(")").split(",")[1])))
 
 
 @pytest.fixture(scope="module")
@@ -427,7 +427,7 @@ def test_comparison_with_null_is_never_true() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("", "empty"),
         ("id =", "line 1, column 4"),
@@ -442,10 +442,10 @@ def test_comparison_with_null_is_never_true() -> None:
         ("idd = 1", "did you mean id"),
     ],
 )
-def test_text_that_is_not_a_predicate_is_rejected_with_its_place(text: str, told: str) -> None:
+def test_text_that_is_not_a_predicate_is_rejected_with_its_place(text: str, message: str) -> None:
     with pytest.raises(BadRequest) as error:
         parse_sql(text, BOUND_TO)
-    assert told in error.value.message
+    assert message in error.value.message
 
 
 @pytest.mark.parametrize("digits", ["9" * 5_000, "0" * 5_000, "0" * 5_000 + "1"])

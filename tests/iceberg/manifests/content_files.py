@@ -224,10 +224,10 @@ def inherit_values(
             numbers = (0, 0)
         elif entry.status == ADDED:
             numbers = tuple(sequence if number is None else number for number in numbers)  # type: ignore[assignment]
-        known = None if version < 3 or entry.status == ADDED else file.first_row_id
-        if first_row_id is not None and known is None and content == 0:
-            known, first_row_id = first_row_id, first_row_id + file.record_count
-        file = replace_fields(file, first_row_id=known if version > 2 else None)
+        known_first_row_id = None if version < 3 or entry.status == ADDED else file.first_row_id
+        if first_row_id is not None and known_first_row_id is None and content == 0:
+            known_first_row_id, first_row_id = first_row_id, first_row_id + file.record_count
+        file = replace_fields(file, first_row_id=known_first_row_id if version > 2 else None)
         results.append(
             ManifestEntry(entry.status, snapshot if entry.snapshot_id is None else entry.snapshot_id, *numbers, file)
         )

@@ -51,8 +51,8 @@ def test_pyiceberg_reads_our_json(seed: int, version: int, content: int) -> None
             assert (counts and counts.to_dict()) == getattr(file, name)
         for name in STATISTICS[4:]:
             bounds = getattr(theirs, name)
-            held = bounds and {column: bytes.fromhex(str(bound)) for column, bound in bounds.to_dict().items()}
-            assert held == getattr(file, name)
+            held_bounds = bounds and {column: bytes.fromhex(str(bound)) for column, bound in bounds.to_dict().items()}
+            assert held_bounds == getattr(file, name)
     elif isinstance(theirs, RESTEqualityDeleteFile):
         assert tuple(theirs.equality_ids or ()) == file.equality_ids
     else:
@@ -216,12 +216,12 @@ REFUSED: list[tuple[dict[str, Any], int, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("sound", "version", "change", "told"), REFUSED)
+@pytest.mark.parametrize(("sound", "version", "change", "message"), REFUSED)
 def test_invalid_file_is_rejected_by_file_and_field(
-    sound: dict[str, Any], version: int, change: dict[str, Any], told: str
+    sound: dict[str, Any], version: int, change: dict[str, Any], message: str
 ) -> None:
     path = change.get("file-path", sound["file-path"]) or "without a file-path"
-    with pytest.raises(BadRequest, match=told) as error:
+    with pytest.raises(BadRequest, match=message) as error:
         decode_content_file(sound | change, TABLES[version])
     named = path.encode(errors="backslashreplace").decode()
     assert error.value.message.startswith(f"Invalid content file {named}: ")
@@ -278,7 +278,7 @@ def test_contents_are_read_in_javas_spelling(content: str, version: int, kind: i
 
 
 @pytest.mark.parametrize(
-    ("change", "name", "wanted"),
+    ("change", "name", "expected"),
     [
         ({"lower-bounds": bounds(1, "01000000")}, "lower_bounds", {1: b"\x01\x00\x00\x00"}),
         ({"lower-bounds": bounds(2, "62"), "upper-bounds": bounds(2, "62")}, "lower_bounds", {2: b"b"}),
@@ -298,9 +298,9 @@ def test_contents_are_read_in_javas_spelling(content: str, version: int, kind: i
         ({"first-row-id": 7}, "first_row_id", 7),
     ],
 )
-def test_unusual_but_valid_values_are_accepted(change: dict[str, Any], name: str, wanted: object) -> None:
+def test_unusual_but_valid_values_are_accepted(change: dict[str, Any], name: str, expected: object) -> None:
     """Bounds from before a promotion, UUIDs in Java's order, lists, reserved columns and empty values."""
-    assert getattr(decode_content_file(DATA | change, TABLES[2]), name) == wanted
+    assert getattr(decode_content_file(DATA | change, TABLES[2]), name) == expected
 
 
 def test_position_deletes_have_no_sort_order() -> None:

@@ -54,7 +54,7 @@ def test_list_decoded_with_a_base_equals_the_list_decoded_alone(turn: int) -> No
     rng = random.Random(seed)
     styles = [Style.draw(rng) for _ in range(2)]
     made_manifests = [made_manifest(rng) for _ in range(rng.randrange(12))]
-    known: DecodedList | None = None
+    known_decoded_list: DecodedList | None = None
     for number in range(LISTS):
         style = styles[0] if rng.random() < 0.9 else styles[1]
         data = list_bytes(
@@ -63,9 +63,9 @@ def test_list_decoded_with_a_base_equals_the_list_decoded_alone(turn: int) -> No
             style=style,
             header={"number": str(number)},
         )
-        decoded = decode_list(data, "l", known)
+        decoded = decode_list(data, "l", known_decoded_list)
         assert decoded.manifests == decode_manifest_list(data, "l"), f"seed {seed}"
-        known = decoded
+        known_decoded_list = decoded
         for _ in range(rng.randrange(3)):
             made_manifests = change_randomly(made_manifests, rng)
 
@@ -75,9 +75,9 @@ def test_list_with_one_more_manifest_reuses_the_others() -> None:
     style = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=True, seed=0)
     made_manifests = [made_manifest(rng) for _ in range(50)]
 
-    def decoded(manifests: list[Manifest], known: DecodedList | None) -> DecodedList:
+    def decoded(manifests: list[Manifest], known_decoded_list: DecodedList | None) -> DecodedList:
         data = list_bytes([(manifest, None) for manifest in manifests], version=2, style=style, header={})
-        return decode_list(data, "l", known)
+        return decode_list(data, "l", known_decoded_list)
 
     before = decoded(made_manifests, None)
     added = made_manifest(rng)

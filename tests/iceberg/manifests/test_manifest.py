@@ -104,9 +104,9 @@ def any_schema(chance: random.Random, version: int, prefix: str) -> dict[str, An
     null_last = chance.random() < 0.5
     partition = []
     for i, kind in enumerate(chance.choices(PARTITION_TYPES, k=chance.choice([0, 1, 2, 6]))):
-        named = kind | {"name": f"{kind['name']}_{i}"} if isinstance(kind, dict) and "name" in kind else kind
+        named_kind = kind | {"name": f"{kind['name']}_{i}"} if isinstance(kind, dict) and "name" in kind else kind
         plain = kind == "null" or chance.random() < 0.3
-        partition.append((f"p{i}", named if plain else files.optional(named, null_last=null_last)))
+        partition.append((f"p{i}", named_kind if plain else files.optional(named_kind, null_last=null_last)))
     form = chance.choice(["plain", "plain", "reversed", "nullable", "wider", "long keys"])
     schema = files.manifest_schema(version, partition, null_last=null_last, prefix=prefix, map_form=form)
     numbers = itertools.count()
@@ -280,10 +280,10 @@ def test_fields_without_ids_are_found_by_standard_names() -> None:
     spec = json.dumps([{"name": "day", "transform": "day", "source-id": 1, "field-id": 1007}])
     row = entry(schema, day=4, file_path="x", value_counts=[{"key": 1, "value": 10}])
     decoded = decode_manifest(manifest(schema, row, metadata={"partition-spec": spec}), "m.avro")
-    [found] = files.flat(decoded)
-    assert found["file_path"] == "x"
-    assert found["value_counts"] == {1: 10}
-    assert found["partition"] == [(1007, 4)]
+    [actual] = files.flat(decoded)
+    assert actual["file_path"] == "x"
+    assert actual["value_counts"] == {1: 10}
+    assert actual["partition"] == [(1007, 4)]
 
 
 def test_partition_fields_without_any_id_are_rejected() -> None:
@@ -298,8 +298,8 @@ def test_field_id_takes_precedence_over_the_name() -> None:
     by_name = {field["name"]: field for field in fields}
     by_name["record_count"]["name"], by_name["file_size_in_bytes"]["name"] = "file_size_in_bytes", "record_count"
     row = entry(schema, record_count=1000, file_size_in_bytes=5)
-    [found] = files.flat(decode_manifest(manifest(schema, row), "m.avro"))
-    assert (found["record_count"], found["file_size_in_bytes"]) == (5, 1000)
+    [actual] = files.flat(decode_manifest(manifest(schema, row), "m.avro"))
+    assert (actual["record_count"], actual["file_size_in_bytes"]) == (5, 1000)
 
 
 def test_unions_of_several_number_or_text_types_are_read() -> None:
@@ -327,8 +327,8 @@ def test_named_type_may_be_reused() -> None:
     schema["fields"][-1]["type"] = "org.example.e"
     partition = schema["fields"][-3]["type"]["fields"][3]["type"]["fields"]
     partition[1]["type"][1] = "id"
-    [found] = files.flat(decode_manifest(files.container(schema, [[row]]), "m.avro"))
-    assert found["partition"] == [(1000, b"12"), (1001, b"34")]
+    [actual] = files.flat(decode_manifest(files.container(schema, [[row]]), "m.avro"))
+    assert actual["partition"] == [(1000, b"12"), (1001, b"34")]
 
 
 def test_memory_for_a_thousand_columns_depends_on_stored_statistics() -> None:

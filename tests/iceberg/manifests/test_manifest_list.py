@@ -184,7 +184,7 @@ def list_schema(version: int, *, null_last: bool) -> dict[str, Any]:
         field("upper_bound", 511, maybe("bytes")),
     ]
     counts = [504, 505, 506, 512, 513, 514]
-    names = [f"{state}_{what}_count" for what in ("files", "rows") for state in ("added", "existing", "deleted")]
+    names = [f"{state}_{unit}_count" for unit in ("files", "rows") for state in ("added", "existing", "deleted")]
     fields = [
         field("manifest_path", 500, "string"),
         field("manifest_length", 501, "long"),

@@ -47,10 +47,10 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
     entries, described = [], []
     for content in contents(version):
         entries.append(case.entries(content))
-        made = encode_entries(case, entries[-1], min(content, 1))
+        new_entries = encode_entries(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
-        path.write_bytes(made.data)
-        described.append(made.to_manifest_file(str(path), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE))
+        path.write_bytes(new_entries.data)
+        described.append(new_entries.to_manifest_file(str(path), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE))
     manifests, _ = assign_first_row_ids(described, 5)
     options: dict[str, Any] = {"snapshot_id": SNAPSHOT, "parent_snapshot_id": 3, "sequence_number": SEQUENCE}
     (folder / "list.avro").write_bytes(write_manifest_list(manifests, format_version=version, **options))
@@ -73,22 +73,22 @@ def test_pyiceberg_reads_our_manifests(seed: int, version: int, tmp_path_factory
 
 
 def compare_with_pyiceberg(case: Case, theirs: Any, entry: ManifestEntry) -> None:
-    file, found = entry.file, theirs.data_file
+    file, data_file = entry.file, theirs.data_file
     assert (int(theirs.status), theirs.snapshot_id) == (entry.status, entry.snapshot_id)
     assert (theirs.sequence_number, theirs.file_sequence_number) == (entry.sequence_number, entry.file_sequence_number)
     for name in ("file_path", "record_count", "file_size_in_bytes", "key_metadata", "sort_order_id"):
-        assert getattr(found, name) == getattr(file, name), name
-    assert (int(found.content), str(found.file_format).rpartition(".")[2]) == (file.content, file.file_format)
+        assert getattr(data_file, name) == getattr(file, name), name
+    assert (int(data_file.content), str(data_file.file_format).rpartition(".")[2]) == (file.content, file.file_format)
     for name in cases.STATISTICS:
-        assert (getattr(found, name) or None) == getattr(file, name), name
+        assert (getattr(data_file, name) or None) == getattr(file, name), name
     for name in ("split_offsets", "equality_ids"):
-        items = getattr(found, name) if case.version > 1 or name == "split_offsets" else None
+        items = getattr(data_file, name) if case.version > 1 or name == "split_offsets" else None
         assert (tuple(items) if items else None) == getattr(file, name), name
     values = []
     for kind, value in zip(case.partition_kinds, file.partition, strict=True):
         form = PARTITION_TYPES.get(base(kind))
         values.append(value if value is None or form is None else form(value, kind))
-    assert cases.comparable(tuple(found.partition)) == cases.comparable(tuple(values)), case
+    assert cases.comparable(tuple(data_file.partition)) == cases.comparable(tuple(values)), case
 
 
 def java(metadata: list[str]) -> list[list[dict[str, Any]]]:
@@ -109,10 +109,10 @@ def snapshot_on_disk(case: Case, folder: Path) -> tuple[list[ManifestFile], list
     described, entries = [], []
     for content in contents(case.version):
         entries.append(case.entries(content))
-        made = encode_entries(case, entries[-1], min(content, 1))
+        new_entries = encode_entries(case, entries[-1], min(content, 1))
         path = folder / f"{content}.avro"
-        path.write_bytes(made.data)
-        described.append(made.to_manifest_file(path.as_uri(), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE))
+        path.write_bytes(new_entries.data)
+        described.append(new_entries.to_manifest_file(path.as_uri(), snapshot_id=SNAPSHOT, sequence_number=SEQUENCE))
     manifests, next_row_id = assign_first_row_ids(described, 10_000) if case.version > 2 else (described, 0)
     options: dict[str, Any] = {"snapshot_id": SNAPSHOT, "parent_snapshot_id": None, "sequence_number": SEQUENCE}
     (folder / "list.avro").write_bytes(write_manifest_list(manifests, format_version=case.version, **options))
@@ -130,28 +130,28 @@ def snapshot_on_disk(case: Case, folder: Path) -> tuple[list[ManifestFile], list
 def entry_in_java_form(case: Case, entry: ManifestEntry) -> dict[str, Any]:
     """Return the entry as the peer program prints it."""
     file = entry.file
-    actual: dict[str, Any] = {
+    result: dict[str, Any] = {
         name: getattr(file, name)
         for name in ("content", "file_path", "file_format", "spec_id", "record_count", "file_size_in_bytes")
     }
-    actual["partition"] = [
+    result["partition"] = [
         None if value is None else to_bytes(kind, value).hex()
         for kind, value in zip(case.partition_kinds, file.partition, strict=True)
     ]
     for name in cases.STATISTICS:
         if (by_column := getattr(file, name)) is not None:
             form = (lambda held: held.hex()) if name.endswith("bounds") else (lambda held: held)
-            actual[name] = {str(column): form(value) for column, value in by_column.items()}
-    actual["key_metadata"] = None if file.key_metadata is None else file.key_metadata.hex()
+            result[name] = {str(column): form(value) for column, value in by_column.items()}
+    result["key_metadata"] = None if file.key_metadata is None else file.key_metadata.hex()
     for name in ("split_offsets", "equality_ids"):
         if (items := getattr(file, name)) is not None:
-            actual[name] = list(items)
-    actual["sort_order_id"] = file.sort_order_id
-    actual |= {"sequence_number": entry.sequence_number, "file_sequence_number": entry.file_sequence_number}
+            result[name] = list(items)
+    result["sort_order_id"] = file.sort_order_id
+    result |= {"sequence_number": entry.sequence_number, "file_sequence_number": entry.file_sequence_number}
     if file.content == 0:
-        return actual | {"first_row_id": file.first_row_id}
+        return result | {"first_row_id": file.first_row_id}
     names = ("referenced_data_file", "content_offset", "content_size_in_bytes")
-    return actual | {name: getattr(file, name) for name in names}
+    return result | {name: getattr(file, name) for name in names}
 
 
 def test_iceberg_java_reads_our_manifests(tmp_path: Path) -> None:

@@ -85,10 +85,10 @@ def test_entries_are_read_as_written_with_inherited_values(seed: int, version: i
     case = Case(seed, version)
     for content in contents(version):
         entries = case.entries(content)
-        made = encode_entries(case, entries, min(content, 1))
-        described = made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+        new_entries = encode_entries(case, entries, min(content, 1))
+        described = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
         (manifest,) = write_and_read_list(case, [described])
-        actual_entries = read_entries(made.data, manifest, case.metadata)
+        actual_entries = read_entries(new_entries.data, manifest, case.metadata)
         expected = inherit_values(entries, version, content, SNAPSHOT, SEQUENCE, manifest.first_row_id)
         assert len(actual_entries) == len(expected), case
         for ours, theirs in zip(actual_entries, expected, strict=True):
@@ -100,8 +100,8 @@ def test_entries_are_read_as_written_with_inherited_values(seed: int, version: i
 def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
     case = Case(seed, version)
     entries = case.entries()
-    made = encode_entries(case, entries)
-    result = made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+    new_entries = encode_entries(case, entries)
+    result = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
     of = {status: [entry for entry in entries if entry.status == status] for status in (ADDED, EXISTING, DELETED)}
     assert [result.added_files_count, result.existing_files_count, result.deleted_files_count] == [
         len(of[status]) for status in (ADDED, EXISTING, DELETED)
@@ -115,7 +115,7 @@ def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
     else:
         assert result.sequence_number == SEQUENCE
         assert result.min_sequence_number == min(numbers, default=SEQUENCE)
-    assert (result.manifest_length, result.added_snapshot_id) == (len(made.data), SNAPSHOT)
+    assert (result.manifest_length, result.added_snapshot_id) == (len(new_entries.data), SNAPSHOT)
     expected = [
         summary_of(kind, [entry.file.partition[i] for entry in entries]) for i, kind in enumerate(case.partition_kinds)
     ]
@@ -211,11 +211,11 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
     case = Case(seed, 3)
     wide = case.widen()
     entries = [entry for entry in case.entries() if entry.status != DELETED]
-    made = encode_entries(case, entries)
+    new_entries = encode_entries(case, entries)
     (manifest,) = write_and_read_list(
-        case, [made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)]
+        case, [new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)]
     )
-    old = read_entries(made.data, manifest, case.metadata)
+    old = read_entries(new_entries.data, manifest, case.metadata)
     days = [
         value or 0
         for entry in old
@@ -224,9 +224,9 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
     ]
     if any(not -(2**63) <= day * DAY_US < 2**63 for day in days):
         with pytest.raises(Corrupt, match=r"^m\.avro: partition field .* is outside the range of timestamp"):
-            read_entries(made.data, manifest, wide)
+            read_entries(new_entries.data, manifest, wide)
         return
-    new = read_entries(made.data, manifest, wide)
+    new = read_entries(new_entries.data, manifest, wide)
     for before, after in zip(old, new, strict=True):
         expected = tuple(
             value * DAY_US if (transform, case.kinds[source]) == ("identity", "date") and value is not None else value
@@ -297,15 +297,15 @@ def test_manifest_has_the_compression_level_of_the_tables_properties() -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "told"),
+    ("properties", "message"),
     [
         ({"write.avro.compression-codec": "lzo"}, "write.avro.compression-codec is 'lzo'"),
         ({"write.avro.compression-level": "10"}, "write.avro.compression-level is 10"),
         ({"write.avro.compression-level": "high"}, "write.avro.compression-level must have an integer"),
     ],
 )
-def test_invalid_compression_property_is_named_in_the_error(properties: dict[str, str], told: str) -> None:
-    with pytest.raises(BadRequest, match=told):
+def test_invalid_compression_property_is_named_in_the_error(properties: dict[str, str], message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
         encode_entries(table(properties=properties), [])
 
 
@@ -326,7 +326,7 @@ def test_manifest_header_equals_that_of_javas_writers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "entry", "content", "told"),
+    ("version", "entry", "content", "message"),
     [
         (1, added_entry(data_file()), 0, "requires a snapshot id"),
         (1, added_entry(data_file(content=1), snapshot_id=1), 1, "no delete files"),
@@ -338,19 +338,19 @@ def test_manifest_header_equals_that_of_javas_writers() -> None:
     ],
 )
 def test_entries_that_readers_would_misread_are_not_written(
-    version: int, entry: ManifestEntry, content: int, told: str
+    version: int, entry: ManifestEntry, content: int, message: str
 ) -> None:
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         write_manifest([entry], metadata=table(version).metadata, spec_id=0, content=content)
 
 
 def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None:
-    made = encode_entries(
+    new_entries = encode_entries(
         table(1), [added_entry(data_file(), snapshot_id=5), added_entry(data_file(), status=EXISTING, snapshot_id=4)]
     )
     (manifest,) = decode_manifest_list(
         write_manifest_list(
-            [made.to_manifest_file("m", snapshot_id=5, sequence_number=0)],
+            [new_entries.to_manifest_file("m", snapshot_id=5, sequence_number=0)],
             format_version=1,
             snapshot_id=5,
             parent_snapshot_id=None,
@@ -358,7 +358,7 @@ def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None
         ),
         "list",
     )
-    entries = read_entries(made.data, manifest, table(2).metadata)
+    entries = read_entries(new_entries.data, manifest, table(2).metadata)
     assert [(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number) for e in entries] == [
         (ADDED, 5, 0, 0),
         (EXISTING, 4, 0, 0),
@@ -399,12 +399,17 @@ def test_files_inherit_first_row_ids_in_the_order_of_their_manifest() -> None:
         added_entry(data_file(record_count=9), **old | {"status": DELETED}),
         added_entry(data_file(record_count=1)),
     ]
-    made = encode_entries(case, entries)
-    described = made.to_manifest_file("m", snapshot_id=5, sequence_number=2)
+    new_entries = encode_entries(case, entries)
+    described = new_entries.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     (manifest,), following = assign_first_row_ids([described], 1_000)
     assert following == 1_081
-    assert [e.file.first_row_id for e in read_entries(made.data, manifest, case.metadata)] == [1_000, 70, 1_050, 1_055]
-    assert {e.file.first_row_id for e in read_entries(made.data, described, case.metadata)} == {None}
+    assert [e.file.first_row_id for e in read_entries(new_entries.data, manifest, case.metadata)] == [
+        1_000,
+        70,
+        1_050,
+        1_055,
+    ]
+    assert {e.file.first_row_id for e in read_entries(new_entries.data, described, case.metadata)} == {None}
 
 
 def test_manifest_list_requires_the_fields_of_its_version() -> None:
@@ -424,29 +429,29 @@ LOW, HIGH = b"\x00" * 16, b"\xff" * 16
 @pytest.mark.parametrize(("uuids", "agree"), [((LOW, HIGH), False), ((HIGH, HIGH), True), ((LOW, b"\x01" * 16), True)])
 def test_uuid_bounds_hold_for_every_readers_order_or_are_omitted(uuids: tuple[bytes, ...], agree: bool) -> None:
     case = table(2, [(2, "identity", "u"), (1, "identity", "n")])
-    made = encode_entries(case, [added_entry(data_file((value, 1))) for value in uuids])
-    assert (made.partitions is not None) == agree
+    entries = encode_entries(case, [added_entry(data_file((value, 1))) for value in uuids])
+    assert (entries.partitions is not None) == agree
 
 
 def test_zeros_and_nan_have_the_bounds_of_the_specification() -> None:
     case = table(2, [(1, "identity", "f")])
     case.kinds = {1: "double"}
     case.metadata = case.read()
-    made = encode_entries(case, [added_entry(data_file((value,))) for value in (0.0, -0.0, math.nan, None)])
-    assert made.partitions is not None
-    (summary,) = made.partitions
+    entries = encode_entries(case, [added_entry(data_file((value,))) for value in (0.0, -0.0, math.nan, None)])
+    assert entries.partitions is not None
+    (summary,) = entries.partitions
     assert (summary.contains_null, summary.contains_nan) == (True, True)
     assert (summary.lower, summary.upper) == (to_bytes("double", -0.0), to_bytes("double", 0.0))
 
 
 def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
     case = table(2, [(2, "identity", "u"), (1, "bucket[4]", "b")])
-    made = encode_entries(case, [added_entry(data_file((LOW, 3)))])
-    manifest = made.to_manifest_file("m", snapshot_id=5, sequence_number=2)
+    entries = encode_entries(case, [added_entry(data_file((LOW, 3)))])
+    manifest = entries.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     columns = [{"id": 3, "name": "rest", "required": False, "type": "long"}]
     without = {"type": "struct", "schema-id": 1, "fields": columns}
     kept = case.read(**{"schemas": [case.json()["schema"], without], "current-schema-id": 1})
-    (entry,) = read_entries(made.data, manifest, kept)
+    (entry,) = read_entries(entries.data, manifest, kept)
     assert entry.file.partition == (LOW, 3)
     second_manifest = write_manifest([entry], metadata=kept, spec_id=0, content=0)
     assert (
@@ -457,30 +462,32 @@ def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
     )
     gone = case.read(**{"schemas": [without], "current-schema-id": 1})
     with pytest.raises(Corrupt, match=r"^m: partition field u: it has values, but no schema"):
-        read_entries(made.data, manifest, gone)
+        read_entries(entries.data, manifest, gone)
 
 
 def test_partition_field_without_values_has_type_null() -> None:
     """Java gives the type `unknown` to fields of dropped columns."""
     case = table(1, [(77, "void", "gone"), (1, "identity", "n")])
-    made = encode_entries(case, [added_entry(data_file((None, 4)), snapshot_id=1)])
-    schema = json.loads(decode_manifest(made.data, "m").metadata["avro.schema"])
+    entries = encode_entries(case, [added_entry(data_file((None, 4)), snapshot_id=1)])
+    schema = json.loads(decode_manifest(entries.data, "m").metadata["avro.schema"])
     record = next(field["type"] for field in schema["fields"] if field["name"] == "data_file")
     partition = next(field["type"] for field in record["fields"] if field["name"] == "partition")
     assert [field["type"] for field in partition["fields"]] == ["null", ["null", "long"]]
-    (entry,) = read_entries(made.data, made.to_manifest_file("m", snapshot_id=1, sequence_number=0), case.metadata)
+    (entry,) = read_entries(
+        entries.data, entries.to_manifest_file("m", snapshot_id=1, sequence_number=0), case.metadata
+    )
     assert entry.file.partition == (None, 4)
 
 
 def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
     case = table(2, [(1, "identity", "n")])
-    made = encode_entries(case, [added_entry(data_file((1,)))])
-    manifest = made.to_manifest_file("m.avro", snapshot_id=5, sequence_number=2)
+    entries = encode_entries(case, [added_entry(data_file((1,)))])
+    manifest = entries.to_manifest_file("m.avro", snapshot_id=5, sequence_number=2)
     for data, changed, told in [
-        (made.data[:-1], {}, "bytes; the manifest list states"),
-        (made.data, {"partition_spec_id": 7}, "has the partition spec 7"),
-        (made.data, {"content": 1}, "has content 0"),
-        (b"x" * len(made.data), {}, "does not start with Avro's magic bytes"),
+        (entries.data[:-1], {}, "bytes; the manifest list states"),
+        (entries.data, {"partition_spec_id": 7}, "has the partition spec 7"),
+        (entries.data, {"content": 1}, "has content 0"),
+        (b"x" * len(entries.data), {}, "does not start with Avro's magic bytes"),
     ]:
         with pytest.raises(Corrupt, match=rf"^m\.avro.*{told}"):
             read_entries(data, msgspec.structs.replace(manifest, **changed), case.metadata)
@@ -488,7 +495,7 @@ def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
     with pytest.raises(
         Corrupt, match=r"^m\.avro: partition field n: the stored type long .* cannot be converted to uuid"
     ):
-        read_entries(made.data, manifest, other.metadata)
+        read_entries(entries.data, manifest, other.metadata)
 
 
 @settings(max_examples=examples(300))
@@ -497,10 +504,10 @@ def test_damaged_manifest_is_corrupt_or_is_read(seed: int, version: int, at: flo
     """Compressed blocks have checksums only with some codecs; the rest must decode to entries or raise an error."""
     case = Case(seed, version)
     case.metadata.properties["write.avro.compression-codec"] = "uncompressed"
-    made = encode_entries(case, case.entries())
-    data = bytearray(made.data)
+    new_entries = encode_entries(case, case.entries())
+    data = bytearray(new_entries.data)
     data[int(at * len(data))] = byte
-    manifest = made.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
+    manifest = new_entries.to_manifest_file("m.avro", snapshot_id=SNAPSHOT, sequence_number=SEQUENCE)
     try:
         entries = read_entries(bytes(data), manifest, case.metadata)
     except Corrupt as error:

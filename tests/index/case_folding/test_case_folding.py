@@ -69,8 +69,8 @@ def test_random_texts_keep_their_folded_form_in_python_and_duckdb() -> None:
     texts = random_texts(random.Random(first_seed()), examples(100_000, 5_000))
     table = pa.table({"text": texts})
     rows = duckdb.connect().from_arrow(table).project("text, lower(text), upper(text)").fetchall()
-    for text, *others in rows:
-        check(text, [*others, text.lower(), text.upper()])
+    for text, *other_rows in rows:
+        check(text, [*other_rows, text.lower(), text.upper()])
 
 
 def check(text: str, others: list[str]) -> None:
@@ -112,6 +112,6 @@ def test_spark_keeps_the_folded_form_of_all_characters_and_of_random_texts(spark
             rows = pa.table({"text": texts[first : first + FRAME_ROWS]})
             frame = spark.createDataFrame(rows).selectExpr("text", "lower(text)", "upper(text)")
             for row in frame.toArrow().to_pylist():
-                text, *others = row.values()
-                check(text, others)
+                text, *other_row = row.values()
+                check(text, other_row)
     spark.conf.unset("spark.sql.icu.caseMappings.enabled")

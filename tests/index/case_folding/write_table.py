@@ -62,8 +62,8 @@ class Equations:
         if left == right:
             return
         if len(left) == len(right):
-            for one, other in zip(left, right, strict=True):
-                self._join(*self.fold([one]), *self.fold([other]))
+            for first, other in zip(left, right, strict=True):
+                self._join(*self.fold([first]), *self.fold([other]))
         elif len(left) == 1 and left[0] not in right:
             self._parts[left[0]] = tuple(right)
         elif len(right) == 1 and right[0] not in left:
@@ -115,9 +115,9 @@ def table_source(folded: dict[int, str], unassigned: set[int]) -> str:
     )
 
 
-def _constant(name: str, text: str, what: str) -> str:
+def _constant(name: str, text: str, comment: str) -> str:
     lines = textwrap.wrap(text, 115, break_on_hyphens=False, break_long_words=False)
-    return f'{name} = """\n' + "\n".join(lines) + f'\n"""\n"""{what}"""\n'
+    return f'{name} = """\n' + "\n".join(lines) + f'\n"""\n"""{comment}"""\n'
 
 
 def _runs(moves: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, int, int]]:

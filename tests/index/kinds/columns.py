@@ -63,8 +63,8 @@ def _text(huge: bool) -> Callable[[random.Random], str]:
     def draw(rng: random.Random) -> str:
         if huge and rng.random() < 0.5:
             return rng.choice(HUGE)
-        made = "".join(rng.choice("abé日\0z") for _ in range(rng.randrange(20)))
-        return rng.choice([rng.choice(STRINGS), made])
+        text = "".join(rng.choice("abé日\0z") for _ in range(rng.randrange(20)))
+        return rng.choice([rng.choice(STRINGS), text])
 
     return draw
 

@@ -210,8 +210,8 @@ def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
     ):
         ranges = KeyRanges("string", (KeyRange(text.encode(), text.encode()),))
         assert index.exact(ranges) is exact or len(text) == 1025
-        got = find_rows(index, 0, ranges, len(values))
-        assert set(rows) - set(got) == set() if not exact else got == rows
+        actual_rows = find_rows(index, 0, ranges, len(values))
+        assert set(rows) - set(actual_rows) == set() if not exact else actual_rows == rows
 
 
 def test_prefix_predicates_are_ranges() -> None:

@@ -218,9 +218,9 @@ def test_runs_of_many_rows_are_expanded_in_steps() -> None:
     assert bits.count(results[0]) == rows
     some = np.unique(np.random.default_rng(5).integers(0, rows, 1 << 19))
     bit_map = pyroaring.BitMap(some.astype(np.uint32))
-    given = bits.decode(Piece(Coding.ROARING, bit_map.serialize()), rows)
-    assert not isinstance(given, bool)
-    assert np.array_equal(bits.positions(given), some)
+    text = bits.decode(Piece(Coding.ROARING, bit_map.serialize()), rows)
+    assert not isinstance(text, bool)
+    assert np.array_equal(bits.positions(text), some)
 
 
 def test_small_section_is_not_decoded_to_gigabytes() -> None:

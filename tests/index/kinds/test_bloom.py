@@ -389,14 +389,14 @@ def test_filters_can_be_sent_between_processes() -> None:
 
 
 def test_impossible_filter_parameters_are_rejected() -> None:
-    one, other = build(longs([1])), build(longs([1]), 0.2)
+    first, other = build(longs([1])), build(longs([1]), 0.2)
     for fpp in (0.0, 1e-7, 0.6, math.nan):
         with pytest.raises(ValueError, match="false-positive rate"):
             build(longs([1]), fpp)
-    for entries in ([], [one, other]):
+    for entries in ([], [first, other]):
         with pytest.raises(ValueError, match="number of bits per key"):
             encode(entries)
-    blooms = [(Bloom(blob_of([some])), np.ones(1, dtype=bool)) for some in (one, other)]
+    blooms = [(Bloom(blob_of([some])), np.ones(1, dtype=bool)) for some in (first, other)]
     for parts in ([], blooms):
         with pytest.raises(ValueError, match="number of bits per key"):
             merge(parts)

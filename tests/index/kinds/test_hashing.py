@@ -28,7 +28,7 @@ def test_hashes_equal_the_vectors_of_the_specification() -> None:
         data.append(state >> 56 & 0xFF)
         state = state * 11400714785074694797 % 2**64
     prime = 2654435761
-    known = {
+    known_values = {
         (0, 0): 0xEF46DB3751D8E999,
         (0, prime): 0xAC75FDA2929B17EF,
         (1, 0): 0xE934A84ADB052768,
@@ -39,7 +39,7 @@ def test_hashes_equal_the_vectors_of_the_specification() -> None:
         (222, 0): 0xB641AE8CB691C174,
         (222, prime): 0x20CB8AB7AE10C14A,
     }
-    assert {(n, seed): hash_key(bytes(data[:n]), seed) for n, seed in known} == known
+    assert {(n, seed): hash_key(bytes(data[:n]), seed) for n, seed in known_values} == known_values
 
 
 @given(data=st.binary(max_size=200), seed=SEEDS)
@@ -112,9 +112,9 @@ def test_key_of_one_column_without_nulls_hashes_its_length_and_code(values: list
 
 
 def test_columns_of_a_composite_key_need_the_same_rows() -> None:
-    one, other = keys_of(pa.array([1, 2]), "long"), keys_of(pa.array([1]), "long")
+    keys, other = keys_of(pa.array([1, 2]), "long"), keys_of(pa.array([1]), "long")
     with pytest.raises(ValueError, match=r"\[1, 2\] rows"):
-        hash_rows([one, other], 0)
+        hash_rows([keys, other], 0)
 
 
 def test_keys_with_offsets_outside_their_bytes_are_rejected() -> None:

@@ -158,12 +158,12 @@ def test_keys_equal_the_values_of_each_row_in_every_layout(kind: str, data: st.D
 @settings(max_examples=examples(60))
 def test_literal_has_the_key_of_the_column_value_and_keeps_its_order(kind: str, data: st.DataObject) -> None:
     values = COLUMNS[kind][1].filter(lambda value: not is_nan(value))
-    one, other = data.draw(values), data.draw(values)
-    keys: list[Any] = [key_of(one, kind), key_of(other, kind)]
-    assert keys == [documented_key(kind, one), documented_key(kind, other)]
-    if one != other:
+    first, other = data.draw(values), data.draw(values)
+    keys: list[Any] = [key_of(first, kind), key_of(other, kind)]
+    assert keys == [documented_key(kind, first), documented_key(kind, other)]
+    if first != other:
         # Code points of strings have the order of their UTF-8.
-        assert (one < other) == (keys[0] < keys[1])
+        assert (first < other) == (keys[0] < keys[1])
 
 
 def test_zeros_of_both_signs_have_adjacent_keys() -> None:
@@ -355,11 +355,11 @@ def test_points_of_ranges_are_all_keys_or_none() -> None:
 
 
 def test_overlapping_or_unordered_ranges_are_rejected() -> None:
-    for one, other in (
+    for first, other in (
         (KeyRange(1, 3), KeyRange(3, 5)),
         (KeyRange(4, 5), KeyRange(1, 2)),
         (KeyRange(None, None), KeyRange(1, 2)),
     ):
         with pytest.raises(ValueError, match="overlap"):
-            KeyRanges("long", (one, other))
+            KeyRanges("long", (first, other))
     KeyRanges("long", (KeyRange(1, 3, False, True), KeyRange(3, 5)))

@@ -112,16 +112,16 @@ def test_every_value_and_gap_survives_packing(kind: str, data: st.DataObject) ->
 @settings(max_examples=examples(40))
 @given(data=st.data())
 def test_keys_have_the_order_of_their_values(kind: str, data: st.DataObject) -> None:
-    one, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
+    first, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
     form = form_of(kind)
     assert form is not None
-    left, right = key_of(form, kind, one), key_of(form, kind, other)
+    left, right = key_of(form, kind, first), key_of(form, kind, other)
     if kind == "string":
-        assert isinstance(one, str)
+        assert isinstance(first, str)
         assert isinstance(other, str)
-        assert (left < right) == (list(map(ord, one)) < list(map(ord, other)))  # type: ignore[operator]
+        assert (left < right) == (list(map(ord, first)) < list(map(ord, other)))  # type: ignore[operator]
     else:
-        assert (left < right) == (one < other)  # type: ignore[operator]
+        assert (left < right) == (first < other)  # type: ignore[operator]
 
 
 def test_narrow_range_takes_one_byte_for_each_row() -> None:
@@ -298,19 +298,19 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
     kinds = data.draw(st.lists(st.sampled_from([*VALUES, "variant"]), max_size=6), label="kinds")
     records = data.draw(st.lists(st.sampled_from([0, 1, 5]), min_size=rows, max_size=rows), label="records")
     heap = bytearray()
-    actual: list[tuple[list[list[int | None]], list[list[Value | None]]]] = []
+    results: list[tuple[list[list[int | None]], list[list[Value | None]]]] = []
     for kind in kinds:
         counts = [data.draw(st.lists(COUNT, min_size=rows, max_size=rows)) for _ in range(4)]
         if data.draw(st.booleans()):
             counts[0] = list(records)
         value = st.one_of(st.none(), VALUES.get(kind, st.none()))
-        actual.append((counts, [data.draw(st.lists(value, min_size=rows, max_size=rows)) for _ in range(2)]))
+        results.append((counts, [data.draw(st.lists(value, min_size=rows, max_size=rows)) for _ in range(2)]))
 
     def placed(values: list[Any]) -> npt.NDArray[np.int32]:
         return np.array([row for row, value in enumerate(values) if value is not None], dtype=np.int32)
 
     given_counts, given_bounds = [], []
-    for kind, (counts, sides) in zip(kinds, actual, strict=True):
+    for kind, (counts, sides) in zip(kinds, results, strict=True):
         given_counts.append(
             tuple(
                 None
@@ -332,8 +332,8 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
     ]
     memory = np.frombuffer(packer.pack(), dtype=np.uint8)
 
-    for kind, (counts, sides), number in zip(kinds, actual, numbers, strict=True):
-        lower, upper, packed_counts, *known = packer.entry(number)
+    for kind, (counts, sides), number in zip(kinds, results, numbers, strict=True):
+        lower, upper, packed_counts, *known_entry = packer.entry(number)
         for fields, side in zip((lower, upper), sides, strict=True):
             form = form_of(kind)
             if form is None or fields is None:
@@ -354,7 +354,7 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
             assert packed_counts[0] == packer.packed(record_count)
         pairs = [(nulls, values), (nans, values), (nulls, [0] * rows), (nans, [0] * rows)]
         sure = [sum(one is not None and one == other for one, other in zip(*pair, strict=True)) for pair in pairs]
-        assert known == [0 if count == 0 else 1 if count == rows else 2 for count in sure]
+        assert known_entry == [0 if count == 0 else 1 if count == rows else 2 for count in sure]
 
 
 def longs_of(memory: npt.NDArray[np.uint8], fields: tuple[Any, ...], rows: int) -> list[int | None]:

@@ -44,9 +44,9 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def client(served: Served) -> Iterator[IndexClient]:
-    with closing(IndexClient(served.url)) as made:
-        made.put_index("db.t", INDEX, kind=SIGNATURE.name, columns=["id"], width=1024)
-        yield made
+    with closing(IndexClient(served.url)) as new_client:
+        new_client.put_index("db.t", INDEX, kind=SIGNATURE.name, columns=["id"], width=1024)
+        yield new_client
 
 
 def build(client: IndexClient) -> None:

@@ -44,17 +44,17 @@ async def test_each_file_of_a_random_table_is_found_by_its_identity(tmp_path: Pa
             lake = random_lake(seed, tmp_path / str(seed))
             rng = random.Random(seed)
             for _, snapshot, view in await views(lake, planner):
-                files, told = list(snapshot.data_files), f"seed {seed}, snapshot {snapshot.id}"
+                files, text = list(snapshot.data_files), f"seed {seed}, snapshot {snapshot.id}"
                 ids = FileIds(view)
-                assert ids.count == len(files), told
+                assert ids.count == len(files), text
                 picked = rng.sample(range(len(files)), len(files) // 2)
                 strangers = [replace(file, size=file.size + 1) for file in files[:3]]
                 query_ids = ids_of([files[row] for row in picked] + strangers)
                 rows = ids.find(query_ids)
-                assert [files[row].path for row in rows[: len(picked)]] == [files[row].path for row in picked], told
-                assert (rows[len(picked) :] == -1).all(), told
+                assert [files[row].path for row in rows[: len(picked)]] == [files[row].path for row in picked], text
+                assert (rows[len(picked) :] == -1).all(), text
                 paths = {files[row].path for row in picked}
-                assert ids.are_covered_by(query_ids).tolist() == [file.path in paths for file in files], told
+                assert ids.are_covered_by(query_ids).tolist() == [file.path in paths for file in files], text
                 searched += len(files)
         assert searched > 10 * count
 

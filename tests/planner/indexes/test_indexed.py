@@ -154,7 +154,7 @@ def list_predicates(projected: IndexProjection | None) -> list[tuple[str, str, t
         for predicate in predicates_of(projected.expression)
     ]
     composite = [
-        (definition.name, item.op.value, item.values) for definition, listed in projected.composite for item in listed
+        (definition.name, item.op.value, item.values) for definition, listing in projected.composite for item in listing
     ]
     return sorted(results + composite)
 
@@ -193,8 +193,8 @@ def test_index_on_lower_answers_equality_and_prefixes_of_the_column() -> None:
 def test_index_on_lower_or_upper_answers_filters_on_either_function(function: str, indexed: str) -> None:
     term = {"type": "transform", "transform": function, "term": "name"}
     index = {"l": f"bitmap({indexed}(name))"}
-    listed = {"type": "in", "term": term, "values": ["Straße", "STRASSE", "ab"]}
-    assert list_predicates(project_filter(listed, **index)) == [("l", "in", ("ab", "strasse", UNKNOWN_CASE))]
+    listing = {"type": "in", "term": term, "values": ["Straße", "STRASSE", "ab"]}
+    assert list_predicates(project_filter(listing, **index)) == [("l", "in", ("ab", "strasse", UNKNOWN_CASE))]
     prefix = {"type": "starts-with", "term": term, "value": "AB"}
     assert list_predicates(project_filter(prefix, **index)) == [
         ("l", "eq", (UNKNOWN_CASE,)),

@@ -186,9 +186,9 @@ async def _judge(promotion: Promotion, table: EvolvedTable, folder: Path, *, exa
 
 async def test_renamed_column_keeps_its_index_and_its_old_name_has_none(tmp_path: Path, store: PointerStore) -> None:
     """Column 3 was named `c` and is now `d`; column 4 is now named `c`."""
-    said = json.dumps({"kind": "bitmap", "columns": ["c"], "field-ids": [3]})
+    text = json.dumps({"kind": "bitmap", "columns": ["c"], "field-ids": [3]})
     before, after = [column(3, "c", "long")], [column(4, "c", "long"), column(3, "d", "long")]
-    table = await create_evolved_table(tmp_path, store, before, after, said)
+    table = await create_evolved_table(tmp_path, store, before, after, text)
     table.arrays = {number: {3: pa.array([number, number + 10]), 4: pa.nulls(2, pa.int64())} for number in range(2)}
     await table.index(definition_under_schema_0(table), range(2))
     async with open_planning(tmp_path, table.registry) as planning:

@@ -76,23 +76,23 @@ async def changes(table: IndexedTable, rng: random.Random, turns: int) -> None:
     for _ in range(turns):
         kind = rng.choice(KINDS)
         live = [file for file in await table.files() if file.state is IndexFileState.LIVE and file.kind == kind]
-        chosen = rng.sample(live, min(len(live), rng.randint(0, 3)))
+        chosen_files = rng.sample(live, min(len(live), rng.randint(0, 3)))
         match rng.choice(["add", "add", "replace", "replace", "damage", "quarantine", "clean"]):
             case "add":
                 await table.index(kind, rng.sample(range(FILES), rng.randint(1, FILES)))
             case "replace":
                 try:
-                    await table.index(kind, range(FILES), remove=[file.location for file in chosen])
+                    await table.index(kind, range(FILES), remove=[file.location for file in chosen_files])
                 except CommitConflict:  # A plan has quarantined one of them meanwhile.
                     continue
-                for file in chosen:
+                for file in chosen_files:
                     path_of(file).unlink(missing_ok=True)
             case "damage":
-                for file in chosen:
+                for file in chosen_files:
                     if path_of(file).exists():
                         damage(rng, file.location)
             case "quarantine":
-                for file in chosen:
+                for file in chosen_files:
                     await table.registry.quarantine(file.uuid, file.location, "said so")
             case "clean":
                 for file in await table.files():

@@ -39,10 +39,10 @@ PRICES = {0: [0.0] * 10, 1: [-0.0] * 10}
 FILTERS = [
     {
         "type": joined,
-        "left": {"type": op, "term": "price", "value": one},
+        "left": {"type": op, "term": "price", "value": first},
         "right": {"type": op, "term": "price", "value": other},
     }
-    for joined, op, (one, other) in product(("or", "and"), COMPARED, permutations(ZEROS))
+    for joined, op, (first, other) in product(("or", "and"), COMPARED, permutations(ZEROS))
 ]
 
 

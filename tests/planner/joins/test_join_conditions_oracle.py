@@ -128,7 +128,7 @@ def into_duckdb(con: duckdb.DuckDBPyConnection, name: str, table: StarTable) -> 
 
 def join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
     """Return a join as the server gets it, and as a condition in DuckDB."""
-    asked: dict[str, Any]
+    request: dict[str, Any]
     shape = rng.random()
     if shape < 0.25:
         return extreme_join(rng, names)
@@ -137,20 +137,20 @@ def join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str
     if rng.random() < 0.5:
         column, transform, other, expression = rng.choice(PERIODS)
         dimension, condition = "days", f"{expression} = o.{other}"
-        asked = {"on": {column: other}, "transform": transform}
+        request = {"on": {column: other}, "transform": transform}
     else:
         dimension = rng.choice(["one", "two"])
         column = rng.choice(["f1", "f2", "c"])
-        asked, condition = {"on": {column: "k"}}, f"{column} = o.k"
+        request, condition = {"on": {column: "k"}}, f"{column} = o.k"
     if rng.random() < 0.7:
-        asked["predicate"] = f"x {rng.choice(['=', '<', '>='])} {rng.randint(0, 6)}"
-        condition += f" AND o.{asked['predicate']}"
+        request["predicate"] = f"x {rng.choice(['=', '<', '>='])} {rng.randint(0, 6)}"
+        condition += f" AND o.{request['predicate']}"
     context = f"EXISTS (SELECT 1 FROM {dimension} o WHERE {condition})"
     if rng.random() < 0.3:
         number = rng.randint(0, 6)
-        asked["unless"] = {"type": "eq", "term": "c", "value": number}
+        request["unless"] = {"type": "eq", "term": "c", "value": number}
         context = f"({context} OR c = {number})"
-    return {**asked, "table": ["db", names[dimension]]}, context
+    return {**request, "table": ["db", names[dimension]]}, context
 
 
 def extreme_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any], str]:
@@ -187,46 +187,54 @@ def range_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any
 
 
 def joins(rng: random.Random, names: dict[str, str]) -> tuple[list[dict[str, Any]], str]:
-    asked, told = [], []
+    request, told = [], []
     for number in range(rng.randint(1, 2)):
         alternatives = [join(rng, names) for _ in range(rng.choice([1, 1, 2, 3]))]
         if len(alternatives) > 1:
-            asked += [{**one, "any-of": number} for one, _ in alternatives]
+            request += [{**one, "any-of": number} for one, _ in alternatives]
         else:
-            asked += [one for one, _ in alternatives]
+            request += [one for one, _ in alternatives]
         told.append("(" + " OR ".join(condition for _, condition in alternatives) + ")")
-    return asked, " AND ".join(told)
+    return request, " AND ".join(told)
 
 
 async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:
     rng = random.Random(seed)
     monkeypatch.setattr(periods, "RANGES_MAX", rng.choice([1, 2, 200]))
     monkeypatch.setattr(ranges, "RANGES_MAX", rng.choice([1, 2, 200]))
-    names = {name: f"{name}_{seed.replace('/', '_')}" for name in ("fact", *DIMENSIONS)}
-    fact = await create_table(rng, api, names["fact"], {**FACT, **KEYED}, 30)
+    table_names = {name: f"{name}_{seed.replace('/', '_')}" for name in ("fact", *DIMENSIONS)}
+    fact = await create_table(rng, api, table_names["fact"], {**FACT, **KEYED}, 30)
     con = duckdb.connect()
     con.execute("SET TimeZone = 'UTC'")
     into_duckdb(con, "fact", fact)
     for name, columns in DIMENSIONS.items():
-        into_duckdb(con, name, await create_table(rng, api, names[name], columns, rng.choice([0, 1, 2, 5])))
+        into_duckdb(con, name, await create_table(rng, api, table_names[name], columns, rng.choice([0, 1, 2, 5])))
     paths = {file.path: number for number, file in enumerate(fact.data)}
     for _ in range(24):
-        asked, told = joins(rng, names)
-        answer = await api("POST", f"/api/v1/tables/db/{names['fact']}/explain", {"joins": asked, "files": True})
-        assert answer.status == 200, (seed, answer.raw, asked)
+        requests, report = joins(rng, table_names)
+        answer = await api(
+            "POST", f"/api/v1/tables/db/{table_names['fact']}/explain", {"joins": requests, "files": True}
+        )
+        assert answer.status == 200, (seed, answer.raw, requests)
         used = {
             one.get("transform", "equal")
-            for one, outcome in zip(asked, answer.json["joins"], strict=True)
+            for one, outcome in zip(requests, answer.json["joins"], strict=True)
             if outcome["used"]
         }
-        has_extremes = any(item.get("transform") in ("min", "max") for item in asked)  # An extreme may have no limit.
-        assert has_extremes or all(join["used"] for join in answer.json["joins"]), (seed, answer.json["joins"], asked)
+        has_extremes = any(
+            item.get("transform") in ("min", "max") for item in requests
+        )  # An extreme may have no limit.
+        assert has_extremes or all(join["used"] for join in answer.json["joins"]), (
+            seed,
+            answer.json["joins"],
+            requests,
+        )
         counts += Counter(used)
-        counts += Counter(next(iter(item["on"])) for item in asked if item.get("transform") == "range")
-        kept = {paths[item["file-path"]] for item in answer.json["kept"]}
-        expected = {file for (file,) in con.execute(f"SELECT DISTINCT file FROM fact WHERE {told}").fetchall()}
-        assert expected <= kept, f"{seed}: {expected - kept} are lost\n{asked}\n{told}"
-        counts += Counter(plans=1, wanted=len(expected), kept=len(kept), files=len(paths))
+        counts += Counter(next(iter(item["on"])) for item in requests if item.get("transform") == "range")
+        kept_paths = {paths[item["file-path"]] for item in answer.json["kept"]}
+        expected = {file for (file,) in con.execute(f"SELECT DISTINCT file FROM fact WHERE {report}").fetchall()}
+        assert expected <= kept_paths, f"{seed}: {expected - kept_paths} are lost\n{requests}\n{report}"
+        counts += Counter(plans=1, wanted=len(expected), kept=len(kept_paths), files=len(paths))
 
 
 async def campaign(seed: int, stars: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,12 +267,12 @@ async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(
         facts = [{**dict.fromkeys(FACT), "c": number} for number in range(10)]
         fact = await StarTable.create(api, "fact", [Col(number, *one) for number, one in enumerate(FACT.items(), 1)])
         await fact.commit([fact.file([item]) for item in facts])
-        one = await StarTable.create(
+        lake = await StarTable.create(
             api, "one", [Col(number, *each) for number, each in enumerate(DIMENSIONS["one"].items(), 1)]
         )
         rows = [[(4, 3), (5, 3)], [(7, 1), (8, 6)], [(2, 3)]]
-        files = [one.file([{"k": k, "x": x, "until": None} for k, x in row]) for row in rows]
-        await one.commit(files)
+        files = [lake.file([{"k": k, "x": x, "until": None} for k, x in row]) for row in rows]
+        await lake.commit(files)
 
         async def kept(op: str, extreme: str, value: int, *, exact: bool = True) -> list[int]:
             request = {
@@ -286,12 +294,12 @@ async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(
         assert await kept("=", "max", 3, exact=False) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
         assert await kept(">", "max", 3, exact=False) == [*range(10)]
         assert await kept("<", "max", 9) == []  # null
-        await one.commit(deletes=[one.position_deletes(files[0], [0, 1])])
+        await lake.commit(deletes=[lake.position_deletes(files[0], [0, 1])])
         assert await kept("=", "max", 3) == [2, 3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(
-    ("join", "told"),
+    ("join", "message"),
     [
         ({"on": {"ts": "x"}, "transform": "day"}, "the day of timestamp is not compared with int"),
         ({"on": {"tz": "start"}, "transform": "month"}, "the month of timestamptz is not compared with timestamp"),
@@ -312,14 +320,14 @@ async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(
         ({"on": {"c": "x"}, "unless": {"type": "eq", "term": "none", "value": 1}}, "none"),
     ],
 )
-async def test_invalid_join_is_rejected(tmp_path: Path, join: dict[str, Any], told: str) -> None:
+async def test_invalid_join_is_rejected(tmp_path: Path, join: dict[str, Any], message: str) -> None:
     async with running(tmp_path) as server:
         api, rng = Api(server), random.Random(1)
         await create_table(rng, api, "fact", FACT, 2)
         await create_table(rng, api, "days", DIMENSIONS["days"], 1)
         answer = await api("POST", "/api/v1/tables/db/fact/explain", {"joins": [{"table": ["db", "days"], **join}]})
         assert answer.status == 400, answer.raw
-        assert told in str(answer.json)
+        assert message in str(answer.json)
 
 
 async def test_unreadable_join_alternative_disables_pruning_by_the_others(tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ class FileMaker:
         fit = [column for column in schema.leaves().values() if column.kind not in FLOATS]
         if not fit:
             return []
-        chosen = sorted(rng.sample(fit, min(len(fit), rng.choice([1, 1, 2]))), key=lambda column: column.id)
+        chosen_files = sorted(rng.sample(fit, min(len(fit), rng.choice([1, 1, 2]))), key=lambda column: column.id)
         unpartitioned = [key for key, fields in specs.items() if all(part.transform == "void" for part in fields)]
         file = rng.choice(live) if live else None
         if unpartitioned and (file is None or rng.random() < 0.5):
@@ -175,14 +175,14 @@ class FileMaker:
         keys = set()
         for _ in range(rng.choice([1, 1, 2, 4])):
             row = rng.choice(rows) if rows and rng.random() < 0.7 else {}
-            keys.add(tuple(self._key_value(column, row) for column in chosen))
+            keys.add(tuple(self._key_value(column, row) for column in chosen_files))
         ordered = sorted(keys, key=repr)
-        columns = {column.id: [key[at] for key in ordered] for at, column in enumerate(chosen)}
-        metrics = {column.id: column_metrics(rng, column.kind, columns[column.id]) for column in chosen}
-        made = self._delete(EQUALITY_DELETES, spec_id, partition, len(ordered))
-        ids = [column.id for column in chosen]
+        columns = {column.id: [key[at] for key in ordered] for at, column in enumerate(chosen_files)}
+        metrics = {column.id: column_metrics(rng, column.kind, columns[column.id]) for column in chosen_files}
+        delete = self._delete(EQUALITY_DELETES, spec_id, partition, len(ordered))
+        ids = [column.id for column in chosen_files]
         kept = {key: of for key, of in metrics.items() if of != ColumnMetrics()}
-        return [replace(made, equality_ids=ids, keys=tuple(ordered), metrics=kept)]
+        return [replace(delete, equality_ids=ids, keys=tuple(ordered), metrics=kept)]
 
     def _key_value(self, column: Column, row: Row) -> Any:
         if column.id in row:
@@ -194,12 +194,12 @@ class FileMaker:
     def positions(self, files: list[DataFile]) -> list[DeleteFile]:
         """Return a position delete file for one data file, or for several data files of one partition."""
         rng = self._rng
-        chosen = rng.choice(files)
-        targets = [chosen]
+        chosen_file = rng.choice(files)
+        targets = [chosen_file]
         if rng.random() < 0.5:
-            targets = [file for file in files if file.partition_key == chosen.partition_key and rng.random() < 0.7]
-        positions = self._positions(targets or [chosen])
-        made = self._delete(POSITION_DELETES, chosen.spec_id, chosen.partition, len(positions))
+            targets = [file for file in files if file.partition_key == chosen_file.partition_key and rng.random() < 0.7]
+        positions = self._positions(targets or [chosen_file])
+        delete = self._delete(POSITION_DELETES, chosen_file.spec_id, chosen_file.partition, len(positions))
         paths = sorted({path for path, _ in positions})
         at = [position for _, position in positions]
         shape = rng.choice(["full", "full", "truncated", "none"])
@@ -213,7 +213,7 @@ class FileMaker:
             bounds = [position.to_bytes(8, "little") for position in (min(at), max(at))]
             metrics[POSITION_ID] = ColumnMetrics(len(positions), 0, None, bounds[0], bounds[1])
         referenced = paths[0] if len(paths) == 1 and rng.random() < 0.5 else None
-        return [replace(made, positions=frozenset(positions), metrics=metrics, referenced=referenced)]
+        return [replace(delete, positions=frozenset(positions), metrics=metrics, referenced=referenced)]
 
     def _positions(self, targets: list[DataFile]) -> list[tuple[str, int]]:
         results = set()

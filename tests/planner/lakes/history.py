@@ -139,7 +139,7 @@ class _History:
             for part in self.specs[self.default_spec]:
                 gone = rng.random() < 0.4
                 fields.append(PartitionField(part.id, part.name, part.source, "void") if gone else part)
-        known = {(part.source, part.transform): part for old in self.specs.values() for part in old}
+        known_values = {(part.source, part.transform): part for old in self.specs.values() for part in old}
         leaves = list(self.schema.leaves().values())
         for column in rng.sample(leaves, min(len(leaves), rng.choice([0, 1, 1, 1, 2, 3]))):
             transform = partitioning.random_transform(
@@ -147,8 +147,8 @@ class _History:
             )
             if any(part.source == column.id for part in fields):
                 continue
-            if self.version > 1 and (column.id, transform) in known:
-                fields.append(known[column.id, transform])
+            if self.version > 1 and (column.id, transform) in known_values:
+                fields.append(known_values[column.id, transform])
                 continue
             self.last_partition_id += 1
             name = f"{column.name}_{base(transform)}_{self.last_partition_id}"
@@ -210,18 +210,20 @@ class _History:
         if not files:
             return self._append(branch)
         rng = self.rng
-        chosen = rng.choice(files)
-        group = [file for file in files if file.partition_key == chosen.partition_key]
-        data = self.files.data(self.schema, chosen.spec_id, self.specs[chosen.spec_id], self._kinds(), like=chosen)
+        chosen_file = rng.choice(files)
+        group = [file for file in files if file.partition_key == chosen_file.partition_key]
+        data = self.files.data(
+            self.schema, chosen_file.spec_id, self.specs[chosen_file.spec_id], self._kinds(), like=chosen_file
+        )
         oldest = max(file.sequence for file in group) if self.version > 1 else None
         return self._replace(branch, "replace", {id(file) for file in group}, [[self._added_entry(data, oldest)]])
 
-    def _replace(self, branch: str, operation: str, gone: set[int], added: list[list[Entry]]) -> None:
+    def _replace(self, branch: str, operation: str, removed: set[int], added: list[list[Entry]]) -> None:
         kept, rewritten = [], []
         for manifest in self.heads[branch].manifests:
             live = [entry for entry in manifest.entries if entry.status != DELETED]
-            if any(id(entry.file) in gone for entry in live):
-                rewritten.append([self._carried_entry(entry.file, id(entry.file) in gone) for entry in live])
+            if any(id(entry.file) in removed for entry in live):
+                rewritten.append([self._carried_entry(entry.file, id(entry.file) in removed) for entry in live])
             elif live or self.rng.random() < 0.5:
                 kept.append(manifest)
         self._commit(branch, operation, kept, rewritten + added)
@@ -253,7 +255,7 @@ class _History:
         live = head.data_files
         data = self._new_data(rng.choice([0, 0, 1, 2]))
         delete_files: list[DeleteFile] = []
-        gone: set[int] = set()
+        removed: set[int] = set()
         for _ in range(rng.randint(1, 3)):
             equality = rng.random() < 0.5 or not live
             if equality:
@@ -264,12 +266,12 @@ class _History:
                 old = [delete for delete in head.delete_files if delete.content == 1]
                 new, replaced = self.files.vectors(targets, old)
                 delete_files += new
-                gone |= {id(delete) for delete in replaced}
+                removed |= {id(delete) for delete in replaced}
             else:
                 delete_files += self.files.positions(live + data)
-        self._replace(branch, "overwrite", gone, self._group([*data, *delete_files]))
+        self._replace(branch, "overwrite", removed, self._group([*data, *delete_files]))
 
-    def _commit(self, branch: str, operation: str, kept: list[Manifest], groups: list[list[Entry]]) -> None:
+    def _commit(self, branch: str, operation: str, kept_manifests: list[Manifest], groups: list[list[Entry]]) -> None:
         rng = self.rng
         parent = self.heads.get(branch)
         if self.version > 1:
@@ -277,7 +279,7 @@ class _History:
         sequence = self.sequence
         snapshot_id = rng.getrandbits(62) + 1
         written_manifests = [self._write_manifest(entries, snapshot_id, sequence) for entries in groups]
-        manifests = written_manifests + kept if rng.random() < 0.7 else kept + written_manifests
+        manifests = written_manifests + kept_manifests if rng.random() < 0.7 else kept_manifests + written_manifests
         first_row_id = self.next_row_id
         listed: list[tuple[Manifest, int | None]] = []
         for manifest in manifests:

@@ -102,17 +102,22 @@ def random_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
     for number in range(rng.choice([1, 3, 5, 8])):
         kind = rng.choice(list(KINDS))
         count = rng.choice([1, 1, 2, 3]) if kind == "record" else 1
-        chosen = rng.sample(columns, min(count, len(columns)))
+        chosen_columns = rng.sample(columns, min(count, len(columns)))
         terms = [
-            (rng.choice(random_terms(rng, item.kind)) if rng.random() < 0.5 else "identity", item) for item in chosen
+            (rng.choice(random_terms(rng, item.kind)) if rng.random() < 0.5 else "identity", item)
+            for item in chosen_columns
         ]
         texts = [format_term(transform, one.name) for transform, one in terms]
         fpp = rng.choice([None, 0.001, 0.3]) if kind == "bloom" else None
-        if rng.random() < 0.3 and all(item.id in lake.schema.columns() for item in chosen):
+        if rng.random() < 0.3 and all(item.id in lake.schema.columns() for item in chosen_columns):
             options = [] if fpp is None else [f"fpp={fpp}"]
             document[f"{PREFIX}i{number}"] = f"{kind}({', '.join(texts + options)})"
         else:
-            json_said: dict[str, Any] = {"kind": kind, "columns": texts, "field-ids": [item.id for item in chosen]}
+            json_said: dict[str, Any] = {
+                "kind": kind,
+                "columns": texts,
+                "field-ids": [item.id for item in chosen_columns],
+            }
             document[f"{PREFIX}i{number}"] = json.dumps(json_said if fpp is None else {**json_said, "fpp": fpp})
     return document
 
@@ -134,7 +139,7 @@ def pointed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema
     ]
     if not usable:
         return random_filter(rng, indexed.lake, schema, depth)
-    found = None
+    result = None
     for term in rng.choice(usable).terms:
         column = columns[term.column_id]
         values = indexed.lake.pools[column.id]
@@ -143,8 +148,8 @@ def pointed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema
         transform = rng.choice([*transforms, term.transform] if defined else transforms)
         ops = rng.choice([("eq", "in"), ("eq", "in"), None])
         one = maybe_of_both_zeros(rng, predicate_on(rng, indexed.lake, column, transform, ops))
-        found = one if found is None else {"type": "and", "left": found, "right": one}
-    return found
+        result = one if result is None else {"type": "and", "left": result, "right": one}
+    return result
 
 
 def define(lake: Lake, properties: dict[str, str]) -> TableMetadata:
@@ -229,19 +234,22 @@ class IndexedLake:
         self, definition: IndexDefinition, files: Iterable[tuple[ListedFile, Any]], *, remove: Sequence[str] = ()
     ) -> str:
         """Write and register an index file with the entries of these data files."""
-        listed = list(files)
+        listed_files = list(files)
         self.written += 1
         path = self.folder / f"{self.written:04d}.puffin"
         path.parent.mkdir(parents=True, exist_ok=True)
         data = b"".join(
             encode_index_file(
-                self.metadata.table_uuid, definition, [one for one, _ in listed], [made for _, made in listed]
+                self.metadata.table_uuid,
+                definition,
+                [one for one, _ in listed_files],
+                [made for _, made in listed_files],
             )
         )
         path.write_bytes(data)
-        self.described.setdefault(definition.id, set()).update(one.path for one, _ in listed)
-        rows = sum(one.records for one, _ in listed)
-        await self.register(definition, path.as_uri(), len(listed), rows, len(data), remove=remove)
+        self.described.setdefault(definition.id, set()).update(one.path for one, _ in listed_files)
+        rows = sum(one.records for one, _ in listed_files)
+        await self.register(definition, path.as_uri(), len(listed_files), rows, len(data), remove=remove)
         return path.as_uri()
 
     async def register(
@@ -311,10 +319,10 @@ async def index_randomly(rng: random.Random, indexed: IndexedLake) -> None:
                 by_id.setdefault(index_part[0].id, (index_part[0], []))[1].append(index_part[1])
         for then, locations in by_id.values():
             if len(locations) > 1 and rng.random() < 0.5:
-                chosen = locations[: rng.randint(2, len(locations))]
-                await indexed.merge(then, chosen)
+                chosen_locations = locations[: rng.randint(2, len(locations))]
+                await indexed.merge(then, chosen_locations)
                 if rng.random() < 0.5:
-                    for location in chosen:
+                    for location in chosen_locations:
                         Path(location.removeprefix("file://")).unlink()
 
 
@@ -450,11 +458,11 @@ class IndexedTable:
         """Return the columns of the data file with this number, by column id."""
         return {1: pa.array([10 * number + 2 * (row // 2) for row in range(10)], pa.int64())}
 
-    async def index(self, what: str | IndexDefinition, numbers: Iterable[int], *, remove: Sequence[str] = ()) -> Path:
+    async def index(self, index: str | IndexDefinition, numbers: Iterable[int], *, remove: Sequence[str] = ()) -> Path:
         """Write and register an index file for the data files with these numbers; `what` is a definition or
         its name.
         """
-        definition = self.definitions[what] if isinstance(what, str) else what
+        definition = self.definitions[index] if isinstance(index, str) else index
         entries = []
         for number in numbers:
             columns = self.columns(number)

@@ -178,7 +178,7 @@ def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned)
 
 
 def judge_deletes(
-    case: Case, file: DataFile, task: Task, wanted: list[bool], java: Planned, counts: Counter[str]
+    case: Case, file: DataFile, task: Task, expected: list[bool], java: Planned, counts: Counter[str]
 ) -> None:
     """Check the delete files of a planned file. `java` is Java's plan of the snapshot without a filter."""
     lake = case.lake
@@ -186,7 +186,7 @@ def judge_deletes(
     deletes = set(task.deletes)
     assert len(deletes) == len(task.deletes), f"a delete file twice for {_describe_file(file)}\n{case}"
     assert deletes <= set(applicable), f"{deletes - set(applicable)} do not apply to {_describe_file(file)}\n{case}"
-    names = {name for name, delete in applicable.items() if _removes(case, delete, file, wanted)}
+    names = {name for name, delete in applicable.items() if _removes(case, delete, file, expected)}
     assert names <= deletes, f"{names - deletes} remove rows of {_describe_file(file)}\n{case}"
     counts["deletes needed"] += len(names)
     counts["deletes named"] += len(deletes)
@@ -199,9 +199,9 @@ def judge_deletes(
         )
 
 
-def _removes(case: Case, delete: DeleteFile, file: DataFile, wanted: list[bool]) -> bool:
+def _removes(case: Case, delete: DeleteFile, file: DataFile, expected: list[bool]) -> bool:
     """Return whether a delete file removes a row that matches the filter."""
-    return any(wanted[position] for position in case.lake.removed_positions(delete, file) if position < len(wanted))
+    return any(expected[position] for position in case.lake.removed_positions(delete, file) if position < len(expected))
 
 
 def _may_have_nan(case: Case, file: DataFile) -> bool:

@@ -132,12 +132,12 @@ class Lake:
         return [self._complete_row(row, file.written) for row in file.rows]
 
     def _complete_row(self, row: Row, written: frozenset[int]) -> Row:
-        made = dict(row)
+        new_row = dict(row)
         for column in sorted(self.all_columns.values(), key=lambda column: len(column.parents)):
             if column.id not in written:
-                absent = any(made.get(parent) is None for parent in column.parents)
-                made[column.id] = None if absent else column.default
-        return made
+                absent = any(new_row.get(parent) is None for parent in column.parents)
+                new_row[column.id] = None if absent else column.default
+        return new_row
 
     def applicable(self, snapshot: Snapshot, file: DataFile) -> list[DeleteFile]:
         """Return the delete files that apply to a data file, by the specification's three rules."""

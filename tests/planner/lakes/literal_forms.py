@@ -128,6 +128,6 @@ def _days(text: str) -> int:
 
 
 def _parse_clock(text: str) -> int:
-    hour, minute, *rest = text.split(":")
-    second, _, fraction = (rest[0] if rest else "0").partition(".")
+    hour, minute, *remaining_parts = text.split(":")
+    second, _, fraction = (remaining_parts[0] if remaining_parts else "0").partition(".")
     return (int(hour) * 3600 + int(minute) * 60 + int(second)) * 1_000_000_000 + int(fraction.ljust(9, "0") or 0)

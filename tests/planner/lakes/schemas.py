@@ -124,21 +124,21 @@ class SchemaMaker:
 
     @staticmethod
     def _uniquely_named(fields: list[Field]) -> tuple[Field, ...]:
-        taken: set[str] = set()
+        used_names: set[str] = set()
         results = []
         for field in fields:
-            name = field.name if field.name.lower() not in taken else f"c{field.id}"
-            taken.add(name.lower())
+            name = field.name if field.name.lower() not in used_names else f"c{field.id}"
+            used_names.add(name.lower())
             results.append(replace(field, name=name))
         return tuple(results)
 
     def _add(self, fields: tuple[Field, ...], version: int, _: set[int]) -> tuple[Field, ...]:
         structs = [field for field in fields if isinstance(field.kind, tuple)]
         if structs and self._rng.random() < 0.4:
-            chosen = self._rng.choice(structs)
-            assert isinstance(chosen.kind, tuple)
-            grown = self._grown(chosen.kind, version)
-            return tuple(replace(field, kind=grown) if field is chosen else field for field in fields)
+            chosen_struct = self._rng.choice(structs)
+            assert isinstance(chosen_struct.kind, tuple)
+            grown = self._grown(chosen_struct.kind, version)
+            return tuple(replace(field, kind=grown) if field is chosen_struct else field for field in fields)
         return self._grown(fields, version)
 
     def _grown(self, fields: tuple[Field, ...], version: int) -> tuple[Field, ...]:
@@ -179,8 +179,8 @@ class SchemaMaker:
         ids = [field.id for field in _all_fields(fields) if fits(field)]
         if not ids:
             return fields
-        chosen = self._rng.choice(ids)
-        return self._uniquely_named(list(_map_fields(fields, chosen, change)))
+        choice = self._rng.choice(ids)
+        return self._uniquely_named(list(_map_fields(fields, choice, change)))
 
 
 def _all_fields(fields: tuple[Field, ...]) -> Iterator[Field]:

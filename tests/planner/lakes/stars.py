@@ -91,14 +91,14 @@ class StarTable(LiveTable):
         return data_file
 
     def position_deletes(self, file: DataFile, positions: Iterable[int]) -> DeleteFile:
-        listed = sorted(positions)
+        listed_positions = sorted(positions)
         path = self.path("-deletes.parquet")
-        spots = {PATH_ID: ("file_path", pa.array([file.path] * len(listed), pa.string()))}
-        write(path, {**spots, POSITION_ID: ("pos", pa.array(listed, pa.int64()))})
-        self.gone.setdefault(file.path, set()).update(listed)
+        spots = {PATH_ID: ("file_path", pa.array([file.path] * len(listed_positions), pa.string()))}
+        write(path, {**spots, POSITION_ID: ("pos", pa.array(listed_positions, pa.int64()))})
+        self.gone.setdefault(file.path, set()).update(listed_positions)
         return DeleteFile(
-            f"file://{path}", 1, "PARQUET", 0, file.partition, len(listed), path.stat().st_size, {},
-            referenced=file.path, positions=frozenset((file.path, item) for item in listed),
+            f"file://{path}", 1, "PARQUET", 0, file.partition, len(listed_positions), path.stat().st_size, {},
+            referenced=file.path, positions=frozenset((file.path, item) for item in listed_positions),
         )  # fmt: skip
 
     async def index(self, name: str, kind: str, columns: Sequence[str], files: Sequence[DataFile]) -> bool:

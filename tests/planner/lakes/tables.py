@@ -99,12 +99,12 @@ class Table:
         path = f"{self.folder.as_uri()}/data/{number:06d}.parquet"
         return DataFile(path, DATA, "PARQUET", 0, (day,), 10, 10_000, metrics, split_offsets=[4])
 
-    def commit(self, snapshot_id: int, manifests: Sequence[Manifest], *, listed: bytes | None = None) -> Path:
+    def commit(self, snapshot_id: int, manifests: Sequence[Manifest], *, listing: bytes | None = None) -> Path:
         """Commit a snapshot and return its manifest list, which holds `listed` if given."""
         path = self.folder / "metadata" / f"snap-{snapshot_id}.avro"
         header = {"format-version": "2", "snapshot-id": str(snapshot_id)}
         rows = [(manifest, None) for manifest in manifests]
-        path.write_bytes(listed or list_bytes(rows, version=2, style=self.style, header=header))
+        path.write_bytes(listing or list_bytes(rows, version=2, style=self.style, header=header))
         self._snapshots.append(
             {
                 "snapshot-id": snapshot_id,
@@ -224,10 +224,10 @@ class RecordingObjects(ForwardingObjects):
 
 @asynccontextmanager
 async def open_test_planner(
-    folder: Path, wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner, **given: Any
+    folder: Path, wrap: Callable[[ObjectStore], ObjectStore] = lambda inner: inner, **arguments: Any
 ) -> AsyncIterator[Planner]:
     """Open a planner over the tables below `folder`, without a disk cache unless `plan_disk_bytes` is given."""
-    options = {"plan_disk_bytes": 0, "plan_threads": 2, **given}
+    options = {"plan_disk_bytes": 0, "plan_threads": 2, **arguments}
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), **options)
     clock = SystemClock()
     async with open_objects(settings, clock) as objects, open_planner(settings, wrap(objects), clock) as planner:

@@ -76,9 +76,9 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
 ) -> None:
     path = find_block_file(folder / "home")
     content = path.read_bytes()
-    at, found = columns(content)
+    at, actual = columns(content)
     noticed = 0
-    for number, packed in enumerate(found):
+    for number, packed in enumerate(actual):
         data = bytearray(content)
         data[at + packed.start + number % packed.size] ^= 1 << number % 8
         path.write_bytes(data)
@@ -87,7 +87,7 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
             assert await numbers(planner, table.metadata) == list(range(FILES)), packed
             noticed += planner.stats().decoded
         path.write_bytes(content)
-    assert noticed == len(found) > 3, "paths and bounds are read"
+    assert noticed == len(actual) > 3, "paths and bounds are read"
 
 
 async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memory(folder: Path, table: Table) -> None:
@@ -130,9 +130,9 @@ async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Pa
 async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path, table: Table) -> None:
     path = find_block_file(folder / "home")
     content = path.read_bytes()
-    at, found = columns(content)
+    at, result = columns(content)
     data = bytearray(content)
-    for packed in found:
+    for packed in result:
         data[at + packed.start] ^= 1
     path.write_bytes(data)
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=0) as planner:
@@ -144,9 +144,9 @@ async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path,
 
 async def test_plans_during_the_detection_of_damage_are_right(folder: Path, table: Table) -> None:
     path = find_block_file(folder / "home")
-    at, found = columns(path.read_bytes())
+    at, result = columns(path.read_bytes())
     data = bytearray(path.read_bytes())
-    for packed in found:
+    for packed in result:
         data[at + packed.start] ^= 1
     path.write_bytes(data)
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
@@ -168,9 +168,9 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
     async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
         await planner.bind_and_plan(table.metadata, ScanRequest())
     path = find_block_file(tmp_path / "home")
-    at, found = columns(path.read_bytes())
+    at, result = columns(path.read_bytes())
     data = bytearray(path.read_bytes())
-    for packed in found:
+    for packed in result:
         data[at + packed.start] ^= 1
     path.write_bytes(data)
     table.commit(2, [first, table.manifest("n", range(FILES, FILES + 10), snapshot_id=2)])
@@ -207,9 +207,9 @@ async def test_server_repeats_an_answer_that_finds_damage(tmp_path: Path) -> Non
         json = (await api("GET", FILES_PAGE)).json
     (path,) = (path for path in tmp_path.rglob("*.block") if path.stat().st_size > MAP_BYTES_MIN)
     content = path.read_bytes()
-    at, found = columns(content)
+    at, result = columns(content)
     data = bytearray(content)
-    for packed in found:
+    for packed in result:
         data[at + packed.start] ^= 1
     narrow = {"type": "lt-eq", "term": "id", "value": 59}
     for method, url, body in (

@@ -123,9 +123,9 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
                     (True, set(held)),
                 ]
             )
-            found, fresh = await plan(planner, metadata, filter), await plan(other, metadata, filter)
-            assert sorted(numbers_of(found)) == sorted(expected), f"seed {seed}"
-            assert tasks(found) == tasks(fresh), f"seed {seed}"
+            actual_plan, fresh = await plan(planner, metadata, filter), await plan(other, metadata, filter)
+            assert sorted(numbers_of(actual_plan)) == sorted(expected), f"seed {seed}"
+            assert tasks(actual_plan) == tasks(fresh), f"seed {seed}"
 
         last = lake.states[-1]
         await check(*last)
@@ -304,16 +304,16 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
 
 async def test_commits_of_another_replica_are_decoded_too(tmp_path: Path) -> None:
     shared: dict[str, Any] = {"database": f"sqlite:///{tmp_path}/shared.db", "warehouse": f"file://{tmp_path}/w"}
-    async with running(tmp_path / "a", **shared) as one, running(tmp_path / "b", **shared) as two:
-        writer, reader = Api(one), Api(two)
+    async with running(tmp_path / "a", **shared) as first, running(tmp_path / "b", **shared) as second:
+        writer, reader = Api(first), Api(second)
         await writer.table("t")
         await append(writer, "t", tens(3), snapshot_id=1)
         assert numbers(await reader("POST", f"{T}/plan", {})) == [0, 1, 2]
         await append(writer, "t", tens(5)[3:], snapshot_id=2, parent=1)
-        assert await decoded_after(two, 1) == 2
-        assert one.components.planner.stats().prepared == 0
+        assert await decoded_after(second, 1) == 2
+        assert first.components.planner.stats().prepared == 0
         assert sorted(numbers(await reader("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
-        assert two.components.planner.stats().decoded == 2
+        assert second.components.planner.stats().decoded == 2
 
 
 async def test_setting_disables_preparation(tmp_path: Path) -> None:

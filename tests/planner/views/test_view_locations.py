@@ -134,19 +134,19 @@ async def histories(seed: int) -> set[bool]:
     outcomes = set()
     for snapshot in range(SNAPSHOTS):
         pool.append(make_manifest(f"n{snapshot}", rng, 0, odd))
-        listed = rng.sample(pool, rng.randrange(1, len(pool) + 1))
+        listed_pool = rng.sample(pool, rng.randrange(1, len(pool) + 1))
         deletes = [make_manifest("d", rng, 1, odd)] if rng.random() < 0.2 else []
-        view = TableView(*parts(listed), *parts(deletes), base=base)
-        paths = [LIST, *(path for item in (*listed, *deletes) for path in item[2])]
+        view = TableView(*parts(listed_pool), *parts(deletes), base=base)
+        paths = [LIST, *(path for item in (*listed_pool, *deletes) for path in item[2])]
         for _ in range(2):
             claims.all = drawn_claims(rng)
             try:
                 await checker.check(OWN, metadata, [LIST], view)
             except Forbidden:
-                found = True
+                actual = True
             else:
-                found = False
-            assert found == is_rejected(claims, paths), f"seed {seed}"
-            outcomes.add(found)
+                actual = False
+            assert actual == is_rejected(claims, paths), f"seed {seed}"
+            outcomes.add(actual)
         base = view if rng.random() < 0.8 else base
     return outcomes

@@ -50,7 +50,7 @@ def encode_token(uuid: str, ends: Mapping[int, int]) -> str:
     return f"{uuid}/{','.join(f'{shard}:{end}' for shard, end in sorted(ends.items()))}"
 
 
-def required_offsets(headers: Mapping[str, str], uuid: str) -> dict[int, int]:
+def read_required_offsets(headers: Mapping[str, str], uuid: str) -> dict[int, int]:
     """Return the offsets of a table that an answer has to reach, by shard; empty without tokens of the table.
 
     Raises:

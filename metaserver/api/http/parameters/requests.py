@@ -43,7 +43,7 @@ def names_in(raw_path: str, template: str, variables: tuple[str, ...]) -> tuple[
     """
     segments = raw_path.split("/")
     return tuple(
-        check_name(_decode_segment(segments[_position(template, variable)], variable), f"{variable} name")
+        check_name(_decode_segment(segments[_find_position(template, variable)], variable), f"{variable} name")
         for variable in variables
     )
 
@@ -55,7 +55,7 @@ def namespace_in(raw_path: str, template: str) -> NamespacePath:
     Raises:
         BadRequest: The namespace is invalid.
     """
-    return parse_namespace(_decode_segment(raw_path.split("/")[_position(template, "namespace")], "namespace"))
+    return parse_namespace(_decode_segment(raw_path.split("/")[_find_position(template, "namespace")], "namespace"))
 
 
 @lru_cache(maxsize=8192)  # Cache the results. The function is pure, and runs for every load of a table.
@@ -73,7 +73,7 @@ def page_query(query: Mapping[str, str]) -> tuple[str | None, int | None]:
     client must receive all items in one answer.
     """
     size, token = query.get("pageSize"), query.get("pageToken")
-    checked = None if size is None else _page_size(size)
+    checked = None if size is None else _parse_page_size(size)
     return token, None if token is None else checked
 
 
@@ -126,7 +126,7 @@ def _hash(body: bytes, query: str) -> str:
     return digest.hexdigest()
 
 
-def _page_size(text: str) -> int:
+def _parse_page_size(text: str) -> int:
     # int() accepts '1_000' and Unicode digits, and its time is quadratic in the number of digits.
     if not (text.isascii() and text.isdigit() and len(text) <= _INT_DIGITS_MAX and int(text) > 0):
         raise BadRequest(f"pageSize is {text[:40]!r}; it must be a whole number of at least 1")
@@ -134,7 +134,7 @@ def _page_size(text: str) -> int:
 
 
 @lru_cache(maxsize=256)  # The cache has one entry for each variable of each route.
-def _position(template: str, variable: str) -> int:
+def _find_position(template: str, variable: str) -> int:
     return template.split("/").index(f"{{{variable}}}")
 
 

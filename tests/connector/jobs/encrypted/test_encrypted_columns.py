@@ -70,8 +70,8 @@ def change(served: Served, **properties: str) -> None:
 
 
 def paths_of(client: IndexClient, table: str) -> list[str]:
-    listed = client.files(table, content="data")["file_path"].to_pylist()
-    return [str(path).removeprefix("file://") for path in listed]
+    values = client.files(table, content="data")["file_path"].to_pylist()
+    return [str(path).removeprefix("file://") for path in values]
 
 
 def published_files(client: IndexClient, folder: Path) -> list[bytes]:
@@ -170,18 +170,18 @@ def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClien
     for part in (0, 1):
         given = guessed.set_column(1, "part", pa.array([part]))
         upsert(client, "db.t", _fill_fixed(given), keys=["payload", "part"], strategy="equality")
-    known = sorted(paths(client))
+    known_paths = sorted(paths(client))
     for job in (merge_files, compact):
         report = job(client, "db.t")
         assert report.commits == 0
         assert any("equality deletes compare its encrypted column payload" in error for error in report.errors)
-    assert sorted(paths(client)) == known
-    found = scan(client, "db.t", ["id"], keys=encrypted.keys()).to_arrow()
-    assert found.num_rows == len(before) + 2 - 1
+    assert sorted(paths(client)) == known_paths
+    actual_rows = scan(client, "db.t", ["id"], keys=encrypted.keys()).to_arrow()
+    assert actual_rows.num_rows == len(before) + 2 - 1
 
 
-def _fill_fixed(given: pa.Table) -> pa.Table:
-    return pa.Table.from_pylist([{**row, "fixed": 1} for row in given.to_pylist()], schema=ARROW)
+def _fill_fixed(table: pa.Table) -> pa.Table:
+    return pa.Table.from_pylist([{**row, "fixed": 1} for row in table.to_pylist()], schema=ARROW)
 
 
 def test_statistics_and_dropped_columns_publish_no_metrics_of_encrypted_columns(
@@ -241,12 +241,12 @@ def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(
     def usable(*table: str) -> str:
         keys = keys_of_table(table)
         assert keys is not None
-        found = ""
+        text = ""
         for master in "abc":
             with suppress(KeyUnavailable):
                 keys._wrapper.unwrap(keys._wrapper.wrap(bytes(16), master), master)
-                found += master
-        return found
+                text += master
+        return text
 
     assert usable("hr", "t") == usable("hr", "below", "t") == usable("x", "y", "t") == "ab"
     assert usable("hrx", "t") == usable("x", "t") == usable("x.y", "t") == usable("other", "hr", "t") == "b"
@@ -261,12 +261,12 @@ def test_file_that_is_encrypted_during_a_job_is_not_rewritten_without_encryption
     create(served, 2)
     for number in range(3):
         append(client, "db.t", rows(random.Random(number), range(number * size, number * size + size)))
-    chosen, kept = CopyWriter._group_by_scheme, paths(client)
+    chosen, kept_paths = CopyWriter._group_by_scheme, paths(client)
 
     def encrypt_then_choose(writer: CopyWriter, tasks: Any) -> Any:
         groups = list(chosen(writer, tasks))
-        while kept:
-            encrypt(kept.pop(), CONFIGURATIONS[2])
+        while kept_paths:
+            encrypt(kept_paths.pop(), CONFIGURATIONS[2])
         return groups
 
     monkeypatch.setattr(CopyWriter, "_group_by_scheme", encrypt_then_choose)

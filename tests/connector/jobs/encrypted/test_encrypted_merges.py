@@ -52,8 +52,10 @@ def encrypt(path: str, configuration: Any) -> None:
     """Replace the file by an encrypted copy, because no writer of tables encrypts."""
     with pq.ParquetFile(path) as file:
         groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
-    given = dict(configuration)
-    properties = encrypted.encryption_of(encrypted.configuration(given.pop("columns"), **given))
+    input_configuration = dict(configuration)
+    properties = encrypted.encryption_of(
+        encrypted.configuration(input_configuration.pop("columns"), **input_configuration)
+    )
     with pq.ParquetWriter(path, groups[0].schema, encryption_properties=properties, write_page_index=True) as writer:
         for group in groups:
             writer.write_table(group)
@@ -63,9 +65,9 @@ def read(client: IndexClient, *, lineage: bool = False) -> dict[int, dict[str, A
     opened = open_table(client, "db.t", At(ref=MAIN))
     names = [*ARROW.names, *NAMES] if lineage else ARROW.names
     reader = TaskReader(plan_read(opened, names, TRUE), opened.storage, keys=encrypted.keys())
-    found = [row for batch in reader.read_all(plan(client, opened)) for row in batch.to_pylist()]
-    assert len({row["id"] for row in found}) == len(found)
-    return {row["id"]: row for row in found}
+    actual_rows = [row for batch in reader.read_all(plan(client, opened)) for row in batch.to_pylist()]
+    assert len({row["id"] for row in actual_rows}) == len(actual_rows)
+    return {row["id"]: row for row in actual_rows}
 
 
 def paths(client: IndexClient) -> list[str]:
@@ -127,17 +129,17 @@ def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], h
     tasks = {task.path: task for task in plan(client, open_table(client, "db.t", At(ref=MAIN)), stats=ARROW.names)}
     for path, task in tasks.items():
         local = path.removeprefix("file://")
-        found = {(name, key) for name, key in protections(local) if not name.startswith("_")}
+        actual = {(name, key) for name, key in protections(local) if not name.startswith("_")}
         with pq.ParquetFile(local, decryption_properties=encrypted.decryption()) as file:
             ids = file.read(["id"])["id"].to_pylist()
             lacks = {name for name in has if name not in file.schema_arrow.names}
         for number in ids:
-            assert found == {(name, key) for name, key in owners[number] if name not in lacks}
-        if found:
+            assert actual == {(name, key) for name, key in owners[number] if name not in lacks}
+        if actual:
             secret = {"id": 1, "payload": 3, "price": 4, "place.city": 7}
             for metric in METRICS:
-                known = {*(task.file.get(metric) or {"keys": []})["keys"]}
-                assert not known & {secret[name] for name, _ in found if name in secret}, metric
+                known_values = {*(task.file.get(metric) or {"keys": []})["keys"]}
+                assert not known_values & {secret[name] for name, _ in actual if name in secret}, metric
 
 
 def test_statement_process_takes_its_keys_from_its_environment(
@@ -171,13 +173,15 @@ def test_statement_process_takes_its_keys_from_its_environment(
 
 def test_scan_reads_encrypted_files_only_with_explicit_keys(client: IndexClient, served: Served, kms: None) -> None:
     create(served, 2)
-    given = rows(random.Random(1), range(700))
-    append(client, "db.t", given)
+    input_rows = rows(random.Random(1), range(700))
+    append(client, "db.t", input_rows)
     for path in paths(client):
         encrypt(path, CONFIGURATIONS[2])
-    found = scan(client, "db.t", ["id", "payload"], "part = 1 AND id < 100", keys=keys_of_environment())
-    expected = [{"id": row["id"], "payload": row["payload"]} for row in given.slice(0, 100).to_pylist() if row["part"]]
-    assert sorted(found.to_arrow().to_pylist(), key=lambda row: row["id"]) == expected
+    actual = scan(client, "db.t", ["id", "payload"], "part = 1 AND id < 100", keys=keys_of_environment())
+    expected = [
+        {"id": row["id"], "payload": row["payload"]} for row in input_rows.slice(0, 100).to_pylist() if row["part"]
+    ]
+    assert sorted(actual.to_arrow().to_pylist(), key=lambda row: row["id"]) == expected
     # The environment variables of the process do not suffice, because a server's process has them for
     # its jobs.
     with pytest.raises(Unreadable, match="encrypted"):

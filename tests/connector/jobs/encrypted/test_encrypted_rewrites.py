@@ -58,13 +58,13 @@ def fill(client: IndexClient, rng: random.Random, configurations: list[Any], siz
 
 
 def protections_of_rows(client: IndexClient) -> dict[int, Any]:
-    found = {}
+    result = {}
     for path in paths(client):
         with pq.ParquetFile(path, decryption_properties=encrypted.decryption()) as file:
             ids = file.read(["id"])["id"].to_pylist()
         protected = {pair for pair in protections(path) if not pair[0].startswith("_")}
-        found |= dict.fromkeys(ids, protected)
-    return found
+        result |= dict.fromkeys(ids, protected)
+    return result
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -110,12 +110,12 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
 
 def fill_more(client: IndexClient, rng: random.Random, owners: dict[int, Any]) -> dict[int, Any]:
     """Append enough unclustered files with the same protection for the next clustering."""
-    first, known, added = len(owners), set(paths(client)), dict[int, Any]()
+    first, known_paths, added = len(owners), set(paths(client)), dict[int, Any]()
     for number in range(6):
         ids = range(first + number * 50, first + number * 50 + 50)
         append(client, "db.t", rows(rng, ids))
         added |= dict.fromkeys(ids, SECRET)
-    for path in set(paths(client)) - known:
+    for path in set(paths(client)) - known_paths:
         encrypt(path, CONFIGURATIONS[2])
     return added
 
@@ -133,9 +133,9 @@ def test_sealed_temporary_files_return_the_rows_that_were_added(tmp_path: Path) 
             spill.add(batch, np.arange(5000), keys, numbers)
         data = b"".join(path.read_bytes() for path in folder.iterdir())
         assert (b"plain text" in data) is not sealed
-        found = [part for part, _, _ in spill.ranges()]
-        assert [part.num_rows for part in found] == [3334, 3334, 3332]
-        assert sorted(text for part in found for text in part.column(0).to_pylist()) == sorted(
+        parts = [part for part, _, _ in spill.ranges()]
+        assert [part.num_rows for part in parts] == [3334, 3334, 3332]
+        assert sorted(text for part in parts for text in part.column(0).to_pylist()) == sorted(
             [*batch.column(0).to_pylist()] * 2
         )
 
@@ -182,19 +182,19 @@ def test_changed_rows_are_in_files_with_the_same_protection(
             delete(client, "db.t", where=where, mode=mode, file_keys=keys)
             model = {number: row for number, row in model.items() if (row["payload"] or "")[:1] != first}
         else:
-            given = [row for number in ids for row in rows(rng, range(number, number + 1)).to_pylist()]
-            table = pa.Table.from_pylist(given, schema=ARROW)
+            input_rows = [row for number in ids for row in rows(rng, range(number, number + 1)).to_pylist()]
+            table = pa.Table.from_pylist(input_rows, schema=ARROW)
             upsert(client, "db.t", table, keys=["id"], mode=mode, file_keys=keys)
-            model |= {row["id"]: row for row in given}
+            model |= {row["id"]: row for row in input_rows}
         highest = max(highest, *model) + 1
         assert read(client) == model, (step, mode)
-        assert {frozenset(found) for found in protections_of_rows(client).values()} <= {frozenset(SECRET)}
+        assert {frozenset(protection) for protection in protections_of_rows(client).values()} <= {frozenset(SECRET)}
     columns = pa.table({"id": list(model)[:5], "price": [0.5] * 5})
     upsert(client, "db.t", columns, keys=["id"], columns=["price"], file_keys=keys)
     for number in list(model)[:5]:
         model[number]["price"] = 0.5
     assert read(client) == model
-    assert {frozenset(found) for found in protections_of_rows(client).values()} <= {frozenset(SECRET)}
+    assert {frozenset(protection) for protection in protections_of_rows(client).values()} <= {frozenset(SECRET)}
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -253,11 +253,11 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
     A build creates one client of the key service for all its files and groups. A task for another machine has
     no client.
     """
-    made: list[encrypted.PyArrowKms] = []
+    arrow_kms: list[encrypted.PyArrowKms] = []
 
     def make_kms() -> encrypted.PyArrowKms:
-        made.append(encrypted.PyArrowKms())
-        return made[-1]
+        arrow_kms.append(encrypted.PyArrowKms())
+        return arrow_kms[-1]
 
     monkeypatch.setattr(encrypted, "counted", make_kms, raising=False)
     monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:counted")
@@ -269,7 +269,7 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
     client.put_index("db.t", "payloads", columns=["payload"], kind="bitmap")
     with closing(InProcessWorkers()) as workers:
         built = build(client, "db.t", "ids", workers, limits=GroupLimits(files=1))
-        assert len(made) == 1
+        assert len(arrow_kms) == 1
         refused = build(client, "db.t", "payloads", workers)
     assert (built.files_not_indexed, built.progress.files_done, built.progress.index_files) == (0, 4, 4)
     assert (refused.files_not_indexed, refused.progress.files_done) == (4, 0)
@@ -277,12 +277,12 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
     upsert(client, "db.t", rows(rng, range(10, 20)), keys=["id"], file_keys=encrypted.keys())
     by_name = {index.name: index for index in client.indexes("db.t")}
     target = WriteTarget.of(client.load_table("db.t"), "db.t")
-    del made[:]
+    del arrow_kms[:]
     keys = target.indexes[0].file_keys
     assert keys() is keys() is target.indexes[1].file_keys() is not None
-    sent = pickle.loads(pickle.dumps(target)).indexes[0]
-    assert len(made) == 1
-    assert sent == target.indexes[0]
-    assert sent.file_keys() is not keys()
+    sent_index = pickle.loads(pickle.dumps(target)).indexes[0]
+    assert len(arrow_kms) == 1
+    assert sent_index == target.indexes[0]
+    assert sent_index.file_keys() is not keys()
     assert by_name["ids"].lag_files == 0
     assert by_name["payloads"].lag_files > 0
