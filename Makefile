@@ -199,7 +199,7 @@ demo: demo-note
 	@$(MAKE) --no-print-directory java $(call ACT,ssb) jars $(if $(filter-out 0,$(or $(TRINO),1)),$(if $(JAVA25_FOUND),trino))
 	@SCALE="$(SCALE)" KEEP="$(KEEP)" TRINO="$(TRINO)" $(PY) -m bench.demo
 
-BENCHES := planning index writing streams fleet corpus $(if $(JAVA25_FOUND),trino)
+BENCHES := planning index writing streams fleet corpus recovery $(if $(JAVA25_FOUND),trino)
 bench: venv jars services $(if $(JAVA25_FOUND),trino)
 	$(PY) -m bench.run $(BENCH_ARGS)
 	$(if $(BENCH_ARGS),,set -e; for one in $(BENCHES); do $(PY) -m bench.$$one.run; done)

@@ -11,6 +11,7 @@ import pytest
 from bench import readme
 from bench.index.run import BENCHES as INDEX
 from bench.planning.run import BENCHES as PLANNING
+from bench.recovery.run import BENCHES as RECOVERY
 from bench.run import BENCHES
 from bench.streams.run import BENCHES as STREAMS
 from tests.services.process import REPO
@@ -24,6 +25,7 @@ from tests.services.process import REPO
         *(("index", name) for name in INDEX),
         *(("streams", name) for name in STREAMS),
         ("structure", "flows"),
+        *(("recovery", name) for name in RECOVERY),
     ],
 )
 def test_bench_of_planning_or_indexes_runs_to_its_table(module: str, name: str) -> None:

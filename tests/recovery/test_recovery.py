@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.recovery.world import Listing, RandomCatalog, list_catalog, location_of, uuid_of
+from tests.recovery.many_tables import write_tables
+from tests.recovery.world import Listing, RandomCatalog, list_catalog, list_pointers, location_of, uuid_of
 from tests.seeds import first_seed
 from tests.services.command import run_seamark
 from tests.services.seamark import SHARED_KEY, Seamark
@@ -163,3 +164,19 @@ def test_rebuild_after_a_lost_home_needs_only_the_warehouse(tmp_path: Path, seed
     with Seamark(home, warehouse=warehouse) as server:
         after = contents_by_uuid(list_catalog(server.base_url))
     assert {uuid: after[uuid] for uuid in before} == before
+
+
+@pytest.mark.slow
+def test_ten_thousand_tables_are_rebuilt_copied_and_restored(tmp_path: Path, postgres_url: str) -> None:
+    home, file = tmp_path / "home", tmp_path / "backup"
+    expected = write_tables(home / "warehouse", 10_000)
+    result = rebuild(home)
+    assert {each["name"]: each["location"] for each in result["registered"]} == expected
+    assert result["findings"] == []
+    run(home, "migrate", "--to", postgres_url)
+    run(home, "backup", str(file), "--database", postgres_url)
+    forget_database(home)
+    assert json.loads(run(home, "restore", str(file), "--json"))["later"] == []
+    for database in ("", postgres_url):
+        with Seamark(home, database=database) as server:
+            assert list_pointers(server.base_url) == expected

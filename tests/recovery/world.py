@@ -188,3 +188,13 @@ def location_of(kind: str, content: Any) -> str:
     assert kind != "function"
     location: str = content[0]
     return location
+
+
+def list_pointers(base_url: str) -> dict[str, str]:
+    """Return the metadata file of each table in the namespaces of the first level, by name."""
+    client, pointers = Client(base_url), {}
+    for (namespace,) in client.call("GET", "/v1/namespaces")[1]["namespaces"]:
+        for identifier in client.call("GET", f"/v1/namespaces/{namespace}/tables")[1]["identifiers"]:
+            _, loaded = client.call("GET", f"/v1/namespaces/{namespace}/tables/{identifier['name']}?snapshots=refs")
+            pointers[f"{namespace}.{identifier['name']}"] = loaded["metadata-location"]
+    return pointers

@@ -1,0 +1,1 @@
+"""Measurements of commands that recover a catalog."""

@@ -1,0 +1,21 @@
+"""`python -m bench.recovery.run`: how fast is a catalog found again, and its database copied?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bench.recovery import rebuild
+from bench.run import Bench, names_of, parser_of, run_benches
+
+BENCHES: dict[str, Bench] = {"rebuild": rebuild.run}
+
+
+def main() -> None:
+    parser = parser_of("bench.recovery.run", __doc__, BENCHES)
+    parser.add_argument("--folder", type=Path, help="where the warehouse is (the disk that is measured)")
+    chosen = parser.parse_args()
+    run_benches(BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick, folder=chosen.folder)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Tests of `seamark restore`, `migrate` and `rebuild` that a signal kills at any moment: the old state stands."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.recovery.test_recovery import contents_by_uuid, forget_database, rebuild, run
+from tests.recovery.test_transfer import read_sqlite_content
+from tests.recovery.world import RandomCatalog, list_catalog
+from tests.seeds import examples, first_seed
+from tests.services.command import SEAMARK
+from tests.services.fork_server import fork
+from tests.services.seamark import SHARED_KEY, Seamark
+
+KILLS = examples(12, 3)
+
+
+def kill_command(folder: Path, delay_s: float, *arguments: str) -> bool:
+    """Start the command, kill it after a time, and return whether the kill came before its end."""
+    environment = {**os.environ, "SEAMARK_ENCRYPTION_KEY": SHARED_KEY}
+    with (folder / "killed.log").open("ab") as log:
+        process = fork([SEAMARK, *arguments], environment, None, log.fileno(), log.fileno())
+        assert process is not None, "the fork server is enabled for tests"
+        time.sleep(delay_s)
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        return process.wait(30) != 0
+
+
+def measure(action: Callable[[], Any]) -> float:
+    begun_s = time.monotonic()
+    action()
+    return time.monotonic() - begun_s
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> tuple[Path, dict[str, Any]]:
+    home = tmp_path / "home"
+    with Seamark(home) as server:
+        RandomCatalog(server.base_url, first_seed()).run(100)
+        return home, list_catalog(server.base_url)
+
+
+def test_killed_rebuild_is_continued_by_the_next_run(catalog: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    home, _ = catalog
+    rng = random.Random(first_seed())
+    forget_database(home)
+    lasts_s = measure(lambda: rebuild(home))
+    with Seamark(home) as server:
+        expected = contents_by_uuid(list_catalog(server.base_url))
+    for _ in range(KILLS):
+        forget_database(home)
+        kill_command(tmp_path, rng.uniform(0, lasts_s), "rebuild", "--home", str(home))
+        kill_command(tmp_path, rng.uniform(0, lasts_s), "rebuild", "--home", str(home))
+        rebuild(home)
+        with Seamark(home) as server:
+            assert contents_by_uuid(list_catalog(server.base_url)) == expected
+
+
+def test_killed_restore_and_migration_leave_the_old_state(catalog: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    home, before = catalog
+    database, file, target = home / "seamark.db", tmp_path / "backup", tmp_path / "target.db"
+    rng = random.Random(first_seed())
+    lasts_s = measure(lambda: run(home, "backup", str(file)))
+    backed_up = read_sqlite_content(database)
+    for _ in range(KILLS):
+        with closing(sqlite3.connect(database)) as connection, connection:
+            connection.execute("INSERT OR IGNORE INTO grants VALUES ('after the backup', '', 'reader')")
+        later = read_sqlite_content(database)
+        delay_s = rng.uniform(0, 1.5 * lasts_s)
+        kill_command(tmp_path, delay_s, "restore", str(file), "--home", str(home), "--overwrite")
+        restored = read_sqlite_content(database)
+        assert restored in (later, backed_up)
+        kill_command(tmp_path, delay_s, "migrate", "--home", str(home), "--to", f"sqlite://{target}", "--overwrite")
+        assert read_sqlite_content(database) == restored
+        if target.exists():
+            with closing(sqlite3.connect(target)) as connection:
+                assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+            assert read_sqlite_content(target) in ({}, restored)
+    with Seamark(home) as server:
+        assert list_catalog(server.base_url) == before

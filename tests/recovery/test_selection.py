@@ -1,0 +1,80 @@
+"""Tests of the choice between found files, against a loop over all pairs of locations."""
+
+from __future__ import annotations
+
+import random
+import uuid
+
+import pytest
+
+from seamark.metaserver.catalog.recovery.found_files import FoundFile
+from seamark.metaserver.catalog.recovery.naming import FoundName, name_of_location
+from seamark.metaserver.catalog.recovery.selection import select
+from seamark.metaserver.objects.warehouse import Warehouse
+from seamark.metaserver.store.model import EntryKind
+from tests.seeds import examples, first_seed
+
+WAREHOUSE = Warehouse("file:///lake")
+
+
+def make_file(location: str, table_uuid: str) -> FoundFile:
+    file = f"{location}/metadata/{table_uuid}.function.json"
+    return FoundFile(file, EntryKind.FUNCTION, table_uuid, location, 0, (), None)
+
+
+def has_folder_of_its_uuid(file: FoundFile) -> bool:
+    return file.table_location.endswith(file.uuid.replace("-", ""))
+
+
+def overlap(one: FoundFile, other: FoundFile) -> bool:
+    first, second = f"{one.table_location}/", f"{other.table_location}/"
+    return first.startswith(second) or second.startswith(first)
+
+
+@pytest.mark.parametrize("round_", range(examples(100, 20)))
+def test_selected_locations_never_overlap_and_own_folders_win(round_: int) -> None:
+    rng = random.Random(first_seed() * 1000 + round_)
+    files = []
+    folders = ["file:///lake/a"]
+    for number in range(rng.randint(2, 12)):
+        table_uuid = str(uuid.UUID(int=rng.getrandbits(128)))
+        suffix = f"-{table_uuid.replace('-', '')}" if rng.random() < 0.6 else ""
+        location = f"{rng.choice(folders)}/{rng.choice('b-.') if suffix else 'b'}{number}{suffix}"
+        if rng.random() < 0.1:
+            location = rng.choice(folders[1:] or [location])
+        folders.append(location)
+        files.append(make_file(location, table_uuid))
+    selected = [candidate.file for candidate in select(files, WAREHOUSE, {}).candidates]
+    for file in selected:
+        assert not any(overlap(file, other) for other in selected if other is not file), (file, selected)
+    for file in files:
+        rivals = [other for other in files if other is not file and overlap(file, other)]
+        if not rivals:
+            assert file in selected
+        if has_folder_of_its_uuid(file) and not any(
+            has_folder_of_its_uuid(other) and file.table_location.startswith(other.table_location) for other in rivals
+        ):
+            assert file in selected, "the folder with its own UUID is not inside another such folder"
+
+
+def test_choice_names_a_file_that_the_rules_leave_out() -> None:
+    first, second = (make_file("file:///lake/a/t", str(uuid.UUID(int=number))) for number in (1, 2))
+    assert select([first, second], WAREHOUSE, {}).candidates == ()
+    (candidate,) = select([first, second], WAREHOUSE, {second.location: FoundName(("b",), "u")}).candidates
+    assert (candidate.file, str(candidate.name)) == (second, "b.u")
+
+
+@pytest.mark.parametrize(
+    ("location", "expected", "is_certain"),
+    [
+        ("file:///lake/shop/orders-00000000000000000000000000000001", (("shop",), "orders"), True),
+        ("file:///lake/a/b/t-1-00000000000000000000000000000001", (("a", "b"), "t-1"), True),
+        ("file:///lake/a/x-0123456789abcdef-00000000000000000000000000000001", (("a",), "x-0123456789abcdef"), False),
+        ("file:///lake/shop/orders", (("shop",), "orders"), False),
+        ("file:///lake/shop/orders-00000000000000000000000000000002", (("shop",), f"orders-{2:032x}"), False),
+    ],
+)
+def test_name_comes_from_the_folder(location: str, expected: tuple[tuple[str, ...], str], *, is_certain: bool) -> None:
+    name = name_of_location(WAREHOUSE, location, str(uuid.UUID(int=1)))
+    assert (name.namespace, name.name) == expected
+    assert (name.note == "") is is_certain

@@ -1,0 +1,244 @@
+"""Tests of `seamark rebuild` on files that a writer of one table, or a crash, has left in the warehouse.
+
+Each case changes a warehouse with two tables of different owners, `ours.t` and `theirs.u`. After the rebuild the files
+of `ours.t` belong to it, or it is reported and has no name.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sqlite3
+import uuid
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.metaserver.catalog.documents import name_suffix
+from tests.faults.rigs.http import Client
+from tests.recovery.test_recovery import forget_database, rebuild
+from tests.services.seamark import Seamark
+
+Json = dict[str, Any]
+NOWHERE_UUID = "00000000-0000-4000-8000-000000000001"
+
+
+@dataclass
+class Warehouse:
+    """A stopped server's warehouse with two tables, and ways to write files into it."""
+
+    home: Path
+    tables: dict[str, Json] = field(default_factory=dict)
+
+    @property
+    def root(self) -> Path:
+        return self.home / "warehouse"
+
+    def metadata(self, name: str) -> Json:
+        return json.loads(self.file(name).read_bytes())
+
+    def file(self, name: str) -> Path:
+        """Return the newest metadata file of a table."""
+        return Path(self.tables[name]["metadata-location"].removeprefix("file://"))
+
+    def folder(self, name: str) -> Path:
+        return self.file(name).parent.parent
+
+    def write(self, folder: Path, metadata: Json, number: int, mark: str = "") -> str:
+        """Write a metadata file with a valid digest in its name, and return its location."""
+        data = json.dumps(metadata).encode()
+        path = folder / f"{number:05d}-{mark or uuid.uuid4()}{name_suffix(data)}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return f"file://{path}"
+
+    def rebuild(self, *arguments: str) -> Json:
+        forget_database(self.home)
+        result: Json = rebuild(self.home, *arguments)
+        self.check_claims()
+        return result
+
+    def check_claims(self) -> None:
+        """Check that each location of a claim is in the folder of its own table, for tables of the server."""
+        with closing(sqlite3.connect(self.home / "seamark.db")) as connection:
+            claims = connection.execute("SELECT uuid, location FROM claims").fetchall()
+        for name in self.tables:
+            folder, own = str(self.folder(name)).lstrip("/"), self.tables[name]["metadata"]["table-uuid"]
+            for owner, location in claims:
+                if f"{location}/".find(f"{folder}/") >= 0:
+                    assert owner == own, (name, owner, location)
+
+    def registered(self, result: Json) -> dict[str, str]:
+        return {each["name"]: each["location"] for each in result["registered"]}
+
+
+@pytest.fixture
+def warehouse(tmp_path: Path) -> Warehouse:
+    made = Warehouse(tmp_path / "home")
+    with Seamark(made.home) as server:
+        client = Client(server.base_url)
+        for name, namespace in (("t", "ours"), ("u", "theirs")):
+            assert client.create_table(name, namespace)[0] == 200
+            route = f"/v1/namespaces/{namespace}/tables/{name}"
+            for value in ("1", "2"):
+                updates = [{"action": "set-properties", "updates": {"p": value}}]
+                status, answer = client.call("POST", route, {"requirements": [], "updates": updates})
+                assert status == 200
+            made.tables[f"{namespace}.{name}"] = answer
+    return made
+
+
+def reasons(result: Json, location: str) -> list[str]:
+    return [finding["reason"] for finding in result["findings"] if finding["location"] == location]
+
+
+def write_uuid_of_another_table(warehouse: Warehouse) -> str:
+    metadata = warehouse.metadata("theirs.u") | {"table-uuid": warehouse.metadata("ours.t")["table-uuid"]}
+    return warehouse.write(warehouse.folder("theirs.u") / "x" / "metadata", metadata | {"location": here(warehouse)}, 9)
+
+
+def here(warehouse: Warehouse) -> str:
+    return f"file://{warehouse.folder('theirs.u')}/x"
+
+
+def write_location_of_another_table(warehouse: Warehouse) -> str:
+    metadata = warehouse.metadata("theirs.u") | {
+        "location": f"file://{warehouse.folder('ours.t')}",
+        "table-uuid": NOWHERE_UUID,
+    }
+    return warehouse.write(warehouse.folder("theirs.u") / "metadata", metadata, 99)
+
+
+def write_location_around_all_tables(warehouse: Warehouse) -> str:
+    metadata = warehouse.metadata("theirs.u") | {
+        "location": f"file://{warehouse.root}/ours",
+        "table-uuid": NOWHERE_UUID,
+    }
+    return warehouse.write(warehouse.root / "ours" / "metadata", metadata, 0)
+
+
+def write_path_of_another_table(warehouse: Warehouse) -> str:
+    metadata = warehouse.metadata("theirs.u")
+    metadata["properties"] |= {"write.data.path": f"file://{warehouse.folder('ours.t')}/data"}
+    return warehouse.write(warehouse.folder("theirs.u") / "metadata", metadata, 99)
+
+
+def write_path_of_a_future_table(warehouse: Warehouse) -> str:
+    metadata = warehouse.metadata("theirs.u")
+    metadata["properties"] |= {"write.metadata.path": f"file://{warehouse.root}/ours/later"}
+    return warehouse.write(warehouse.folder("theirs.u") / "metadata", metadata, 99)
+
+
+def write_table_inside_a_table(warehouse: Warehouse) -> str:
+    inside = f"{warehouse.folder('theirs.u')}/evil-{NOWHERE_UUID.replace('-', '')}"
+    metadata = warehouse.metadata("theirs.u") | {"location": f"file://{inside}", "table-uuid": NOWHERE_UUID}
+    return warehouse.write(Path(inside) / "metadata", metadata, 0)
+
+
+def write_location_outside_the_warehouse(warehouse: Warehouse) -> str:
+    metadata = warehouse.metadata("theirs.u") | {"location": "file:///etc", "table-uuid": NOWHERE_UUID}
+    return warehouse.write(warehouse.folder("theirs.u") / "metadata", metadata, 99)
+
+
+CASES: tuple[Callable[[Warehouse], str], ...] = (
+    write_location_of_another_table,
+    write_location_around_all_tables,
+    write_path_of_another_table,
+    write_path_of_a_future_table,
+    write_table_inside_a_table,
+    write_location_outside_the_warehouse,
+)
+
+
+@pytest.mark.parametrize("write", CASES)
+def test_written_file_does_not_take_files_of_another_table(
+    warehouse: Warehouse, write: Callable[[Warehouse], str]
+) -> None:
+    location = write(warehouse)
+    result = warehouse.rebuild()
+    assert warehouse.registered(result)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
+    assert location not in warehouse.registered(result).values()
+    assert reasons(result, location)
+
+
+def test_copied_uuid_is_reported_and_a_choice_solves_it(warehouse: Warehouse, tmp_path: Path) -> None:
+    location, own = write_uuid_of_another_table(warehouse), warehouse.tables["ours.t"]["metadata-location"]
+    result = warehouse.rebuild()
+    assert "ours.t" not in warehouse.registered(result)
+    assert "Several folders" in reasons(result, location)[0]
+    assert "Several folders" in reasons(result, own)[0]
+    (tmp_path / "names").write_text(json.dumps({own: "ours.t", location: None}))
+    result = warehouse.rebuild("--names", str(tmp_path / "names"))
+    assert warehouse.registered(result)["ours.t"] == own
+
+
+def test_two_newest_files_are_reported_and_none_is_guessed(warehouse: Warehouse) -> None:
+    newest = warehouse.tables["ours.t"]["metadata-location"]
+    metadata = warehouse.metadata("ours.t")
+    metadata["properties"]["p"] = "another commit"
+    location = warehouse.write(warehouse.folder("ours.t") / "metadata", metadata, 2)
+    result = warehouse.rebuild()
+    assert "ours.t" not in warehouse.registered(result)
+    assert "Several files may be the newest" in reasons(result, location)[0]
+    assert "Several files may be the newest" in reasons(result, newest)[0]
+
+
+def test_orphan_of_an_earlier_number_is_left_out(warehouse: Warehouse) -> None:
+    metadata = warehouse.metadata("ours.t") | {"last-updated-ms": warehouse.metadata("ours.t")["last-updated-ms"] - 1}
+    warehouse.write(warehouse.folder("ours.t") / "metadata", metadata | {"metadata-log": []}, 1)
+    result = warehouse.rebuild()
+    assert warehouse.registered(result)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
+
+
+def test_commit_after_a_registered_older_file_is_not_overlooked(warehouse: Warehouse) -> None:
+    """The number of such a commit is lower than that of the newest file, and only its time is later."""
+    metadata = warehouse.metadata("ours.t") | {
+        "last-updated-ms": warehouse.metadata("ours.t")["last-updated-ms"] + 1000
+    }
+    warehouse.write(warehouse.folder("ours.t") / "metadata", metadata | {"metadata-log": []}, 1)
+    assert "ours.t" not in warehouse.registered(warehouse.rebuild())
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"table-uuid": "x"}', b"\x1f\x8b" + bytes(100), b"[" * 100_000])
+def test_damaged_newest_file_is_reported(warehouse: Warehouse, content: bytes) -> None:
+    path = warehouse.folder("ours.t") / "metadata" / f"00007-{uuid.uuid4()}.metadata.json"
+    path.write_bytes(content)
+    result = warehouse.rebuild()
+    assert "ours.t" not in warehouse.registered(result)
+    assert reasons(result, f"file://{path}")
+    assert "A later file cannot be used" in reasons(result, warehouse.tables["ours.t"]["metadata-location"])[0]
+
+
+def test_overwritten_newest_file_is_reported(warehouse: Warehouse) -> None:
+    warehouse.file("ours.t").write_text(json.dumps(warehouse.metadata("theirs.u")))
+    result = warehouse.rebuild()
+    assert "ours.t" not in warehouse.registered(result)
+    assert "was overwritten" in reasons(result, warehouse.tables["ours.t"]["metadata-location"])[0]
+
+
+def test_links_are_not_followed(warehouse: Warehouse) -> None:
+    outside = warehouse.home / "outside" / "metadata"
+    shutil.copytree(warehouse.folder("theirs.u") / "metadata", outside)
+    os.symlink(outside.parent, warehouse.root / "ours" / "linked")
+    link = warehouse.folder("theirs.u") / "metadata" / "00009-link.metadata.json"
+    os.symlink(warehouse.file("ours.t"), link)
+    result = warehouse.rebuild()
+    assert set(warehouse.registered(result)) == {"ours.t", "theirs.u"}
+    assert result["findings"] == []
+
+
+def test_two_tables_with_one_name_are_reported(warehouse: Warehouse) -> None:
+    with Seamark(warehouse.home) as server:
+        client = Client(server.base_url)
+        assert client.call("DELETE", "/v1/namespaces/ours/tables/t")[0] == 204
+        status, again = client.create_table("t", "ours")
+        assert status == 200
+    result = warehouse.rebuild()
+    assert set(warehouse.registered(result)) == {"theirs.u"}
+    for location in (again["metadata-location"], warehouse.tables["ours.t"]["metadata-location"]):
+        assert "Several tables, views or functions have this name" in reasons(result, location)[0]
