@@ -137,7 +137,7 @@ def _split(expression: Expression) -> list[tuple[Expression, bool]]:
     if isinstance(expression, Bound):
         return [(expression, False)]
     conjuncts: list[tuple[Expression, bool]] = []
-    waiting = [(expression, False)]
+    waiting: list[tuple[Expression, bool]] = [(expression, False)]
     while waiting and len(conjuncts) < CONJUNCTS_MAX:
         part, negated = waiting.pop()
         match part:
