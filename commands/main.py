@@ -101,7 +101,7 @@ _COMMANDS = {
     ),
     "advise": DeferredCommand(
         "seamark.commands.maintenance.advise:advise",
-        "Recommend changes of a table by its use: columns that no query reads.",
+        "Propose layouts, indexes and column TTLs of a table by the statements that read it.",
     ),
     "health": DeferredCommand("seamark.commands.maintenance.health:health", "Show the problems of a table."),
     "services": DeferredCommand("seamark.commands.maintenance.services:services", "List the jobs of table services."),

@@ -6,7 +6,8 @@ nothing. Tables are made below .cache/bench/planning when they are not there: 40
 
 from __future__ import annotations
 
-from bench.planning import cold, history, http, lookup, memory, warm
+from bench.history import plans
+from bench.planning import cold, http, lookup, memory, warm
 from bench.run import Bench, names_of, parser_of, run_benches
 
 BENCHES: dict[str, Bench] = {
@@ -14,7 +15,7 @@ BENCHES: dict[str, Bench] = {
     "cold": cold.run,
     "memory": memory.run,
     "http": http.run,
-    "history": history.run,
+    "history": plans.run,
     "lookup": lookup.run,
 }
 SIZED = {"warm", "cold", "memory"}

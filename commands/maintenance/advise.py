@@ -1,5 +1,8 @@
 """`seamark advise`: recommends changes of a table, based on its use that the server has recorded.
 
+`seamark advise TABLE` proposes layouts and indexes, `seamark advise apply` makes one of these changes, and
+`seamark advise ttl` lists columns that no query reads.
+
 Exit codes: 0 on success, also without advice, 1 when the server refuses or cannot be reached, 2 for
 invalid arguments.
 """
@@ -12,16 +15,120 @@ from typing import Any
 import click
 from rich.table import Table
 
-from seamark.commands.connecting import server_options
-from seamark.commands.terminal import open_console, say, show_count, show_size
+from seamark.commands.connecting import server_command, server_options
+from seamark.commands.maintenance.rewriting import handle_failures, wait_option
+from seamark.commands.terminal import open_console, print_json, print_rows, say, show_count, show_size, time_text
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.policies import advise_ttl
+from seamark.connector.client.policies import advise_ttl, load_advice
+from seamark.connector.jobs.advice import apply_proposal
 from seamark.formats.iceberg.metadata.column_ttl import COLUMNS
 
+_TABLE_COMMAND = "table"
+_NUMBERS = ("files", "bytes", "time", "cost", "pays after")
 
-@click.group()
+
+class _AdviseGroup(click.Group):
+    """A group whose first argument may be a table instead of a command."""
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and not args[0].startswith("-") and args[0] not in self.commands:
+            args = [_TABLE_COMMAND, *args]
+        return super().resolve_command(context, args)
+
+
+@click.group(cls=_AdviseGroup)
 def advise() -> None:
-    """Advise by how a table is used."""
+    """Propose changes of a table by the statements that read it.
+
+    `seamark advise TABLE` lists proposals, the best first.
+    """
+
+
+@advise.command(_TABLE_COMMAND)
+@click.argument("table")
+@click.option("--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Days of the history.")
+@server_command
+def table_command(client: IndexClient, table: str, days: int, as_json: bool) -> None:
+    """Propose layouts and indexes for TABLE, with predicted gain and cost, the best first.
+
+    The numbers are averages of a recorded statement. Predictions come from a replay of the query history over a sample
+    of rows.
+    """
+    advice = load_advice(client, table, days=days)
+    if as_json:
+        print_json(advice)
+        return
+    say(f"{table}: {show_count(advice['statements'], 'statement')} in {show_count(days, 'day')}")
+    if advice["before"] is not None:
+        before = advice["before"]
+        say(f"An average statement with a condition reads {before['files']:,.0f} files, {show_size(before['bytes'])}.")
+    if advice["reason"]:
+        say(f"No proposals: {advice['reason']}.")
+    if advice["proposals"]:
+        print_rows(
+            ("N", "proposal", *_NUMBERS),
+            (
+                (
+                    str(number),
+                    proposal["title"],
+                    f"{proposal['predicted']['files']:,.0f}",
+                    show_size(proposal["predicted"]["bytes"]),
+                    f"{proposal['predicted']['seconds']:,.2f} s",
+                    show_size(proposal["cost-bytes"]),
+                    _show_days(proposal["pays-after-days"]),
+                )
+                for number, proposal in enumerate(advice["proposals"], 1)
+            ),
+            right_aligned=_NUMBERS,
+        )
+        say("")
+        for number, proposal in enumerate(advice["proposals"], 1):
+            say(f"{number}: {'; '.join(proposal['commands'])}")
+    for applied in advice["applied"]:
+        _show_applied(applied)
+
+
+def _show_days(days: float | None) -> str:
+    if days is None:
+        return "never"
+    return f"{days:,.1f} days" if days < 1000 else "> 1,000 days"
+
+
+@advise.command("apply")
+@click.argument("table")
+@click.argument("number", type=click.IntRange(1, 100))
+@click.option("--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Days of the history.")
+@wait_option
+@server_command
+def apply_command(client: IndexClient, table: str, number: int, days: int, wait_s: float, as_json: bool) -> None:
+    """Apply the proposal NUMBER of `seamark advise TABLE`, and compare the prediction with a measurement."""
+    proposals = load_advice(client, table, days=days)["proposals"]
+    if number > len(proposals):
+        raise click.ClickException(
+            f"There is no proposal {number}; `seamark advise {table}` lists {show_count(len(proposals), 'proposal')}"
+        )
+    proposal = proposals[number - 1]
+    with handle_failures(f"The proposal {proposal['title']!r} is not applied"):
+        applied = apply_proposal(client, table, proposal, wait_s=wait_s)
+    if as_json:
+        print_json(applied)
+        return
+    _show_applied(applied)
+
+
+def _show_applied(applied: dict[str, Any]) -> None:
+    """Print the prediction of an applied proposal beside its results."""
+    proposal = applied["proposal"]
+    say(f"Applied on {time_text(applied['applied-ms'])}: {proposal['title']}")
+    rows = [("before", proposal["before"]), ("predicted", proposal["predicted"]), ("measured", applied["measured"])]
+    rows.append(("statements since then", applied["recorded"]))
+    print_rows(
+        ("an average statement", "files", "bytes"),
+        ((name, f"{reads['files']:,.1f}", show_size(reads["bytes"])) for name, reads in rows if reads is not None),
+        right_aligned=("files", "bytes"),
+    )
 
 
 @advise.command("ttl")

@@ -49,6 +49,26 @@ def load_history(client: SeamarkClient, table: Name, *, days: int | None = None,
     return client._json("GET", f"{table_path(table)}/history", query)
 
 
+def load_advice(client: SeamarkClient, table: Name, *, days: int | None = None) -> Any:
+    """Return ranked proposals for a table, with predicted gain and cost.
+
+    docs/reference/openapi.json defines the form of the result (adviseTable).
+
+    Raises:
+        NotFound: The table does not exist.
+        BadRequest: The request is invalid.
+    """
+    return client._json("GET", f"{table_path(table)}/advice", {} if days is None else {"days": str(days)})
+
+
+def record_applied_advice(client: SeamarkClient, table: Name, proposal: Mapping[str, Any]) -> Any:
+    """Record that a proposal was applied, and return it with its measurement.
+
+    docs/reference/openapi.json defines the form of the result (recordAppliedAdvice).
+    """
+    return client._json("POST", f"{table_path(table)}/advice/applied", {}, {"proposal": proposal})
+
+
 def list_read_tables(client: SeamarkClient, *, days: int | None = None) -> Any:
     """Return the tables that are read most.
 

@@ -3,7 +3,7 @@
 Each attribute value is mapped to its rank in a sample of the rows: the mean of the fraction of smaller values and the
 fraction of smaller or equal values. Ranks divide a skewed attribute evenly, work for any ordered type, and are equal
 for equal values. The ranks of a row are the coordinates of a point. The key of this point on a space-filling curve
-(`curves.py`) is the sort key of the row.
+(`formats/services/curves.py`) is the sort key of the row.
 
     joins = {"customer": JoinedRows(customers, {"customer": "id"})}
     attributes = Attributes(by=["ordered", "customer.city"], joins=joins)
@@ -33,10 +33,10 @@ from seamark.connector.client.names import Name
 from seamark.connector.client.values import At
 from seamark.connector.parquet.metrics import COLUMN_MODE, DEFAULT_MODE
 from seamark.connector.read.scans import scan
-from seamark.connector.write.curves import Points, compute_curve_keys
 from seamark.formats.iceberg.metadata.clustering import LINEAR
 from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
 from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.services.curves import Points, compute_curve_keys
 
 RANK_BITS = 16
 """The number of bits of each rank. They distinguish more ranges than a table has files."""

@@ -60,14 +60,14 @@ def _make_rules() -> dict[str, Rule]:
         loadTableHealth loadTablePolicy listRunningJobs listRunningTableJobs
         listFiles listColumnStats loadColumnLayout listPartitions explain explainQuery
         makePlanTable renewPlanTable leasePlanSnapshots
-        loadQueryHistory listQueryHistory
+        loadQueryHistory listQueryHistory adviseTable
         listIndexes loadIndex loadIndexBuild listIndexBuildFiles lookupKeys selectRows readCubeGroups"""
     writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
         expireSnapshots removeOrphanFiles rewriteManifests renameTable createView replaceView dropView renameView
         commitTransaction commitChange undrop putFunction dropFunction
         putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
         flushRows pauseStream resumeStream drainStream
-        quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""
+        recordAppliedAdvice quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""
     admin = "purgeDropped addGrant removeGrant"
     rules = {
         name: Rule(role)

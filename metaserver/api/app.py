@@ -7,6 +7,7 @@ from aiohttp import web
 from seamark.metaserver.api import openapi
 from seamark.metaserver.api.admin import (
     admin,
+    advice,
     health,
     metrics,
     oauth,
@@ -104,6 +105,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         index_unregistered,
         dropped,
         admin,
+        advice,
         replicas,
         table_services,
         statements,

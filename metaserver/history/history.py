@@ -228,6 +228,11 @@ class QueryHistory:
         await self.flush()
         return await self._store.query_shapes(uuid, self._since(days), _LISTED_MAX)
 
+    async def sums_since(self, uuid: str, since_ms: int) -> QuerySums:
+        """Return the sums of a table's statements in the hours that began after a time."""
+        shapes = await self._store.query_shapes(uuid, since_ms // HOUR_MS + 1, _LISTED_MAX)
+        return add_sums([shape.sums for shape in shapes])
+
     async def of_tables(self, days: int, limit: int) -> list[QueryTotals]:
         """Return the sums of each table, for the tables with the most statements first."""
         await self.flush()

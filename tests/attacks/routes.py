@@ -309,6 +309,20 @@ def _token(n: _Names) -> str:
     return n.rng.choice(("", n.c.hint("page token"), "AAAA"))
 
 
+_READS: dict[str, Any] = {"files": 1.0, "bytes": 1, "seconds": 0.1}
+_PROPOSAL: dict[str, Any] = {
+    "id": "x",
+    "kind": "cluster",
+    "title": "x",
+    "commands": [],
+    "change": {},
+    "before": _READS,
+    "predicted": _READS,
+    "cost-bytes": 1,
+    "cost-seconds": 0.1,
+    "saved-bytes-per-day": 1,
+    "pays-after-days": None,
+}
 _BODIES: dict[str, _Body] = {
     "createNamespace": lambda n: {"namespace": n.namespace(), "properties": {"location": n.place()}},
     "runStatement": _statement,
@@ -363,6 +377,7 @@ _BODIES: dict[str, _Body] = {
     "explainQuery": lambda n: {"query": n.query(), "dialect": n.rng.choice(("trino", "duckdb")), "namespace": [EVIL]},
     "putIndex": lambda n: {"kind": "bloom", "columns": ["id"]},
     "recordIndexAudit": lambda n: {"index-files": 1},
+    "recordAppliedAdvice": lambda n: {"proposal": _PROPOSAL},
     "registerIndexFiles": lambda n: {"index-files": [{"location": n.place(), "size-in-bytes": 100}]},
     "finishIndexBuild": lambda n: {"outcome": "rolled-back", "reason": "x"},
     "quarantineIndexFile": lambda n: {"location": n.place(), "reason": "x", "check": True},
@@ -416,7 +431,7 @@ _BODILESS = """
     removeGrant listFiles listIndexes rebuildIndexRegistry loadIndex dropIndex startIndexBuild loadIndexBuild
     listIndexBuildFiles listTableMetrics listPartitions listColumnStats loadColumnLayout listTableTimeline listTimeline
     listReplicas listTokens revokeToken loadTableHealth loadTablePolicy cancelStatement adviseTtl listRunningJobs
-    loadQueryHistory listQueryHistory
+    loadQueryHistory listQueryHistory adviseTable
     listRunningTableJobs loadSqlState loadStream flushRows listStreams
     loadStreamPosition readRows resumeStream
 """

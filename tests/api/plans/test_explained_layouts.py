@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seamark.connector.write.curves import compute_curve_keys
 from seamark.formats.iceberg.metadata.clustering import HILBERT
+from seamark.formats.services.curves import compute_curve_keys
 from tests.api.client import Api
 from tests.api.plans.planned import append
 from tests.planner.lakes.kinds import to_bytes

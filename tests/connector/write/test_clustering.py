@@ -29,8 +29,8 @@ from seamark.connector.write.clustering import (
     choose_range_bounds,
     to_sortable_keys,
 )
-from seamark.connector.write.curves import compute_curve_keys
 from seamark.formats.iceberg.metadata.clustering import CURVES, HILBERT, ZORDER
+from seamark.formats.services.curves import compute_curve_keys
 from tests.seeds import first_seed, quick
 
 GRIDS = [(axes, bits) for axes in range(1, 7) for bits in range(1, 7) if axes * bits <= 14]

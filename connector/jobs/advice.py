@@ -1,0 +1,57 @@
+"""Applies a proposal of the advisor to a table, as the commands of the proposal do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import Name
+from seamark.connector.client.policies import change_table_properties, record_applied_advice
+from seamark.connector.client.rewrite_lease import rewrite_lease
+from seamark.connector.jobs.clustering import cluster_incrementally
+from seamark.connector.jobs.jobs import run_indexing
+from seamark.connector.write.compaction import compact
+from seamark.formats.iceberg.metadata.clustering import COLUMNS, CURVE
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
+
+_JOB = "seamark advise apply"
+
+
+def apply_proposal(client: IndexClient, table: Name, proposal: Mapping[str, Any], *, wait_s: float) -> dict[str, Any]:
+    """Apply a proposal, and return it with its prediction and the measurement.
+
+    The prediction, and the measurement of the changed table, are stored by the server.
+
+    Args:
+        client: The client.
+        table: The table.
+        proposal: A proposal of `load_advice`.
+        wait_s: The maximum time to wait for another job that rewrites files of the table.
+
+    Raises:
+        BadRequest: The proposal is made by hand, such as a new partition spec.
+        Refused: The server refuses a change.
+    """
+    change = proposal["change"]
+    match change["kind"]:
+        case "cluster":
+            properties = {COLUMNS: ",".join(change["columns"]), CURVE: change["curve"]}
+            if change.get("target-file-bytes") is not None:
+                properties[TARGET_FILE_BYTES] = str(change["target-file-bytes"])
+            change_table_properties(client, table, properties, ())
+            with rewrite_lease(client, table, job=_JOB, wait_s=wait_s):
+                cluster_incrementally(client, table, full=True)
+        case "compact":
+            with rewrite_lease(client, table, job=_JOB, wait_s=wait_s):
+                compact(client, table)
+        case "add-index":
+            client.put_index(table, change["index-name"], kind=change["index-kind"], columns=change["columns"])
+            run_indexing(client, table)
+        case "drop-index":
+            client.drop_index(table, change["index-name"])
+        case _:
+            statements = "; ".join(proposal["commands"])
+            raise BadRequest(f"An engine makes the change {proposal['title']!r}; run there: {statements}")
+    return dict(record_applied_advice(client, table, proposal))

@@ -1,0 +1,259 @@
+"""The routes of the advisor: ranked proposals for a table, and the proposals that were applied.
+
+The statements come from the query history, and predictions from a replay over a sample of rows
+(`planner/advice/proposals.py`). A client applies a proposal, because table services run as clients. It then reports
+the proposal here, and the server measures the table again with statements of the same shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+import msgspec
+import numpy as np
+
+from seamark.formats.iceberg.expressions.binding import bind
+from seamark.formats.iceberg.expressions.expression import Expression
+from seamark.formats.iceberg.expressions.expression_json import parse_expression
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.definitions import read_definitions
+from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import BadRequest, NotFound
+from seamark.metaserver.api.admin.query_history import DAYS, DAYS_MAX, read_number
+from seamark.metaserver.api.http.describe import ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.history.history import QueryHistory
+from seamark.metaserver.history.samples import FilterSample
+from seamark.metaserver.history.shapes import QueryShape
+from seamark.metaserver.planner.advice.proposals import (
+    OPEN_S,
+    SCAN_BYTES_PER_S,
+    AdvisedTable,
+    Proposal,
+    Reads,
+    make_proposals,
+    measure,
+)
+from seamark.metaserver.planner.advice.replay import RecordedShape, draw_statements
+from seamark.metaserver.planner.advice.row_samples import is_sampled, sample_rows
+from seamark.metaserver.planner.joins.dimensions import list_files_at
+from seamark.metaserver.planner.lookup.lookup import lookup
+from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
+from seamark.metaserver.store.model import AppliedAdvice, QueryShapeSums, QuerySums
+
+SHAPES_MAX = 40
+"""The number of shapes, the most frequent, that are replayed."""
+COLUMNS_MAX = 8
+_SEED = 17
+_APPLIED_MAX, _APPLIED_CHARACTERS_MAX = 10, 20_000
+_UNUSED_PLANS_MIN = 20
+"""An index is unused if at least this many plans have probed it, and it left out no file."""
+
+
+class AppliedProposal(msgspec.Struct, frozen=True, rename="kebab"):
+    """A proposal that was applied.
+
+    Attributes:
+        proposal: The proposal, with its prediction.
+        applied_ms: When it was applied.
+        measured: What an average statement of the same shapes reads now, by a replay over the changed table. Null if
+            the table cannot be sampled.
+        recorded: What the statements since then have read, by the history: files and bytes of an average statement.
+            Null if there were none.
+    """
+
+    proposal: Proposal
+    applied_ms: int
+    measured: Reads | None
+    recorded: Reads | None = None
+
+
+class Advice(msgspec.Struct, frozen=True, rename="kebab"):
+    """The advice for a table.
+
+    Attributes:
+        statements: The number of recorded statements.
+        days: The days to which they belong.
+        before: What an average statement reads now, by the replay.
+        proposals: The proposals, the best first. A proposal that does not pay is after all that pay.
+        applied: The proposals that were applied, newest first.
+        reason: Why there is no proposal, or empty.
+    """
+
+    statements: int
+    days: int
+    before: Reads | None
+    proposals: list[Proposal]
+    applied: list[AppliedProposal]
+    reason: str = ""
+
+
+class ReportedProposal(msgspec.Struct, frozen=True, rename="kebab", forbid_unknown_fields=True):
+    proposal: Annotated[Proposal, doc("The proposal as `adviseTable` returned it.")]
+
+
+@Route(
+    "GET",
+    "/api/v1/tables/{namespace}/{table}/advice",
+    "adviseTable",
+    "Proposes layouts and indexes by the statements that read the table, with predicted gain and cost",
+    tags=("metadata",),
+    answers=(
+        ResponseSpec(200, "The best proposal first", Advice),
+        ResponseSpec(400, "days is no number, or out of range"),
+        ResponseSpec(404, "No such table"),
+    ),
+)
+async def advise_table(call: Call) -> Advice:
+    days = read_number(call, "days", DAYS, DAYS_MAX)
+    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
+    assert loaded.entry is not None
+    history = call.components.history
+    shapes = await history.of_table(loaded.entry.uuid, days) if history.is_on else []
+    applied = await _list_applied(history, loaded.entry.uuid)
+    statements = sum(shape.sums.statements for shape in shapes)
+    state = await _read_state(call, loaded, shapes)
+    if isinstance(state, str):
+        return Advice(statements, days, None, [], applied, state)
+    before, proposals = await call.in_turn(lambda: make_proposals(state))
+    reason = "" if proposals else "no layout and no index would let the recorded statements read clearly fewer bytes"
+    return Advice(statements, days, before, proposals, applied, reason)
+
+
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/advice/applied",
+    "recordAppliedAdvice",
+    "Records that a proposal was applied, and measures the table again",
+    tags=("metadata",),
+    answers=(
+        ResponseSpec(200, "The proposal, with prediction and measurement", AppliedProposal),
+        ResponseSpec(400, "The body is no proposal"),
+        ResponseSpec(404, "No such table"),
+    ),
+).takes(ReportedProposal)
+async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedProposal:
+    loaded = await call.components.catalog.tables.load(call.namespace, call.name)
+    assert loaded.entry is not None
+    uuid, history = loaded.entry.uuid, call.components.history
+    shapes = await history.of_table(uuid, DAYS) if history.is_on else []
+    state = await _read_state(call, loaded, shapes)
+    measured = None if isinstance(state, str) else await call.in_turn(lambda: measure(state))
+    now_ms = call.components.clock.now_ms()
+    applied = AppliedProposal(body.proposal, now_ms, measured)
+    text = msgspec.json.encode(applied).decode()
+    if len(text) > _APPLIED_CHARACTERS_MAX:
+        raise BadRequest(f"The proposal has {len(text):,} characters; the limit is {_APPLIED_CHARACTERS_MAX:,}")
+    await history.save_applied(AppliedAdvice(uuid, f"{now_ms}-{body.proposal.id[:64]}", now_ms, text))
+    return applied
+
+
+async def _read_state(call: Call, loaded: LoadedTable, shapes: Sequence[QueryShapeSums]) -> AdvisedTable | str:
+    """Return what the advisor needs of a table, or why there is no advice."""
+    metadata = loaded.metadata
+    assert loaded.entry is not None
+    if not call.components.history.is_on:
+        return "the setting query_history_days is 0, so no statements are recorded"
+    recorded = [shape for one in shapes[:SHAPES_MAX] if (shape := _to_recorded(one, metadata)) is not None]
+    if not recorded:
+        return "the server has not seen a statement with a condition on this table yet"
+    if metadata.current_snapshot_id is None:
+        return "the table has no snapshot"
+    columns = _compared_columns(recorded, metadata)
+    if not columns:
+        return "the statements compare no column whose values can be sampled"
+    scan = await call.components.planner.plan(BoundScan.bind(metadata, ScanRequest()), loaded.entry)
+    files = lookup(scan.view)
+    if files.files < 1:
+        return "the table has no data files"
+    sample = await sample_rows(call.components.objects, metadata, list_files_at(scan, scan.entry_ids), columns)
+    if isinstance(sample, str):
+        return sample
+    if not sample.columns:
+        return "the sampled files do not have the compared columns"
+    statements = draw_statements(recorded, sample, seed=_SEED)
+    return AdvisedTable(
+        name=".".join((*call.namespace, call.name)),
+        metadata=metadata,
+        files=files,
+        total_bytes=max(1, int(files.longs("file_size_in_bytes").sum())),
+        rows=int(np.maximum(files.longs("record_count"), 0).sum()),
+        sample=sample,
+        statements=statements,
+        statements_per_day=_count_per_day(shapes),
+        unused_indexes=_find_unused_indexes(call, loaded),
+    )
+
+
+def _to_recorded(shape_sums: QueryShapeSums, metadata: TableMetadata) -> RecordedShape | None:
+    """Return a shape with its samples, or None if it compares nothing or cannot be read."""
+    shape = QueryShape.parse(shape_sums.shape) if shape_sums.shape else None
+    if shape is None or not shape.conjuncts:
+        return None
+    try:
+        samples = from_json(shape_sums.samples, list[FilterSample]) if shape_sums.samples else []
+    except msgspec.MsgspecError:
+        samples = []
+    filters = [bound for sample in samples if sample.filter and (bound := _bind(sample.filter, metadata)) is not None]
+    return RecordedShape(shape_sums.fingerprint, shape, shape_sums.sums.statements, samples, filters)
+
+
+def _bind(filter_json: str, metadata: TableMetadata) -> Expression | None:
+    try:
+        expression = parse_expression(from_json(filter_json, object))
+        return bind(expression, metadata.current_schema, metadata.schemas, case_sensitive=True)
+    except (BadRequest, NotFound, msgspec.MsgspecError):
+        return None  # The column was renamed or dropped since.
+
+
+def _compared_columns(recorded: Sequence[RecordedShape], metadata: TableMetadata) -> dict[int, str]:
+    """Return the types of the columns that the most statements compare, by id."""
+    counts: dict[int, int] = {}
+    for one in recorded:
+        for column_id in one.shape.compared_columns:
+            counts[column_id] = counts.get(column_id, 0) + one.statements
+    by_id = metadata.current_schema.index.by_id
+    columns: dict[int, str] = {}
+    for column_id in sorted(counts, key=lambda column_id: (-counts[column_id], column_id)):
+        column = by_id.get(column_id)
+        if column is not None and isinstance(column.type, str) and is_sampled(column.type):
+            columns[column_id] = column.type
+        if len(columns) == COLUMNS_MAX:
+            break
+    return columns
+
+
+def _count_per_day(shapes: Sequence[QueryShapeSums]) -> float:
+    statements = sum(shape.sums.statements for shape in shapes)
+    hours = max(shape.last_hour for shape in shapes) - min(shape.first_hour for shape in shapes) + 1
+    return statements / max(1.0, hours / 24)
+
+
+async def _list_applied(history: QueryHistory, uuid: str) -> list[AppliedProposal]:
+    """Return the applied proposals, newest first, with what the statements since then have read."""
+    listed = []
+    for one in (await history.applied(uuid))[:_APPLIED_MAX]:
+        applied = from_json(one.advice, AppliedProposal)
+        sums = await history.sums_since(uuid, applied.applied_ms)
+        listed.append(msgspec.structs.replace(applied, recorded=_to_reads(sums)))
+    return listed
+
+
+def _to_reads(sums: QuerySums) -> Reads | None:
+    if not sums.statements:
+        return None
+    files = sums.files_left / sums.statements
+    size = sums.bytes_left // sums.sized if sums.sized else 0
+    return Reads(round(files, 2), size, round(size / SCAN_BYTES_PER_S + files * OPEN_S, 4))
+
+
+def _find_unused_indexes(call: Call, loaded: LoadedTable) -> dict[str, int]:
+    assert loaded.entry is not None
+    unused = {}
+    for definition in read_definitions(loaded.metadata).enabled:
+        usage = call.components.usage.find_usage(loaded.entry.uuid, definition.id)
+        if usage is not None and usage.plans >= _UNUSED_PLANS_MIN and usage.files_removed == 0:
+            unused[definition.name] = 0
+    return unused

@@ -1,0 +1,493 @@
+"""Proposals of the advisor: layouts and indexes of a table, ranked by what the recorded statements would gain.
+
+Each proposal is a hypothesis. Its gain is predicted by a replay of the history (`replay.py`): of the files that the
+statements read now, and of those that they would read. It costs bytes that are rewritten or written. A proposal pays if
+it saves more bytes in `HORIZON_DAYS` than it costs. A proposal that does not pay comes after all that pay.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import msgspec
+import numpy as np
+
+from seamark.formats.iceberg.metadata.clustering import COLUMNS as CLUSTERING_COLUMNS
+from seamark.formats.iceberg.metadata.clustering import CURVE, HILBERT, LINEAR, ClusteringLayout
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT, count_of
+from seamark.formats.index.definitions import IndexDefinition, read_definitions
+from seamark.formats.index.kinds.bloom import FPP
+from seamark.formats.index.packing import MISSING
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.planner.advice.replay import (
+    DrawnStatement,
+    Shares,
+    SimulatedLayout,
+    curve_order,
+    cut_layout,
+    index_shares,
+    kept_shares,
+    weighted_mean,
+)
+from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
+from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, Strings
+
+HORIZON_DAYS = 30
+COLUMNS_MAX, CLUSTERED_MAX = 5, 3
+"""The compared columns of which layouts are simulated, and the columns of one layout."""
+SCAN_BYTES_PER_S, OPEN_S = 200_000_000, 0.005
+"""The assumed speed of a scan, and the assumed time to open a file."""
+REWRITE_BYTES_PER_S = 50_000_000
+PROPOSALS_MAX = 20
+GAIN_MIN_FRACTION = 0.02
+"""A proposal that saves a smaller part of the bytes is not listed."""
+_INDEX_BYTES_PER_ROW = {"bloom": 1.5, "bitmap": 1.0}
+_BITMAP_VALUES_MAX = 1000
+_CURRENT_FILES_MAX = 20_000
+_BUCKETS = (16, 64, 256)
+_FEW_VALUES_MAX = 200
+_DAY_UNITS = {"date": 1, "timestamp": 86_400_000_000, "timestamptz": 86_400_000_000}
+FALSE_SHARES = {"bloom": FPP, "bitmap": 0.0, "record": 0.0}
+
+
+class Reads(msgspec.Struct, frozen=True, rename="kebab"):
+    """What an average statement reads: files, bytes and seconds."""
+
+    files: float
+    bytes: int
+    seconds: float
+
+
+class ProposedChange(msgspec.Struct, frozen=True, rename="kebab"):
+    """What a client does to apply a proposal.
+
+    Attributes:
+        kind: `cluster`, `add-index`, `drop-index`, `compact`, or `none` for a change that is made by hand.
+        columns: The columns of the clustering or of the index.
+        curve: The curve of the clustering.
+        target_file_bytes: The new target size of files, or None to keep the present target.
+        index_kind: The kind of the new index.
+        index_name: The name of the index.
+    """
+
+    kind: str = "none"
+    columns: list[str] = []
+    curve: str = ""
+    target_file_bytes: int | None = None
+    index_kind: str = ""
+    index_name: str = ""
+
+
+class Proposal(msgspec.Struct, frozen=True, rename="kebab"):
+    """A change of a table, with its predicted gain.
+
+    Attributes:
+        id: A digest of the change, the same as long as the change is proposed.
+        kind: cluster, index, drop-index, partition, bucket, file-size.
+        title: The change in words.
+        commands: The commands or statements that make the change.
+        change: What a client does to apply the proposal.
+        before: What an average statement reads now, by the replay.
+        predicted: What it would read.
+        cost_bytes: The bytes that are written once.
+        cost_seconds: The time that this takes.
+        saved_bytes_per_day: The predicted gain of all recorded statements of a day.
+        pays_after_days: The days after which the saved bytes exceed the cost, or None if they never do.
+    """
+
+    id: str
+    kind: str
+    title: str
+    commands: list[str]
+    change: ProposedChange
+    before: Reads
+    predicted: Reads
+    cost_bytes: int
+    cost_seconds: float
+    saved_bytes_per_day: int
+    pays_after_days: float | None
+
+    @property
+    def pays(self) -> bool:
+        return self.pays_after_days is not None and self.pays_after_days <= HORIZON_DAYS
+
+
+@dataclass(frozen=True)
+class AdvisedTable:
+    """What the advisor knows of a table.
+
+    Attributes:
+        name: The name with dots, for commands.
+        metadata: The metadata.
+        files: The data files of the snapshot.
+        total_bytes: Their bytes.
+        rows: Their rows.
+        sample: The sampled rows.
+        statements: The drawn statements.
+        statements_per_day: The number of recorded statements of a day.
+        unused_indexes: The names of indexes that plans have probed without leaving out a file, with their bytes.
+    """
+
+    name: str
+    metadata: TableMetadata
+    files: FoundFiles
+    total_bytes: int
+    rows: int
+    sample: RowSample
+    statements: Sequence[DrawnStatement]
+    statements_per_day: float
+    unused_indexes: dict[str, int]
+
+    @property
+    def target_bytes(self) -> int:
+        return max(1, count_of(self.metadata.properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT))
+
+
+def make_proposals(state: AdvisedTable) -> tuple[Reads, list[Proposal]]:
+    """Return what an average statement reads now, and the proposals, the best first."""
+    advisor = _Advisor(state)
+    return advisor.before, advisor.ranked()
+
+
+def measure(state: AdvisedTable) -> Reads:
+    """Return what an average statement reads now, by the replay over the bounds and indexes of the table."""
+    return _Advisor(state).before
+
+
+class _Advisor:
+    def __init__(self, state: AdvisedTable) -> None:
+        self._state = state
+        self._indexes = [one for one in read_definitions(state.metadata).enabled if one.kind in FALSE_SHARES]
+        self._layout = current_layout(state.files, state.sample)
+        self._current, self._current_files = kept_shares(self._layout, state.statements)
+        self._buckets = self._bucket_shares({})
+        self._indexed = self._index_shares(self._indexes)
+        shares = self._buckets * self._indexed
+        self.before = self._reads(self._current * shares, self._current_files * shares, state.files.files)
+
+    def ranked(self) -> list[Proposal]:
+        proposals = [*self._clusterings(), *self._new_indexes(), *self._dropped_indexes(), *self._partitions()]
+        proposals += self._bucketing()
+        proposals += self._file_size()
+        useful = [one for one in proposals if one.kind in ("drop-index", "file-size") or self._is_useful(one)]
+        useful.sort(key=lambda one: (not one.pays, -_net_bytes(one), one.id))
+        return _without_weaker(useful)[:PROPOSALS_MAX]
+
+    def _is_useful(self, proposal: Proposal) -> bool:
+        return proposal.predicted.bytes < (1 - GAIN_MIN_FRACTION) * self.before.bytes
+
+    def _weight(self, column_id: int, accepts: Callable[[int], bool]) -> float:
+        """Return the number of statements with a condition on the column; `accepts` gets the number of its values."""
+        return sum(
+            statement.weight
+            for statement in self._state.statements
+            if any(
+                condition.column_id == column_id and accepts(condition.values)
+                for alternatives in statement.conditions
+                for condition in alternatives
+            )
+        )
+
+    def _compared_columns(self) -> list[int]:
+        weights = {column_id: self._weight(column_id, lambda _: True) for column_id in self._state.sample.columns}
+        used = [column_id for column_id, weight in weights.items() if weight > 0]
+        return sorted(used, key=lambda column_id: (-weights[column_id], column_id))[:COLUMNS_MAX]
+
+    # Candidates
+
+    def _clusterings(self) -> Iterator[Proposal]:
+        columns = self._compared_columns()
+        try:
+            own = ClusteringLayout.of(self._state.metadata.properties)
+        except BadRequest:
+            own = None
+        for count in range(1, CLUSTERED_MAX + 1):
+            for chosen in combinations(columns, count):
+                names = [self._name(column_id) for column_id in chosen]
+                if own is not None and sorted(own.columns) == sorted(names):
+                    continue
+                yield self._clustering(chosen, names, None)
+        if columns:
+            smaller = self._state.target_bytes // 4
+            names = [self._name(column_id) for column_id in columns[:2]]
+            if smaller >= 1 << 20:
+                yield self._clustering(tuple(columns[:2]), names, smaller)
+
+    def _clustering(self, columns: tuple[int, ...], names: list[str], smaller_bytes: int | None) -> Proposal:
+        curve = HILBERT if len(columns) > 1 else LINEAR
+        table, sample = self._state.name, self._state.sample
+        files = math.ceil(self._state.total_bytes / (smaller_bytes or self._state.target_bytes))
+        layout = cut_layout(sample, curve_order(sample, columns, curve), files)
+        size = "" if smaller_bytes is None else f" in files of {smaller_bytes >> 20} MiB"
+        settings = f"'{CLUSTERING_COLUMNS}={','.join(names)}' '{CURVE}={curve}'"
+        if smaller_bytes is not None:
+            settings += f" '{TARGET_FILE_BYTES}={smaller_bytes}'"
+        return self._rewrite(
+            "cluster",
+            f"Cluster by {', '.join(names)}{size}",
+            [f"seamark policy set {table} {settings}", f"seamark run cluster {table}"],
+            ProposedChange("cluster", names, curve, smaller_bytes),
+            layout,
+            files,
+        )
+
+    def _rewrite(
+        self, kind: str, title: str, commands: list[str], change: ProposedChange, layout: SimulatedLayout, files: int
+    ) -> Proposal:
+        sizes, kept = kept_shares(layout, self._state.statements)
+        shares = self._buckets * self._indexed
+        predicted = self._reads(sizes * shares, kept * shares, max(files, 1))
+        # A rewrite reads the table and writes it.
+        return self._propose(kind, title, commands, change, predicted, 2 * self._state.total_bytes)
+
+    def _new_indexes(self) -> Iterator[Proposal]:
+        indexed = {term.column_id for index in self._indexes for term in index.terms}
+        for column_id in self._compared_columns():
+            column = self._state.sample.columns[column_id]
+            if column_id in indexed or not self._weight(column_id, lambda values: values > 0):
+                continue
+            kind = "bitmap" if len(column.values) <= _BITMAP_VALUES_MAX else "bloom"
+            name = self._name(column_id)
+            extra = self._index_shares([*self._indexes, (kind, (column_id,))])
+            shares = self._buckets * extra
+            predicted = self._reads(self._current * shares, self._current_files * shares, self._state.files.files)
+            written = int(self._state.rows * _INDEX_BYTES_PER_ROW[kind])
+            read = int(self._state.total_bytes / max(1, len(self._state.metadata.current_schema.fields)))
+            index_name = f"by_{name.replace('.', '_')}"
+            yield self._propose(
+                "index",
+                f"Add a {kind} index on {name}",
+                [
+                    f"seamark index create {self._state.name} --kind {kind} --columns {name} --name {index_name}",
+                    f"seamark run index {self._state.name}",
+                ],
+                ProposedChange("add-index", [name], index_kind=kind, index_name=index_name),
+                predicted,
+                written + read,
+            )
+
+    def _dropped_indexes(self) -> Iterator[Proposal]:
+        for name, size in sorted(self._state.unused_indexes.items()):
+            yield self._propose(
+                "drop-index",
+                f"Drop the index {name}: plans probed it and it left out no file ({size >> 10} KiB)",
+                [f"seamark index drop {self._state.name} {name}"],
+                ProposedChange("drop-index", index_name=name),
+                self.before,
+                0,
+            )
+
+    def _partitions(self) -> Iterator[Proposal]:
+        sample, rows = self._state.sample, self._state.sample.rows
+        if any(spec.fields for spec in self._state.metadata.partition_specs):
+            return
+        for column_id in self._compared_columns():
+            column = sample.columns[column_id]
+            groups = _partition_codes(column)
+            if groups is None:
+                continue
+            transform, numbers = groups
+            of_rows = np.concatenate([[-1], numbers])[column.codes]
+            order = np.argsort(of_rows, kind="stable")
+            wanted = math.ceil(self._state.total_bytes / self._state.target_bytes)
+            count = len(np.unique(of_rows))
+            if count > rows // 24 or count > 4 * max(wanted, self._state.files.files):
+                continue  # The partitions would be smaller than files are now.
+            layout = cut_layout(sample, order, wanted, of_rows[order])
+            name = self._name(column_id)
+            field = name if transform == "identity" else f"{transform}({name})"
+            yield self._rewrite(
+                "partition",
+                f"Partition by {field}",
+                self._partition_commands(field),
+                ProposedChange(),
+                layout,
+                max(wanted, count),
+            )
+
+    def _bucketing(self) -> Iterator[Proposal]:
+        if any(spec.fields for spec in self._state.metadata.partition_specs):
+            return
+        wanted = math.ceil(self._state.total_bytes / self._state.target_bytes)
+        buckets = max((count for count in _BUCKETS if count <= max(_BUCKETS[0], wanted)), default=_BUCKETS[0])
+        for column_id in self._compared_columns():
+            column = self._state.sample.columns[column_id]
+            equal = self._weight(column_id, lambda values: values > 0)
+            if not equal or len(column.values) < 10 * buckets or column.values.dtype == np.float64:
+                continue
+            shares = self._bucket_shares({column_id: buckets}) * self._indexed
+            name = self._name(column_id)
+            predicted = self._reads(self._current * shares, self._current_files * shares, max(wanted, buckets))
+            yield self._propose(
+                "bucket",
+                f"Partition into {buckets} buckets of {name}",
+                self._partition_commands(f"bucket({buckets}, {name})"),
+                ProposedChange(),
+                predicted,
+                2 * self._state.total_bytes,
+            )
+
+    def _file_size(self) -> Iterator[Proposal]:
+        files, total = self._state.files.files, self._state.total_bytes
+        wanted = math.ceil(total / self._state.target_bytes)
+        if files < 8 or files < 4 * wanted:
+            return
+        # Files that a compaction merges cover the ranges of all of them, so statements read more bytes of each.
+        order = np.arange(self._state.sample.rows)
+        layout = cut_layout(self._state.sample, order, wanted)
+        sizes, kept = kept_shares(layout, self._state.statements)
+        shares = self._buckets * self._indexed
+        predicted = self._reads(sizes * shares, kept * shares, wanted)
+        if predicted.seconds < self.before.seconds:
+            yield self._propose(
+                "file-size",
+                f"Merge {files:,} files into {wanted:,} of {self._state.target_bytes >> 20} MiB",
+                [f"seamark run compact {self._state.name}"],
+                ProposedChange("compact"),
+                predicted,
+                2 * total,
+            )
+
+    def _partition_commands(self, field: str) -> list[str]:
+        """Return statements of Spark, because the partition spec of a table is changed by an engine."""
+        table = self._state.name
+        rewrite = f"CALL system.rewrite_data_files(table => '{table}', options => map('rewrite-all', 'true'))"
+        return [f"ALTER TABLE {table} ADD PARTITION FIELD {field}", rewrite]
+
+    # Shares
+
+    def _index_shares(self, indexes: Sequence[IndexDefinition | tuple[str, tuple[int, ...]]]) -> Shares:
+        by_kind: defaultdict[str, set[int]] = defaultdict(set)
+        for index in indexes:
+            kind, columns = index if isinstance(index, tuple) else (index.kind, tuple(t.column_id for t in index.terms))
+            if len(columns) == 1:
+                by_kind[kind] |= set(columns)
+        shares = np.ones(len(self._state.statements))
+        for kind, column_ids in by_kind.items():
+            known = sorted(column_ids & self._state.sample.columns.keys())
+            for number, statement in enumerate(self._state.statements):
+                share = index_shares(statement, self._state.sample, known, self._state.files.files, FALSE_SHARES[kind])
+                shares[number] = min(shares[number], share)
+        return shares
+
+    def _bucket_shares(self, more: dict[int, int]) -> Shares:
+        """Return the share of the buckets that each statement reads, by the bucket fields of the current spec."""
+        buckets = dict(more)
+        for field in self._state.metadata.default_spec.fields:
+            if field.transform.startswith("bucket[") and field.source_id is not None:
+                buckets[field.source_id] = int(field.transform[7:-1])
+        shares = np.ones(len(self._state.statements))
+        for number, statement in enumerate(self._state.statements):
+            for alternatives in statement.conditions:
+                condition = alternatives[0]
+                if len(alternatives) == 1 and condition.values and condition.column_id in buckets:
+                    count = buckets[condition.column_id]
+                    shares[number] *= 1 - (1 - 1 / count) ** condition.values
+        return shares
+
+    # Proposals
+
+    def _reads(self, size_shares: Shares, file_shares: Shares, files: int) -> Reads:
+        size = weighted_mean(size_shares, self._state.statements) * self._state.total_bytes
+        count = weighted_mean(file_shares, self._state.statements) * files
+        return Reads(round(count, 2), int(size), round(size / SCAN_BYTES_PER_S + count * OPEN_S, 4))
+
+    def _propose(
+        self,
+        kind: str,
+        title: str,
+        commands: list[str],
+        change: ProposedChange,
+        predicted: Reads,
+        cost_bytes: int,
+    ) -> Proposal:
+        saved = (self.before.bytes - predicted.bytes) * self._state.statements_per_day
+        if kind == "file-size":  # A merge of small files saves time, which counts as the bytes of this time.
+            saved = (self.before.seconds - predicted.seconds) * SCAN_BYTES_PER_S * self._state.statements_per_day
+        pays_after = cost_bytes / saved if saved > 0 else 0.0 if cost_bytes == 0 else None
+        return Proposal(
+            id=hashlib.sha256(msgspec.json.encode([kind, title, commands])).hexdigest()[:12],
+            kind=kind,
+            title=title,
+            commands=commands,
+            change=change,
+            before=self.before,
+            predicted=predicted,
+            cost_bytes=cost_bytes,
+            cost_seconds=round(cost_bytes / REWRITE_BYTES_PER_S, 1),
+            saved_bytes_per_day=int(saved),
+            pays_after_days=None if pays_after is None else round(pays_after, 2),
+        )
+
+    def _name(self, column_id: int) -> str:
+        return self._state.metadata.current_schema.index.by_id[column_id].name
+
+
+def _net_bytes(proposal: Proposal) -> int:
+    """Return the bytes that a proposal saves in the horizon, less its cost."""
+    return proposal.saved_bytes_per_day * HORIZON_DAYS - proposal.cost_bytes
+
+
+def _without_weaker(proposals: Sequence[Proposal]) -> list[Proposal]:
+    """Keep the best three proposals of a kind, so that the first proposals are not variants of one layout."""
+    counts: defaultdict[str, int] = defaultdict(int)
+    kept = []
+    for proposal in proposals:
+        counts[proposal.kind] += 1
+        if counts[proposal.kind] <= 3:
+            kept.append(proposal)
+    return kept
+
+
+def _partition_codes(column: SampledColumn) -> tuple[str, np.ndarray] | None:
+    """Return a partition transform of the column, and the partition of each distinct value, int64[values]."""
+    if column.kind in _DAY_UNITS:
+        return "day", np.asarray(column.values, dtype=np.int64) // _DAY_UNITS[column.kind]
+    if len(column.values) <= _FEW_VALUES_MAX:
+        return "identity", np.arange(len(column.values), dtype=np.int64)
+    return None
+
+
+def current_layout(files: FoundFiles, sample: RowSample) -> SimulatedLayout:
+    """Return the layout of a table's files, by their column bounds. A file without bounds may have any value."""
+    lower, upper, nulls = {}, {}, {}
+    records, sizes = files.longs("record_count"), files.longs("file_size_in_bytes").astype(np.float64)
+    picked = np.arange(files.files)
+    if files.files > _CURRENT_FILES_MAX:
+        picked = np.sort(np.random.default_rng(files.files).choice(files.files, _CURRENT_FILES_MAX, replace=False))
+    for column_id, column in sample.columns.items():
+        stats = files.stats(RequestedColumn(column_id, column.kind))
+        count = len(column.values)
+        low = _codes_of_bounds(stats.bounds("lower"), column, "left")[picked]
+        high = _codes_of_bounds(stats.bounds("upper"), column, "right")[picked]
+        null_counts = stats.counts("null_value_counts")[picked]
+        nulls_only = null_counts == records[picked]
+        lower[column_id] = np.where(low < 0, 1, low + 1).astype(np.int32)
+        upper[column_id] = np.where(nulls_only, 0, np.where(high < 0, count, high)).astype(np.int32)
+        nulls[column_id] = null_counts != 0
+    weights = sizes[picked] / max(1.0, sizes[picked].sum())
+    return SimulatedLayout(lower, upper, nulls, weights)
+
+
+def _codes_of_bounds(bounds: object, column: SampledColumn, side: str) -> np.ndarray:
+    """Return the number of distinct values below each bound, or -1 for a file without a bound, int64[files].
+
+    For `left` a value that equals the bound does not count, for `right` it does.
+    """
+    if isinstance(bounds, Strings):
+        texts = bounds.values()
+        known = np.array([text is not None for text in texts], dtype=np.bool_)
+        places = np.array([np.searchsorted(column.values, text or b"", side) for text in texts], dtype=np.int64)  # type: ignore[call-overload]
+        if side == "right":  # Upper bounds of strings may be cut and incremented, so the next value may occur, too.
+            places = np.minimum(places, len(column.values))
+    else:
+        numbers = np.asarray(bounds)
+        known = np.isfinite(numbers) if numbers.dtype == np.float64 else numbers != MISSING
+        places = np.searchsorted(column.values, numbers, side).astype(np.int64)  # type: ignore[call-overload]
+    return np.where(known, places, -1)

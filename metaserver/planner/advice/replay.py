@@ -1,0 +1,363 @@
+"""Replays recorded statements over layouts of a table, without writing a file.
+
+A statement is drawn from its shape: a condition with a literal that the history dropped gets a value of the sampled
+rows, and a range gets the recorded width. Conditions become masks over the distinct values of a column. A layout is the
+smallest and the largest value of each column in each file. A file is read if each condition has a matching value
+between the two.
+
+    statements = draw_statements(shapes, sample, seed=…)
+    layout = sorted_layout(sample, ranks, files)
+    kept_shares(layout, statements)     # the share of the files that each statement reads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seamark.formats.iceberg.expressions.expression import And, Bound, Expression, Op, Or, predicates_of
+from seamark.formats.index.packing import Longs
+from seamark.formats.services.curves import compute_curve_keys
+from seamark.metaserver.history.samples import BOTH, HIGH, LOW, FilterSample
+from seamark.metaserver.history.shapes import Conjunct, QueryShape, Term
+from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
+
+DRAWS_EACH = 12
+"""The number of statements that are drawn from one shape."""
+ROWS_PER_FILE_MIN = 24
+"""A simulated file has at least this many sampled rows, so that its bounds are near those of a real file."""
+_WIDTH, _PREFIX_WIDTH = 0.1, 0.02
+"""The assumed widths of a range without a recorded width, and of a prefix."""
+_RANK_BITS = 16
+
+Mask = npt.NDArray[np.bool_]
+Shares = npt.NDArray[np.float64]
+_RANGES = {Op.LT.value: 1, Op.LT_EQ.value: 1, Op.GT.value: 0, Op.GT_EQ.value: 0}
+
+
+@dataclass(frozen=True)
+class RecordedShape:
+    """A shape of the history.
+
+    Attributes:
+        fingerprint: The digest of the shape.
+        shape: The shape.
+        statements: The number of recorded statements.
+        samples: Samples of its filters, without literals.
+        filters: Bound filters with their literals, if the history keeps literals.
+    """
+
+    fingerprint: str
+    shape: QueryShape
+    statements: int
+    samples: Sequence[FilterSample] = ()
+    filters: Sequence[Expression] = ()
+
+
+@dataclass(frozen=True)
+class DrawnCondition:
+    """A condition of a drawn statement.
+
+    Attributes:
+        column_id: The compared column.
+        matching: bool[values + 1]: the codes of the column that match; the code 0 is null.
+        values: The number of values that the condition names, or 0 for a range.
+    """
+
+    column_id: int
+    matching: Mask
+    values: int
+
+
+@dataclass(frozen=True)
+class DrawnStatement:
+    """A statement with values.
+
+    Attributes:
+        fingerprint: The shape.
+        weight: The number of recorded statements that it represents.
+        conditions: The conditions that all rows must satisfy. Each has alternatives.
+    """
+
+    fingerprint: str
+    weight: float
+    conditions: tuple[tuple[DrawnCondition, ...], ...]
+
+
+@dataclass(frozen=True)
+class SimulatedLayout:
+    """The files of a layout.
+
+    Attributes:
+        lower: int32[files] by column: the smallest code of the column in each file, without nulls.
+        upper: int32[files] by column.
+        has_nulls: bool[files] by column.
+        weights: float64[files]: the share of the table's bytes in each file.
+    """
+
+    lower: Mapping[int, npt.NDArray[np.int32]]
+    upper: Mapping[int, npt.NDArray[np.int32]]
+    has_nulls: Mapping[int, Mask]
+    weights: Shares
+
+    @property
+    def files(self) -> int:
+        return len(self.weights)
+
+
+# Statements
+
+
+def draw_statements(shapes: Sequence[RecordedShape], sample: RowSample, *, seed: int) -> list[DrawnStatement]:
+    """Draw statements from shapes. The same arguments always give the same statements.
+
+    Args:
+        shapes: The shapes.
+        sample: The sampled rows.
+        seed: The seed of the random numbers.
+    """
+    statements = []
+    for number, recorded in enumerate(shapes):
+        rng = np.random.default_rng([seed, number])
+        for draw in range(DRAWS_EACH):
+            if recorded.filters:
+                conditions = _conditions_of_filter(recorded.filters[draw % len(recorded.filters)], sample)
+            else:
+                samples = recorded.samples
+                widths = samples[draw % len(samples)] if samples else FilterSample()
+                conditions = _draw_conditions(recorded.shape, widths, sample, rng)
+            statements.append(DrawnStatement(recorded.fingerprint, recorded.statements / DRAWS_EACH, conditions))
+    return statements
+
+
+def _conditions_of_filter(bound: Expression, sample: RowSample) -> tuple[tuple[DrawnCondition, ...], ...]:
+    """Return the conditions of a filter that the history kept with its literals."""
+    conditions = []
+    for part in bound.children if isinstance(bound, And) else (bound,):
+        alternatives = [_condition_of(predicate, sample) for predicate in predicates_of(part)]
+        is_flat = isinstance(part, Bound) or (
+            isinstance(part, Or) and all(isinstance(child, Bound) for child in part.children)
+        )
+        known = tuple(condition for condition in alternatives if condition is not None)
+        if is_flat and known and len(known) == len(alternatives):
+            conditions.append(known)
+    return tuple(conditions)
+
+
+def _condition_of(predicate: Bound, sample: RowSample) -> DrawnCondition | None:
+    column = sample.columns.get(predicate.column_id)
+    if column is None or predicate.transform != "identity":
+        return None
+    values: list[Any] = [value.encode() if isinstance(value, str) else value for value in predicate.values]
+    own: Any = column.values
+    matching = np.zeros(len(column.values) + 1, dtype=np.bool_)
+    named = 0
+    match predicate.op:
+        case Op.EQ | Op.IN:
+            matching[1:] = np.isin(column.values, np.array(values, dtype=column.values.dtype))
+            named = len(values)
+        case Op.LT:
+            matching[1:] = own < values[0]
+        case Op.LT_EQ:
+            matching[1:] = own <= values[0]
+        case Op.GT:
+            matching[1:] = own > values[0]
+        case Op.GT_EQ:
+            matching[1:] = own >= values[0]
+        case Op.STARTS_WITH:
+            matching[1:] = [value.startswith(values[0]) for value in column.values]
+        case Op.IS_NULL:
+            matching[0] = True
+        case _:
+            return None
+    return DrawnCondition(predicate.column_id, matching, named)
+
+
+def _draw_conditions(
+    shape: QueryShape, filter_sample: FilterSample, sample: RowSample, rng: np.random.Generator
+) -> tuple[tuple[DrawnCondition, ...], ...]:
+    row = int(rng.integers(sample.rows))
+    widths = {width.column_id: width for width in filter_sample.widths}
+    conditions: list[tuple[DrawnCondition, ...]] = []
+    ranges: dict[int, set[int]] = {}
+    for conjunct in shape.conjuncts:
+        if len(conjunct) == 1 and conjunct[0].op in _RANGES and conjunct[0].transform == "identity":
+            ranges.setdefault(conjunct[0].column_id, set()).add(_RANGES[conjunct[0].op])
+        elif (alternatives := _draw_alternatives(conjunct, sample, row, rng)) is not None:
+            conditions.append(alternatives)
+    for column_id, sides in ranges.items():
+        column = sample.columns.get(column_id)
+        if column is not None and len(column.values):
+            width = widths.get(column_id)
+            side = (BOTH if len(sides) == 2 else HIGH if sides == {0} else LOW) if width is None else width.side
+            share = _WIDTH if width is None else width.share
+            conditions.append((DrawnCondition(column_id, _draw_range(column, side, share, row, rng), 0),))
+    return tuple(conditions)
+
+
+def _draw_alternatives(
+    conjunct: Conjunct, sample: RowSample, row: int, rng: np.random.Generator
+) -> tuple[DrawnCondition, ...] | None:
+    """Return the alternatives of a conjunct, or None if it may match rows of each file."""
+    alternatives = []
+    for term in conjunct:
+        column = sample.columns.get(term.column_id)
+        condition = None
+        if column is not None and term.transform == "identity" and len(column.values):
+            condition = _draw_condition(term, column, row, rng)
+        if condition is None:
+            return None
+        alternatives.append(condition)
+    return tuple(alternatives)
+
+
+def _draw_condition(term: Term, column: SampledColumn, row: int, rng: np.random.Generator) -> DrawnCondition | None:
+    matching = np.zeros(len(column.values) + 1, dtype=np.bool_)
+    values = 0
+    match term.op:
+        case Op.EQ.value:
+            matching[_draw_code(column, row, rng)] = True
+            values = 1
+        case Op.IN.value:
+            # The recorded number is rounded up to a power of ten.
+            values = max(2, round(term.values / 3))
+            drawn = column.codes[rng.integers(len(column.codes), size=values)]
+            matching[drawn] = True
+            matching[0] = False
+        case Op.IS_NULL.value:
+            matching[0] = True
+        case Op.STARTS_WITH.value:
+            matching = _draw_range(column, BOTH, _PREFIX_WIDTH, row, rng)
+        case Op.LT.value | Op.LT_EQ.value:
+            matching = _draw_range(column, LOW, _WIDTH, row, rng)
+        case Op.GT.value | Op.GT_EQ.value:
+            matching = _draw_range(column, HIGH, _WIDTH, row, rng)
+        case _:
+            return None
+    return DrawnCondition(term.column_id, matching, values)
+
+
+def _draw_code(column: SampledColumn, row: int, rng: np.random.Generator) -> int:
+    """Return the code of the drawn row, so that conditions on several columns match a common row; not null."""
+    code = int(column.codes[row])
+    return code if code else int(rng.integers(1, len(column.values) + 1))
+
+
+def _draw_range(column: SampledColumn, side: str, share: float, row: int, rng: np.random.Generator) -> Mask:
+    """Return the codes in a range whose width is a share of the column's values."""
+    matching = np.zeros(len(column.values) + 1, dtype=np.bool_)
+    axis = column.values.astype(np.float64) if column.is_numeric else np.arange(len(column.values), dtype=np.float64)
+    finite = axis[np.isfinite(axis)]
+    if not len(finite):
+        return matching
+    low, high = float(finite[0]), float(finite[-1])
+    width = share * (high - low)
+    start = {LOW: low, HIGH: high - width}.get(side)
+    if start is None:
+        centre = axis[_draw_code(column, row, rng) - 1]
+        start = min(max(low, float(centre) - width * float(rng.random())), high - width)
+    matching[1:] = (axis >= start) & (axis <= start + width)
+    return matching
+
+
+# Layouts
+
+
+def curve_order(sample: RowSample, column_ids: Sequence[int], curve: str) -> Longs:
+    """Return the order of the sampled rows along a curve through the columns, int64[rows]."""
+    points = np.stack([sample.columns[column_id].ranks(_RANK_BITS) for column_id in column_ids], axis=1)
+    keys = compute_curve_keys(points, _RANK_BITS, curve)
+    as_bytes = np.ascontiguousarray(keys).view(f"V{keys.shape[1]}").ravel()
+    order: Longs = np.argsort(as_bytes.view(f"S{keys.shape[1]}"), kind="stable")
+    return order
+
+
+def cut_layout(
+    sample: RowSample, order: Longs, files: int, groups: npt.NDArray[np.int64] | None = None
+) -> SimulatedLayout:
+    """Cut ordered rows into files of equal size.
+
+    Args:
+        sample: The sampled rows.
+        order: The order of the rows.
+        files: The number of files.
+        groups: The partition of each ordered row, ascending. A file has rows of one partition.
+    """
+    rows = len(order)
+    count = max(1, min(files, rows // ROWS_PER_FILE_MIN))
+    starts = np.unique((np.arange(count) * rows) // count)
+    if groups is not None:
+        starts = np.unique(np.concatenate([starts, [0], np.flatnonzero(np.diff(groups)) + 1]))
+    lengths = np.diff(np.append(starts, rows))
+    lower, upper, nulls = {}, {}, {}
+    for column_id, column in sample.columns.items():
+        codes = column.codes[order]
+        top = len(column.values) + 1
+        low = np.minimum.reduceat(np.where(codes == 0, top, codes), starts)
+        high = np.maximum.reduceat(codes, starts)
+        # A file has more rows than the sample, so its bounds are wider by about two of the sample's gaps.
+        gap = ((high - low) / np.maximum(1, lengths - 1)).astype(np.int32)
+        lower[column_id] = np.maximum(1, low - gap).astype(np.int32)
+        upper[column_id] = np.where(high > 0, np.minimum(top - 1, high + gap), 0).astype(np.int32)
+        nulls[column_id] = np.minimum.reduceat(codes, starts) == 0
+    return SimulatedLayout(lower, upper, nulls, lengths / rows)
+
+
+def kept_shares(layout: SimulatedLayout, statements: Sequence[DrawnStatement]) -> tuple[Shares, Shares]:
+    """Return the shares of the bytes and of the files that each statement reads, float64[statements] each."""
+    size_shares, file_shares = np.ones(len(statements)), np.ones(len(statements))
+    for number, statement in enumerate(statements):
+        kept = np.ones(layout.files, dtype=np.bool_)
+        for alternatives in statement.conditions:
+            either = np.zeros(layout.files, dtype=np.bool_)
+            for condition in alternatives:
+                either |= _files_with(layout, condition)
+            kept &= either
+        size_shares[number] = float(layout.weights[kept].sum())
+        file_shares[number] = float(kept.mean()) if layout.files else 0.0
+    return size_shares, file_shares
+
+
+def _files_with(layout: SimulatedLayout, condition: DrawnCondition) -> Mask:
+    """Return the files that may have a matching row by their bounds, bool[files]."""
+    column_id = condition.column_id
+    if condition.matching[0]:
+        return layout.has_nulls[column_id]
+    matches = np.concatenate([[0], np.cumsum(condition.matching)])
+    low, high = layout.lower[column_id], layout.upper[column_id]
+    counts = matches[np.minimum(high + 1, len(matches) - 1)] - matches[np.minimum(low, len(matches) - 1)]
+    kept: Mask = counts > 0
+    return kept
+
+
+def index_shares(
+    statement: DrawnStatement, sample: RowSample, column_ids: Sequence[int], files: int, false_share: float
+) -> float:
+    """Return the share of the files in which indexes on the columns find a matching value.
+
+    The files of the sample represent all files. A value that was drawn from a file occurs in this file anyway, so this
+    file does not count.
+    """
+    share = 1.0
+    for alternatives in statement.conditions:
+        if not all(condition.column_id in column_ids and condition.values for condition in alternatives):
+            continue
+        missing = 1.0
+        for condition in alternatives:
+            counts = sample.columns[condition.column_id].file_counts
+            for code in np.flatnonzero(condition.matching).tolist():
+                others = (counts[code] - 1) / max(1, sample.files - 1)
+                missing *= 1 - min(1.0, (1 + others * (files - 1)) / max(1, files))
+        found = 1 - missing
+        share = min(share, found + false_share * (1 - found))
+    return share
+
+
+def weighted_mean(values: Shares, statements: Sequence[DrawnStatement]) -> float:
+    """Return the mean over the recorded statements."""
+    weights = np.array([statement.weight for statement in statements])
+    return float(values @ weights / max(1e-9, float(weights.sum())))

@@ -1,0 +1,217 @@
+"""Samples of rows, from which the advisor simulates layouts.
+
+A sample has all columns that the recorded statements compare, so that layouts by several columns can be simulated. It
+is read from a few files of the snapshot, within limits of files, rows, bytes and time. Deleted rows of these files
+count, because they also widen the bounds of a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.name_mapping import name_mapping_of
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
+from seamark.formats.index.packing import Longs
+from seamark.formats.runtime.errors import SeamarkError
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.planner.advice.column_samples import DECODED_BYTES, READ_BYTES
+from seamark.metaserver.planner.joins.dimensions import ListedFile
+from seamark.metaserver.planner.rows.data_columns import DataRows
+from seamark.metaserver.runtime.gathering import gather
+
+FILES_MAX, ROWS_MAX, LAYOUT_ROWS_MAX = 20, 2_000_000, 60_000
+"""The files and rows that are read, and the rows of which layouts are simulated."""
+SAMPLE_S = 8.0
+_FILES_CONCURRENT = 4
+_INTEGERS = frozenset({"int", "long", "date", "time", "timestamp", "timestamptz", "timestamp_ns", "timestamptz_ns"})
+_FLOATS = frozenset({"float", "double"})
+_TEXTS = frozenset({"string", "binary", "uuid", "fixed"})
+_DECIMAL_DIGITS_MAX = 18
+
+Values = npt.NDArray[np.int64] | npt.NDArray[np.float64] | npt.NDArray[np.object_]
+
+
+@dataclass(frozen=True)
+class SampledColumn:
+    """One column of the sampled rows.
+
+    Attributes:
+        column_id: The field id.
+        kind: The Iceberg type.
+        values: The distinct values in ascending order, in the units of Iceberg's bounds; strings as UTF-8.
+        codes: int32[rows]: 0 for null, otherwise the number of the value, from 1.
+        file_counts: int64[values + 1]: the number of sampled files in which each code occurs.
+    """
+
+    column_id: int
+    kind: str
+    values: Values
+    codes: npt.NDArray[np.int32]
+    file_counts: Longs
+
+    @property
+    def is_numeric(self) -> bool:
+        return self.values.dtype != np.dtype(object)
+
+    def ranks(self, bits: int) -> npt.NDArray[np.uint64]:
+        """Return the rank of each row's value, uint64[rows], less than 2**bits. Equal values have equal ranks."""
+        counts = np.bincount(self.codes, minlength=len(self.values) + 1)
+        ends = np.cumsum(counts)
+        middles = (2 * ends - counts) << bits
+        ranks: npt.NDArray[np.uint64] = np.minimum(middles // max(1, 2 * len(self.codes)), (1 << bits) - 1).astype(
+            np.uint64
+        )
+        return ranks[self.codes]
+
+
+@dataclass(frozen=True)
+class RowSample:
+    """Sampled rows.
+
+    Attributes:
+        columns: The columns by id. A column without an order, or of a type that is not supported, is missing.
+        files: The number of sampled files.
+        rows: The number of rows in `SampledColumn.codes`.
+    """
+
+    columns: dict[int, SampledColumn]
+    files: int
+    rows: int
+
+
+def is_sampled(kind: str) -> bool:
+    """Return whether columns of an Iceberg type can be sampled."""
+    name = base_name(kind)
+    if name == "decimal":
+        return decimal_precision(kind) <= _DECIMAL_DIGITS_MAX
+    return name in _INTEGERS or name in _FLOATS or name in _TEXTS
+
+
+async def sample_rows(
+    objects: ObjectStore, metadata: TableMetadata, files: Sequence[ListedFile], columns: dict[int, str]
+) -> RowSample | str:
+    """Read a sample of rows.
+
+    Args:
+        objects: The storage.
+        metadata: The metadata of the table.
+        files: The data files of the snapshot.
+        columns: The types of the columns to read, by id.
+
+    Returns:
+        The sample, or a text with the reason why there is none.
+    """
+    chosen = _choose_files(files)
+    if not chosen:
+        return "its files have too many rows for a sample, or no rows"
+    mapping = name_mapping_of(metadata.properties)
+    rows = DataRows(objects, asyncio.get_running_loop(), mapping, READ_BYTES, DECODED_BYTES)
+
+    async def read(file: ListedFile) -> dict[int, pa.Array]:
+        return await asyncio.to_thread(_read_file, rows, file, list(columns))
+
+    try:
+        async with asyncio.timeout(SAMPLE_S):
+            parts = await gather([partial(read, file) for file in chosen], _FILES_CONCURRENT)
+        return await asyncio.to_thread(_combine, parts, columns)
+    except TimeoutError:
+        return f"its rows could not be read within {SAMPLE_S:g} s"
+    except Unreadable as error:
+        return f"a data file cannot be read: {error}"
+    except (SeamarkError, pa.ArrowException) as error:
+        return f"a data file cannot be read: {str(error)[:200]}"
+
+
+def _choose_files(files: Sequence[ListedFile]) -> list[ListedFile]:
+    """Choose some files, independently of any period in their order. The same files always give the same choice."""
+    drawn = np.random.default_rng(len(files)).permutation(len(files))[:FILES_MAX].tolist()
+    chosen: list[ListedFile] = []
+    rows = 0
+    for number in drawn:
+        rows += max(0, files[number].records)
+        if rows > ROWS_MAX and chosen:
+            break
+        if files[number].format == "parquet" and 0 < files[number].records <= ROWS_MAX:
+            chosen.append(files[number])
+    return chosen
+
+
+def _read_file(rows: DataRows, file: ListedFile, column_ids: Sequence[int]) -> dict[int, pa.Array]:
+    with rows.read_all(file.path, file.size, file.records, column_ids) as arrays:
+        return {column_id: _to_array(arrays.get(column_id), file.records) for column_id in column_ids}
+
+
+def _to_array(column: pa.ChunkedArray | None, rows: int) -> pa.Array:
+    if column is None:  # The column was added after the file was written.
+        return pa.nulls(rows)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    combined = column.combine_chunks()
+    return combined.chunk(0) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+def _combine(parts: Sequence[dict[int, pa.Array]], columns: dict[int, str]) -> RowSample:
+    lengths = [len(next(iter(part.values()))) for part in parts]
+    file_numbers = np.repeat(np.arange(len(parts)), lengths)
+    total = int(sum(lengths))
+    picked = np.arange(total)
+    if total > LAYOUT_ROWS_MAX:
+        picked = np.sort(np.random.default_rng(total).choice(total, LAYOUT_ROWS_MAX, replace=False))
+    sampled = {}
+    for column_id, kind in columns.items():
+        encoded = _encode([part[column_id] for part in parts], kind)
+        if encoded is not None:
+            values, codes = encoded
+            pairs = np.unique(file_numbers.astype(np.int64) * (len(values) + 1) + codes)
+            counts = np.bincount(pairs % (len(values) + 1), minlength=len(values) + 1)
+            sampled[column_id] = SampledColumn(column_id, kind, values, codes[picked], counts)
+    return RowSample(sampled, len(parts), len(picked))
+
+
+def _encode(arrays: Sequence[pa.Array], kind: str) -> tuple[Values, npt.NDArray[np.int32]] | None:
+    """Return the sorted distinct values, and the code of each row."""
+    typed = [array.type for array in arrays if not pa.types.is_null(array.type)]
+    if not typed:
+        return None
+    widest = max(typed, key=lambda type: getattr(type, "bit_width", 0) if pa.types.is_primitive(type) else 0)
+    encoded = pa.concat_arrays([array.cast(widest) for array in arrays]).dictionary_encode()
+    values = _to_values(encoded.dictionary, kind)
+    order = np.argsort(values, kind="stable")
+    code_of = np.empty(len(values) + 1, dtype=np.int32)
+    code_of[order] = np.arange(1, len(values) + 1)
+    code_of[len(values)] = 0
+    indices = pc.fill_null(encoded.indices, len(values)).to_numpy(zero_copy_only=False)
+    return values[order], code_of[indices]
+
+
+def _to_values(values: pa.Array, kind: str) -> Values:
+    """Return values in the units of Iceberg's bounds."""
+    name = base_name(kind)
+    if name == "decimal":
+        scale = decimal_scale(kind)
+        return np.array([int(value.scaleb(scale)) for value in values.to_pylist()], dtype=np.int64)
+    if name.startswith("timestamp"):
+        unit, zone = ("ns" if name.endswith("_ns") else "us"), values.type.tz
+        values = values.cast(pa.timestamp(unit, zone), safe=False)
+    if name in _INTEGERS:
+        if pa.types.is_temporal(values.type):
+            values = values.view(pa.int32() if values.type.bit_width == 32 else pa.int64())
+        integers: npt.NDArray[np.int64] = values.to_numpy(zero_copy_only=False).astype(np.int64)
+        return integers
+    if name in _FLOATS:
+        floats: npt.NDArray[np.float64] = values.to_numpy(zero_copy_only=False).astype(np.float64)
+        return floats
+    texts = np.empty(len(values), dtype=object)
+    texts[:] = [value.encode() if isinstance(value, str) else bytes(value) for value in values.to_pylist()]
+    return texts

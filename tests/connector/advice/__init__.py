@@ -1,0 +1,1 @@
+"""Proposals of the advisor: predictions against results, and against an exhaustive search."""

@@ -1,0 +1,99 @@
+"""Random tables and skewed workloads, for tests of the advisor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.client.names import table_path
+from seamark.connector.client.policies import change_table_properties
+from seamark.connector.write.appends import append
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
+from tests.connector.lake import catalog_at
+
+TABLE = "db.t"
+FILES, ROWS = 48, 400
+CODES, REGIONS = 400, 8
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Conditions with the number of statements that have each.
+
+    Attributes:
+        conditions: Draws a condition in SQL.
+        weights: The share of the statements that have each condition.
+    """
+
+    conditions: Sequence[Callable[[np.random.Generator], str]]
+    weights: Sequence[float]
+
+    def draw(self, rng: np.random.Generator, count: int) -> list[str]:
+        chosen = rng.choice(len(self.conditions), count, p=np.array(self.weights) / sum(self.weights))
+        return [self.conditions[number](rng) for number in chosen]
+
+
+def make_rows(rng: np.random.Generator) -> pa.Table:
+    """Return the rows of one file: all columns cover their whole range in each file."""
+    weights = 1.0 / np.arange(1, CODES + 1)
+    return pa.table(
+        {
+            "id": rng.integers(0, 1 << 40, ROWS),
+            "code": [f"c{code:04d}" for code in rng.choice(CODES, ROWS, p=weights / weights.sum())],
+            "region": rng.integers(0, REGIONS, ROWS),
+            "amount": np.exp(rng.standard_normal(ROWS)),
+            "day": rng.integers(0, 365, ROWS),
+            "note": [f"{number:x}" * 3 for number in rng.integers(0, 1 << 40, ROWS)],
+        }
+    )
+
+
+def make_table(client: IndexClient, rng: np.random.Generator) -> None:
+    """Create `db.t` without a layout. Its target file size is the size of its files."""
+    parts = [make_rows(rng) for _ in range(FILES)]
+    with catalog_at(client.url) as catalog:
+        catalog.create_namespace_if_not_exists("db")
+        catalog.create_table(TABLE, schema=parts[0].schema)
+    for part in parts:
+        append(client, TABLE, part)
+    sizes = client.files(TABLE)["file_size_in_bytes"].to_pylist()
+    change_table_properties(client, TABLE, {TARGET_FILE_BYTES: str(int(np.mean(sizes)))}, ())
+
+
+def random_workload(rng: np.random.Generator) -> Workload:
+    """Return a workload whose frequent conditions are drawn at random."""
+
+    def days(rng: np.random.Generator) -> str:
+        start = rng.integers(0, 335)
+        return f"day >= {start} AND day < {start + 30}"
+
+    def recent(rng: np.random.Generator) -> str:
+        return f"day >= {rng.integers(350, 360)}"
+
+    def code(rng: np.random.Generator) -> str:
+        return f"code = 'c{rng.integers(0, CODES):04d}'"
+
+    def region_and_days(rng: np.random.Generator) -> str:
+        return f"region = {rng.integers(0, REGIONS)} AND {days(rng)}"
+
+    def amount(rng: np.random.Generator) -> str:
+        return f"amount > {rng.uniform(3, 8):.3f}"
+
+    conditions = [days, recent, code, region_and_days, amount]
+    weights = 1.0 / np.arange(1, len(conditions) + 1) ** 2
+    return Workload(conditions, [float(weight) for weight in rng.permutation(weights)])
+
+
+def run_statements(client: IndexClient, wheres: Sequence[str]) -> None:
+    """Plan the statements, as the Trino proxy does. The server records them, and creates no plan table."""
+    for where in wheres:
+        client._json("POST", f"{table_path(TABLE)}/plan-tables", {}, {"predicate": where, "kept-max": 0})
+
+
+def planned_bytes(client: IndexClient, wheres: Sequence[str]) -> float:
+    """Return the mean of the bytes that the server's planner keeps for each condition."""
+    return float(np.mean([client.explain(TABLE, where).bytes for where in wheres]))
