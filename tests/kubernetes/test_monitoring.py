@@ -1,0 +1,143 @@
+"""Tests that the alert rules and the dashboard use metrics, labels and values that `/metrics` of a server has."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import promql_parser as promql
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from seamark.cache.memory import CacheStats
+from seamark.metaserver.api.http.observability.metrics import ServerMetrics
+from tests.kubernetes.chart import CHART
+from tests.server.rig import running
+from tests.services.process import DEPLOY
+
+ALERTS: dict[str, Any] = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())
+DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana" / "dashboard.json").read_text())
+RULES: list[dict[str, Any]] = [rule for group in ALERTS["groups"] for rule in group["rules"]]
+OF_PROMETHEUS = {"job", "instance"}
+"""Labels that Prometheus adds to all samples."""
+Labels = dict[str, set[str]]
+
+
+def dashboard_expressions() -> list[str]:
+    """Return the expressions of all panels, with values for Grafana's variables."""
+    targets = [target for panel in DASHBOARD["panels"] for target in panel.get("targets", ())]
+    return [target["expr"].replace("$__rate_interval", "5m").replace("$job", "seamark") for target in targets]
+
+
+def record_labelled_values(metrics: ServerMetrics) -> None:
+    """Record a value of each metric that a new server does not show because its labels have no values yet."""
+    metrics.jobs.job_ended("compaction", "completed", 1.0, {"bytes_before": 2, "bytes_after": 1, "bytes_wasted": 3})
+    metrics.jobs.jobs_lag("compaction", 4.0, 5)
+    metrics.commits.observe_conflict("same-files")
+    metrics.peers.sample(1, 0, {"own": 1})
+    metrics.gateway_cache.sample(memory={}, disk={}, served={"disk": 1}, events={})
+    stats = CacheStats(hits=0, misses=0, evictions=0, refused=0, entries=0, used_bytes=0, budget_bytes=0)
+    metrics.caches.sample({"views": 1}, stats, stats)
+    metrics.events.delivery_failed("kafka")
+    metrics.events.delivery_lags("kafka", "events:kafka:t", 1.0)
+
+
+async def read_metrics(folder: Path) -> dict[str, Labels]:
+    """Return the samples of a real server: by the name of the metric, the values of each label."""
+    async with running(folder) as server:
+        async with server.http.post(f"{server.url}/v1/namespaces", json={"namespace": ["shop"]}) as answer:
+            assert answer.status == 200
+        async with server.http.get(f"{server.url}/v1/namespaces/absent") as answer:
+            assert answer.status == 404
+        record_labelled_values(server.components.metrics)
+        async with server.http.get(f"{server.url}/metrics") as answer:
+            text = await answer.text()
+    samples: dict[str, Labels] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = samples.setdefault(sample.name, defaultdict(set))
+            for label, value in sample.labels.items():
+                labels[label].add(value)
+    return samples
+
+
+def parts_of(expression: promql.Expr) -> Iterator[tuple[str, set[str], dict[str, str]]]:
+    """Yield for each selector its metric, the labels that the expression groups its samples by, and its matchers.
+
+    Raises:
+        AssertionError: The expression has a part that this function does not know.
+    """
+    if isinstance(expression, promql.AggregateExpr):
+        modifier = expression.modifier
+        groups = set(modifier.labels) if modifier is not None else set()
+        for metric, labels, matchers in parts_of(expression.expr):
+            yield metric, labels | groups, matchers
+    elif isinstance(expression, promql.BinaryExpr):
+        yield from parts_of(expression.lhs)
+        yield from parts_of(expression.rhs)
+    elif isinstance(expression, promql.Call):
+        for argument in expression.args:
+            yield from parts_of(argument)
+    elif isinstance(expression, promql.ParenExpr):
+        yield from parts_of(expression.expr)
+    elif isinstance(expression, promql.MatrixSelector):
+        yield from parts_of(expression.vector_selector)
+    elif isinstance(expression, promql.VectorSelector):
+        matchers = {matcher.name: matcher.value for matcher in expression.matchers.matchers}
+        assert expression.name
+        yield expression.name, set(), matchers
+    else:
+        assert isinstance(expression, promql.NumberLiteral), expression
+
+
+async def test_expressions_use_metrics_labels_and_values_of_a_server(tmp_path: Path) -> None:
+    samples = await read_metrics(tmp_path)
+    checked = set()
+    for text in (*(rule["expr"] for rule in RULES), *dashboard_expressions()):
+        for metric, labels, matchers in parts_of(promql.parse(text)):
+            assert metric in samples, text
+            known = samples[metric]
+            for label in labels | matchers.keys():
+                assert label in known or label in OF_PROMETHEUS, (text, label)
+            for label, value in matchers.items():
+                # A pattern, such as 5.., stands for values that a healthy server does not have.
+                assert label in OF_PROMETHEUS or "." in value or value in known[label], (text, value)
+            checked.add(metric)
+    assert len(checked) > 25
+
+
+@pytest.mark.parametrize("text", ["seamark_absent > 0", "sum by (operation) (seamark_requests_in_flight)"])
+async def test_metric_or_label_that_no_server_has_is_found(text: str, tmp_path: Path) -> None:
+    samples = await read_metrics(tmp_path)
+    ((metric, labels, _),) = parts_of(promql.parse(text))
+    assert metric not in samples or not labels <= samples[metric].keys()
+
+
+def test_alerts_have_names_texts_and_a_severity() -> None:
+    assert len({rule["alert"] for rule in RULES}) == len(RULES) == 12
+    for rule in RULES:
+        assert {"summary", "description"} == rule["annotations"].keys()
+        assert rule["labels"]["severity"] in ("info", "warning", "critical")
+
+
+def test_panels_have_titles_and_places_of_their_own() -> None:
+    panels = DASHBOARD["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    assert len({(panel["type"], panel["title"]) for panel in panels}) == len(panels)
+    cells = [
+        (panel["gridPos"]["x"] + x, panel["gridPos"]["y"] + y)
+        for panel in panels
+        for x in range(panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["h"])
+    ]
+    assert len(cells) == len(set(cells))
+    assert max(x for x, _ in cells) < 24
+
+
+def test_chart_has_the_alerts_and_the_dashboard_of_this_folder() -> None:
+    for name, file in (("alerts.yaml", "prometheus/alerts.yaml"), ("dashboard.json", "grafana/dashboard.json")):
+        assert (CHART / "files" / name).resolve() == DEPLOY / file
