@@ -52,6 +52,7 @@ async def test_build_returns_the_files_to_index_and_its_folder(table: Api) -> No
         "definition-id": (await load_index(table))["definition-id"],
         "kind": "bloom",
         "terms": [{"field-id": 1, "name": "id", "transform": "identity", "source-type": "long", "type": "long"}],
+        "measures": [],
         "fpp": 0.01,
         "progress": {
             "files-done": 0,

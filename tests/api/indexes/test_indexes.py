@@ -54,6 +54,7 @@ async def test_index_is_defined_in_table_properties_and_listed(table: Api) -> No
         "definition-id": index["definition-id"],
         "columns": ["id"],
         "field-ids": [1],
+        "measures": [],
         "fpp": 0.001,
         "health": "behind",
         "problem": None,

@@ -161,5 +161,5 @@ print(INDEX_SCHEMA["properties"]["kind"]["enum"], INDEX_SCHEMA["properties"]["wi
 """
     completed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=100)
     assert "True Of signature: the bits of a signature. Default: 256." in completed.stdout
-    assert "['bloom', 'bitmap', 'record', 'signature', 'bucket', None]" in completed.stdout
+    assert "['bloom', 'bitmap', 'record', 'cube', 'signature', 'bucket', None]" in completed.stdout
     assert "For signature: the bits of a signature." in completed.stdout.splitlines()[1]
