@@ -46,7 +46,7 @@ class ClientConnections:
         return pool[1]
 
     def close_idle(self) -> None:
-        """Close the idle connections. Later requests open new ones."""
+        """Close the idle connections. Later requests open new connections."""
         pool, self._pool = self._pool, None
         if pool is not None:
             pool[1].clear()
