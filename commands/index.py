@@ -84,17 +84,23 @@ def _add_parameter_options(command: Callable[..., None]) -> Callable[..., None]:
 @click.option("--name", help="Name of the index. Default: derived from columns and kind.")
 @server_command
 def create(
-    client: IndexClient, table: str, kind: str, columns: tuple[str, ...], name: str | None, as_json: bool, **given: Any
+    client: IndexClient,
+    table: str,
+    kind: str,
+    columns: tuple[str, ...],
+    name: str | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
     """Define an index on TABLE.
 
     Plans use an index file after its registration.
     """
     try:
-        terms = tuple(part.strip() for given in columns for part in split_arguments(given))
+        terms = tuple(part.strip() for column in columns for part in split_arguments(column))
     except errors.BadRequest as error:
         raise click.UsageError(error.message) from None
-    defined = client.put_index(table, name or _make_index_name(kind, terms), kind=kind, columns=terms, **given)
+    defined = client.put_index(table, name or _make_index_name(kind, terms), kind=kind, columns=terms, **options)
     if as_json:
         print_json(defined.json)
         return
