@@ -191,7 +191,7 @@ def _show_progress(bar: ProgressBar, task_id: TaskID, now: Progress) -> None:
 def _show_left(report: BuildReport) -> None:
     if report.files_not_indexed:
         say(f"Cannot be indexed, and kept by every plan: {show_count(report.files_not_indexed, 'data file')}", err=True)
-    for path, why in report.skipped[:_SKIPPED_SHOWN_MAX]:
-        say(f"  {path}: {why}", err=True)
+    for path, reason in report.skipped[:_SKIPPED_SHOWN_MAX]:
+        say(f"  {path}: {reason}", err=True)
     if report.files_not_indexed > _SKIPPED_SHOWN_MAX:
         say("  …", err=True)

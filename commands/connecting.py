@@ -90,12 +90,12 @@ def server_options(command: Callable[..., None]) -> Callable[..., None]:
     @settings_flags(("home",))
     @address_options
     @wraps(command)
-    def run(url: str | None, token: str | None, config: Path | None, home: Any, **given: Any) -> None:
+    def run(url: str | None, token: str | None, config: Path | None, home: Any, **options: Any) -> None:
         def make() -> IndexClient:
             return IndexClient(url or find_server_url(config, {"home": home}), token=token)
 
-        with open_client(make) as client, add_suggestions(client, given.get("table")):
-            command(client=client, **given)
+        with open_client(make) as client, add_suggestions(client, options.get("table")):
+            command(client=client, **options)
 
     return run
 

@@ -233,13 +233,13 @@ def suggest_improvements(table: str, explanation: Explanation) -> Iterator[str]:
         compared_term = term.get("filter", {}).get("term")
         function = compared_term.get("transform", IDENTITY) if isinstance(compared_term, dict) else IDENTITY
         column = shlex.quote(format_term(function if is_function(function) else IDENTITY, name))
-        why = f"bounds of {name} allow it in {left:,} of {show_count(files_in, 'file')}"
+        reason = f"bounds of {name} allow it in {left:,} of {show_count(files_in, 'file')}"
         if not term["has-bounds"]:
-            why = f"no file has bounds of {name}"
+            reason = f"no file has bounds of {name}"
         if is_function(function):
-            why = f"bounds of {name} say nothing about {function}({name})"
+            reason = f"bounds of {name} say nothing about {function}({name})"
             name = f"{function}({name})"
-        yield f"{name} {'did not prune' if left == files_in else 'prunes little'}: {why}."
+        yield f"{name} {'did not prune' if left == files_in else 'prunes little'}: {reason}."
         if term["index"] is not None:
             yield f"  The index {term['index']} is on {name}; its coverage: seamark index list {table}"
         elif term["index-kind"] is not None:

@@ -99,21 +99,21 @@ def create(
     measures: tuple[str, ...],
     name: str | None,
     as_json: bool,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Define an index on TABLE.
 
     Plans use an index file after its registration.
     """
     try:
-        terms = tuple(part.strip() for text in columns for part in split_arguments(text))
-        aggregates = tuple(part.strip() for text in measures for part in split_arguments(text))
+        terms = tuple(part.strip() for column in columns for part in split_arguments(column))
+        aggregates = tuple(part.strip() for measure in measures for part in split_arguments(measure))
     except errors.BadRequest as error:
         raise click.UsageError(error.message) from None
-    if KINDS[kind].aggregates and (problem := estimate_problem(client, table, terms, aggregates, given)):
+    if KINDS[kind].aggregates and (problem := estimate_problem(client, table, terms, aggregates, options)):
         raise click.ClickException(f"{problem}; to define it nevertheless, set --shrink to a smaller number")
     index_name = name or _make_index_name(kind, terms)
-    defined = client.put_index(table, index_name, kind=kind, columns=terms, measures=aggregates or None, **given)
+    defined = client.put_index(table, index_name, kind=kind, columns=terms, measures=aggregates or None, **options)
     if as_json:
         print_json(defined.json)
         return

@@ -55,8 +55,8 @@ class DeferredGroup(click.Group):
     group.
     """
 
-    def __init__(self, *args: Any, deferred: Mapping[str, DeferredCommand], **given: Any) -> None:
-        super().__init__(*args, **given)
+    def __init__(self, *args: Any, deferred: Mapping[str, DeferredCommand], **options: Any) -> None:
+        super().__init__(*args, **options)
         self._deferred = dict(deferred)
 
     def list_commands(self, ctx: click.Context) -> list[str]:

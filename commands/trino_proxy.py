@@ -187,7 +187,7 @@ def trino_proxy(
     allow_plain_http: bool,
     url: str | None,
     config: Path | None,
-    **given: Any,
+    **options: Any,
 ) -> None:
     """Run a proxy in front of Trino that rewrites statements to read only the files of Seamark's plans.
 
@@ -197,7 +197,7 @@ def trino_proxy(
     Trino needs http-server.process-forwarded=true. When the proxy is ready, it prints the address for
     clients. Every Trino client can use it. If a plan fails, the original statement runs.
     """
-    flags = {name: given.pop(name) for name in ("home", "log_level", "log_format")}
+    flags = {name: options.pop(name) for name in ("home", "log_level", "log_format")}
     configure_logging(load_settings(flags, config))
     try:
         settings = ProxySettings(
@@ -207,7 +207,7 @@ def trino_proxy(
             limits=RewriteLimits(budget_ms / 1000, kept_max, trust_time_zone),
             authorities=None if ca is None else str(ca),
             upstream_tls=upstream_tls(trino_ca, verify=not trino_insecure),
-            **given,
+            **options,
         )
         settings.check()
         tls = _make_tls_context(tls_cert, tls_key)

@@ -308,8 +308,8 @@ def bind(settings: Settings, *, shared: bool, port: int | None = None) -> socket
         family = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM)[0][0]
         sock = socket.socket(family, socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
-        why = error.strerror if isinstance(error, OSError) else error
-        raise ConfigError(f"Cannot resolve the host {settings.host!r}: {why}; set host to an address") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"Cannot resolve the host {settings.host!r}: {reason}; set host to an address") from None
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:

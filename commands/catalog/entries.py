@@ -64,12 +64,12 @@ def add_commands(group: click.Group, kind: NamedEntries) -> None:
     @click.argument(noun)
     @click.argument("new_name")
     @server_command
-    def rename_command(client: IndexClient, new_name: str, as_json: bool, **given: str) -> None:
-        kind.rename(client, given[noun], new_name)
-        print_changed(client, kind, new_name, f"{title} {given[noun]} is now {new_name}", as_json=as_json)
+    def rename_command(client: IndexClient, new_name: str, as_json: bool, **options: str) -> None:
+        kind.rename(client, options[noun], new_name)
+        print_changed(client, kind, new_name, f"{title} {options[noun]} is now {new_name}", as_json=as_json)
 
-    def drop_command(client: IndexClient, yes: bool, as_json: bool, purge: bool = False, **given: str) -> None:
-        name = given[noun]
+    def drop_command(client: IndexClient, yes: bool, as_json: bool, purge: bool = False, **arguments: str) -> None:
+        name = arguments[noun]
         kind.load(client, name)  # If the name does not exist, the command fails without a question.
         if not yes:
             question = f"Drop {name}{' and delete its files after the retention' if purge else ''}?"

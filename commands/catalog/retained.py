@@ -82,7 +82,9 @@ def purge(client: IndexClient, table: str, entry_id: str | None, yes: bool, as_j
     if not yes:
         click.confirm(f"Delete the files of {table}?", abort=True, err=as_json)
     purge_dropped(client, entry["id"])
-    left = any(one["id"] == entry["id"] for one in list_retained_entries(client, split_table(table)[:-1]))
+    left = any(
+        retained_entry["id"] == entry["id"] for retained_entry in list_retained_entries(client, split_table(table)[:-1])
+    )
     text = f"{table} is purged"
     if left:
         text += f"; other files are left in its location: seamark retained release {table} releases it"
@@ -96,15 +98,19 @@ def _find_entry(client: IndexClient, table: str, entry_id: str | None) -> dict[s
         click.ClickException: No entry or several entries match.
     """
     levels = split_table(table)
-    entries = [one for one in list_retained_entries(client, levels[:-1]) if one["name"] == levels[-1]]
-    matches = [one for one in entries if entry_id in (None, one["id"])]
+    entries = [
+        retained_entry
+        for retained_entry in list_retained_entries(client, levels[:-1])
+        if retained_entry["name"] == levels[-1]
+    ]
+    matches = [entry for entry in entries if entry_id in (None, entry["id"])]
     if not matches:
         subject = f"{table} with the id {entry_id}" if entry_id is not None else table
         raise click.ClickException(
             f"No dropped table or view {subject} keeps its location; seamark retained list shows the entries"
         )
     if len(matches) > 1:
-        ids = ", ".join(str(one["id"]) for one in matches)
+        ids = ", ".join(str(match["id"]) for match in matches)
         raise click.ClickException(
             f"{len(matches)} dropped entries had the name {table}; choose one of them with --id: {ids}"
         )

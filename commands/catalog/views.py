@@ -38,6 +38,9 @@ def show(client: IndexClient, view: str, as_json: bool) -> None:
     schema = next(one for one in metadata["schemas"] if one.get("schema-id", 0) == version["schema-id"])
     say(f"{view}: version {version['version-id']}, uuid {metadata['view-uuid']}")
     print_rows(("column", "type"), ((field["name"], str(field["type"])) for field in schema["fields"]))
-    texts = ((one.get("dialect", ""), one.get("sql", "")) for one in version["representations"])
+    texts = (
+        (representation.get("dialect", ""), representation.get("sql", ""))
+        for representation in version["representations"]
+    )
     print_rows(("dialect", "text"), texts)
     print_properties(metadata)

@@ -124,7 +124,7 @@ def _check(rows: pa.Table, count: int) -> None:
 
 
 def show_stream(result: StreamResult, console: Console) -> None:
-    """Print the delays, and what the flush did."""
+    """Print the delays, and the result of the flush."""
     delays_ms = np.percentile(result.delays_ms, (50, 99))
     console.print(
         f"\n{show_count(result.rows, 'row')} posted at {ROWS_PER_SECOND:,} a second, and read by stock PyIceberg "

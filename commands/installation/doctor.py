@@ -128,8 +128,8 @@ def _run_check(subject: str, check: Callable[[], Iterator[Finding]]) -> list[Fin
         return list(check())
     except (OSError, ValueError) as error:
         fix = "Give the path of a properties file, or for Spark the URL of its web interface"
-        why = (error.strerror if isinstance(error, OSError) else None) or error
-        return [Finding(subject, f"it cannot be read: {why}", fix, is_fault=True)]
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        return [Finding(subject, f"it cannot be read: {reason}", fix, is_fault=True)]
 
 
 def check_server(url: str, token: str | None) -> Iterator[Finding]:

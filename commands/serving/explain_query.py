@@ -157,7 +157,9 @@ def _list_joins(
 
     Both are by the number of the reference.
     """
-    planned_scans = {number: joins.PlannedScan(one.scan, "", paths[one.key]) for number, one in references.items()}
+    planned_scans = {
+        number: joins.PlannedScan(reference.scan, "", paths[reference.key]) for number, reference in references.items()
+    }
     scans = [(one.scan, loaded[one.key]) for one in references.values()]
     known_tables = {(scan.catalog, scan.schema, scan.table): _to_known_table(table) for scan, table in scans}
     limits = joins.find_dimensions(planned_scans, known_tables)

@@ -108,7 +108,9 @@ class _TrinoQuery:
 class _DuckDBQuery:
     def __init__(self, text: str) -> None:
         self._statement = DuckDBStatement(text)
-        self._references = {n: one for n, one in enumerate(self._statement.references) if one is not None}
+        self._references = {
+            n: reference for n, reference in enumerate(self._statement.references) if reference is not None
+        }
         self.names: dict[Hashable, tuple[str, ...]] = {n: one.parts for n, one in self._references.items()}
         if not self.names:
             raise UnsupportedStatement
@@ -137,7 +139,7 @@ class _DuckDBQuery:
         return references
 
 
-def _make_unsupported_query_error(text: str, dialect: str, why: str) -> BadRequest:
+def _make_unsupported_query_error(text: str, dialect: str, reason: str) -> BadRequest:
     """Return the error for a query that cannot be analysed. If the text is not SQL, the error has the position."""
     try:
         trees = parse_statements(Dialect.get_or_raise(dialect), text)
@@ -147,4 +149,4 @@ def _make_unsupported_query_error(text: str, dialect: str, why: str) -> BadReque
         return BadRequest("The query is not valid SQL, or nested too deeply")
     if not any(trees):
         return BadRequest("The query is not valid SQL: it is empty")
-    return BadRequest(f"The query cannot be analysed{f' ({why})' if why else ''}. {_NOT_READ}")
+    return BadRequest(f"The query cannot be analysed{f' ({reason})' if reason else ''}. {_NOT_READ}")

@@ -280,14 +280,14 @@ def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
         landlock.forbid_reads_except(opened)
 
 
-def _make_head(request: StatementRequest, chosen: ChosenPlan) -> StatementHead:
+def _make_head(request: StatementRequest, chosen_plan: ChosenPlan) -> StatementHead:
     tables = tuple(
         TableRead(table.shown_name, table.files, table.considered_files, table.bytes, table.columns, table.joins)
-        for table in chosen.tables
+        for table in chosen_plan.tables
     )
-    cube = None if chosen.cube is None else CubeUse(**asdict(chosen.cube))
-    plan = StatementPlan(request.id, chosen.engine, chosen.why, tables, cube)
-    return StatementHead(plan, tuple(dict.fromkeys(table.name[:-1] for table in chosen.tables)))
+    cube = None if chosen_plan.cube is None else CubeUse(**asdict(chosen_plan.cube))
+    plan = StatementPlan(request.id, chosen_plan.engine, chosen_plan.why, tables, cube)
+    return StatementHead(plan, tuple(dict.fromkeys(table.name[:-1] for table in chosen_plan.tables)))
 
 
 def _limit_batches(request: StatementRequest, result: SqlResult, status: dict[str, bool]) -> Iterator[pa.RecordBatch]:

@@ -104,13 +104,13 @@ def have_same_class(literal: Literal, reader: ComparisonReader, *nodes: exp.Expr
 
     The nodes are columns or other literals. Null literals are ignored.
     """
-    wanted = class_of_literal(literal)
+    expected_class = class_of_literal(literal)
     for node in nodes:
         other, kind = reader.literal(node), reader.kind(node)
         if other is not None and other.kind == "null":
             continue
         own_class = class_of_kind(kind) if other is None else class_of_literal(other)
-        if own_class != wanted or own_class not in _EXACT_CLASSES:
+        if own_class != expected_class or own_class not in _EXACT_CLASSES:
             return False
     return True
 

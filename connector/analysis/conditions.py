@@ -201,7 +201,7 @@ class _Reading:
                 prefix = self.literal(node.expression)
                 return self.column("STARTS WITH", node.this, prefix) if prefix and prefix.kind == "text" else None
             case exp.In() if node.expressions and not isinstance(node.this, exp.Tuple):
-                one_of, parts = True, [("=", node.this, one) for one in _flatten_values(node.expressions)]
+                one_of, parts = True, [("=", node.this, value) for value in _flatten_values(node.expressions)]
             case exp.Between():
                 one_of, parts = False, [(">=", node.this, node.args["low"]), ("<=", node.this, node.args["high"])]
             case _ if type(node) in COMPARISONS:
@@ -229,9 +229,9 @@ class _Reading:
         """
         if not isinstance(side, exp.Lower | exp.Upper):
             return each
-        literals = [self.literal(one) for one in nodes]
+        literals = [self.literal(node) for node in nodes]
         if compared_in is not None:
-            literals = [None if one is None else compared_in.literal_for(side, one) for one in literals]
+            literals = [None if literal is None else compared_in.literal_for(side, literal) for literal in literals]
         present = [one for one in literals if one is not None]
         listed = compare_list_in_case(side, present, self) if len(present) == len(literals) else None
         return each if listed is None else all_of([drop_functions(each), listed])
@@ -264,7 +264,7 @@ class _Reading:
         if type(like) is not exp.Like or not is_plain(like) or not is_plain(node):
             return None
         texts = [self.literal(one) for one in (like.expression, escape) if one is not None]
-        if any(one is None or one.kind != "text" for one in texts):
+        if any(text is None or text.kind != "text" for text in texts):
             return None
         pattern, *escapes = [one.value for one in texts if one is not None]
         side = like.this.unnest()

@@ -236,7 +236,7 @@ def _parse_using(tokens: Sequence[TrinoToken]) -> tuple[str, ...]:
         last = _find_closing(tokens, number) if token.word in ("(", "[") else number
         parameters[-1] += [one.text for one in tokens[number : last + 1]]
         number = last + 1
-    return tuple(" ".join(one) for one in parameters)
+    return tuple(" ".join(parameter) for parameter in parameters)
 
 
 def _unquote(token: TrinoToken) -> tuple[str, list[int]]:

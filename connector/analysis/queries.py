@@ -234,7 +234,11 @@ class Queries:
         return block
 
     def _make_inner_query(
-        self, rows: Relation, predicates: PredicateReader, seen: frozenset[int] | None = None, source: int | None = None
+        self,
+        rows: Relation,
+        predicates: PredicateReader,
+        visible_sources: frozenset[int] | None = None,
+        source: int | None = None,
     ) -> InnerQuery:
         """Return the inner query for the rows of a subquery.
 
@@ -250,7 +254,7 @@ class Queries:
         if select is None:
             return InnerQuery(rows, source=source)
         pairs = predicates.find_correlated_pairs(select)
-        seen_pairs = tuple(pair for pair in pairs if seen is None or pair[1][0] in seen)
+        seen_pairs = tuple(pair for pair in pairs if visible_sources is None or pair[1][0] in visible_sources)
         return InnerQuery(rows, select.block, seen_pairs, source)
 
     def _make_lateral_query(self, number: int, tables: _FromClause, predicates: PredicateReader) -> InnerQuery:

@@ -115,7 +115,7 @@ class PredicateReader:
         equalities += self._equate_using_columns(join)
         return Predicate(restrict_to_sources(self._read_condition(join.on, own), own), tuple(equalities))
 
-    def _read_condition(self, node: exp.Expr | None, seen: frozenset[int] | None) -> Condition | None:
+    def _read_condition(self, node: exp.Expr | None, visible_sources: frozenset[int] | None) -> Condition | None:
         """Return a condition that is true for each row where `node` is true.
 
         Args:
@@ -125,8 +125,8 @@ class PredicateReader:
             return None
         values = [
             *self._read_subquery_values(node),
-            *self._read_period_values(node, seen),
-            *self._read_range_values(node, seen),
+            *self._read_period_values(node, visible_sources),
+            *self._read_range_values(node, visible_sources),
         ]
         return all_of([self.condition(node), *values])
 
@@ -252,7 +252,7 @@ class PredicateReader:
 
     # Periods
 
-    def _read_period_values(self, node: exp.Expr, seen: frozenset[int] | None) -> Iterator[SemiJoin]:
+    def _read_period_values(self, node: exp.Expr, visible_sources: frozenset[int] | None) -> Iterator[SemiJoin]:
         """Yield semi-joins for columns whose day, month, year or hour equals a value of another source."""
         for part in split_conjunction(node):
             sides = (part.this, part.expression) if type(part) is exp.EQ else ()
@@ -262,7 +262,7 @@ class PredicateReader:
                 partner = self._names.resolve_node(other.unnest())
                 if period is None or reference is None or partner is None or reference[0] == partner[0]:
                     continue
-                is_seen = seen is None or {reference[0], partner[0]} <= seen
+                is_seen = visible_sources is None or {reference[0], partner[0]} <= visible_sources
                 if is_seen and period.has_values_of(self._names.kind(reference), self._names.kind(partner)):
                     relation = self._names.sources[partner[0]].relation
                     yield from period_values(reference, period.transform, relation, partner[1])
@@ -297,7 +297,7 @@ class PredicateReader:
         literal = self._reader.literal(operand)
         return None if literal is None else class_of_literal(literal)
 
-    def _read_range_values(self, node: exp.Expr, seen: frozenset[int] | None) -> Iterator[SemiJoin]:
+    def _read_range_values(self, node: exp.Expr, visible_sources: frozenset[int] | None) -> Iterator[SemiJoin]:
         """Yield semi-joins for columns that are less or greater than columns of another source."""
         limits: dict[tuple[ColumnReference, int], list[Limit]] = {}
         for part in split_conjunction(node):
@@ -305,7 +305,7 @@ class PredicateReader:
                 reference, partner = self._names.resolve_node(left), self._names.resolve_node(right)
                 if reference is None or partner is None or reference[0] == partner[0]:
                     continue
-                if seen is not None and not {reference[0], partner[0]} <= seen:
+                if visible_sources is not None and not {reference[0], partner[0]} <= visible_sources:
                     continue
                 kind, relation = self._names.kind(reference), self._names.sources[partner[0]].relation
                 yield from extreme_values(reference, kind, op, relation, partner[1])

@@ -175,7 +175,7 @@ def compare_in_case(op: str, node: exp.Lower | exp.Upper, text: str, reader: Com
         spellings, is_whole = _find_spellings(text, lower=isinstance(node, exp.Lower))
         compared = "=" if is_whole else "STARTS WITH"
         if spellings:
-            condition = any_of(reader.column(compared, node.this, Literal("text", one)) for one in spellings)
+            condition = any_of(reader.column(compared, node.this, Literal("text", spelling)) for spelling in spellings)
         condition = all_of([condition, _compare_function_value("=", column.column, node, [Literal("text", text)])])
     return all_of([condition, like])
 
@@ -185,7 +185,7 @@ def compare_list_in_case(
 ) -> Condition | None:
     """Read `lower(c) IN (texts)`. An index on the function can evaluate the result."""
     column = reader.column("=", node.this, Literal("text", ""))
-    if column is None or any(one.kind != "text" for one in literals):
+    if column is None or any(literal.kind != "text" for literal in literals):
         return None
     return _compare_function_value("IN", column.column, node, literals)
 

@@ -84,4 +84,4 @@ def client_storage(location: str) -> ClientStorage | None:
 def list_schemes() -> list[str]:
     """Return the schemes of all these storages, and their aliases."""
     rules = [rules_of(scheme) for scheme in CLIENT_STORAGES]
-    return [scheme for one in rules if one is not None for scheme in one.schemes]
+    return [scheme for rule in rules if rule is not None for scheme in rule.schemes]

@@ -50,7 +50,7 @@ class IndexClient(SeamarkClient):
 
     def indexes(self, table: Name) -> list[Index]:
         """Return all indexes of a table. Bucket indexes, which partition specs of the table define, are last."""
-        return [_index(one) for one in self._json("GET", f"{table_path(table)}/indexes")["indexes"]]
+        return [_index(index) for index in self._json("GET", f"{table_path(table)}/indexes")["indexes"]]
 
     def index(self, table: Name, name: str) -> Index:
         """Return an index, with its index files in `json`.

@@ -97,7 +97,7 @@ def lookup_of(answer: pa.Table) -> Lookup:
         uncovered_files=values["uncovered-files"],
         uncovered=tuple(values["uncovered"]),
         undecided=values["undecided"],
-        problems=tuple((one["file-path"], one["problem"]) for one in values["problems"]),
+        problems=tuple((problem["file-path"], problem["problem"]) for problem in values["problems"]),
     )
 
 

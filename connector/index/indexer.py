@@ -308,14 +308,14 @@ class Indexer:
 
     def _merge(self, table: Table, name: str, round_: Round) -> None:
         for _ in range(MERGES_MAX):
-            chosen = select_merge(
+            merge = select_merge(
                 RegisteredFile(listed["location"], listed["level"], listed["size-in-bytes"], listed["created-ms"])
                 for listed in self.client.index(table, name).json["index-files"]
                 if listed["state"] == "live"
             )
-            if not chosen:
+            if not merge:
                 return
-            merged = [file.location for file in chosen]
+            merged = [file.location for file in merge]
             with open_build(self.client, table, name, exclusive=True) as started:
                 task = BuildSource.of(self.client, table, started).task
                 dropped = self.client.list_unreferenced_files(table, name, merged)

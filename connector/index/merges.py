@@ -113,14 +113,14 @@ def _mask_entries(opened: Sequence[IndexFile], dropped: Mapping[str, Iterable[in
 
     An entry is kept if it is not dropped and no newer index file has an entry for the same data file.
     """
-    seen: set[tuple[int, int]] = set()
+    seen_ids: set[tuple[int, int]] = set()
     masks: list[Mask] = []
     for index_file in reversed(opened):
         mask = np.ones(len(index_file.files), dtype=np.bool_)
         mask[list(dropped.get(index_file.header.location, ()))] = False
         for number, (high, low) in enumerate(index_file.files.ids.tolist()):
             if mask[number]:
-                mask[number] = (high, low) not in seen
-                seen.add((high, low))
+                mask[number] = (high, low) not in seen_ids
+                seen_ids.add((high, low))
         masks.append(mask)
     return masks[::-1]

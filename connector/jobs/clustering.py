@@ -409,10 +409,10 @@ class _Spill:
             self._kept.append(rows)
             return
         for number in np.unique(numbers).tolist():
-            chosen = numbers == number
+            is_selected = numbers == number
             if len(self._distinct[number]) < 2:
-                self._distinct[number].update(np.unique(keys[chosen])[:2].tolist())
-            self._stream(number, rows.schema).write_batch(rows.filter(pa.array(chosen)))
+                self._distinct[number].update(np.unique(keys[is_selected])[:2].tolist())
+            self._stream(number, rows.schema).write_batch(rows.filter(pa.array(is_selected)))
         if sum(sink.tell() for sink in self._sinks) > SPILL_BYTES:
             raise BadRequest(
                 f"sorting takes more than {SPILL_BYTES:,} bytes of temporary files; use the Spark job `cluster`"

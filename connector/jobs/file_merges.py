@@ -80,18 +80,18 @@ def merge_files(
         target = replace(target, properties={**target.properties, TARGET_FILE_BYTES: str(target_bytes)})
     policy = CopyPolicy.of(target.properties)
     tasks = list(plan(client, opened, stats=find_float_columns(opened.schema)))
-    chosen = []
+    selected_tasks = []
     selected = filter(is_rewritable, _select_tasks(opened, tasks, where, utc=utc))
     for members in group_by_partition(selected):
         due = [task for task in members if task.deletes or task.size_bytes < GOOD_SIZE_FRACTION * policy.target_bytes]
         if len(due) > 1 or any(task.deletes for task in due):
-            chosen.append(due)
+            selected_tasks.append(due)
     work = _PartitionRewrite(opened, opened, target, policy if target.ordering is None else None)
     return replace_batches(
         client,
         opened,
         tasks,
-        work.batches(chosen),
+        work.batches(selected_tasks),
         target_bytes=policy.target_bytes,
         dry_run=dry_run,
         branch=branch,
@@ -144,10 +144,10 @@ def drop_columns(
         if not any(dropped.bytes_in(opened, task, keys) for task in candidates):
             return RewriteReport()
     tasks = list(plan(client, opened, stats=[*dropped.names, *find_float_columns(dropped.remaining_schema)]))
-    chosen = list(select(tasks))
-    _check_rewritable(chosen)
-    won_bytes = {task.path: dropped.bytes_in(opened, task, keys) for task in chosen}
-    selected = [task for task in chosen if won_bytes[task.path]]
+    selected_tasks = list(select(tasks))
+    _check_rewritable(selected_tasks)
+    won_bytes = {task.path: dropped.bytes_in(opened, task, keys) for task in selected_tasks}
+    selected = [task for task in selected_tasks if won_bytes[task.path]]
     trimmed = replace(opened, schema=dropped.remaining_schema)
     work = _PartitionRewrite(opened, trimmed, replace(target, schema=dropped.remaining_schema), policy, dropped.leaves)
     report = replace_batches(

@@ -182,12 +182,12 @@ class _Computation:
     ) -> None:
         if not tasks or not columns:
             return
-        chosen = [field for field in self._opened.schema.fields if field.id in columns]
-        read_plan = plan_read(self._opened, [field.name for field in chosen], TRUE)
+        fields = [field for field in self._opened.schema.fields if field.id in columns]
+        read_plan = plan_read(self._opened, [field.name for field in fields], TRUE)
         expect(len(tasks), sum(task.size_bytes for task in tasks))
         with closing(read_tasks(read_plan, self._opened.storage, tasks)) as read:
             for batch in join_small_batches(_report_progress(read)):
-                for field, column in zip(chosen, batch.columns, strict=True):
+                for field, column in zip(fields, batch.columns, strict=True):
                     add_values(builders[field.id], column, self._types[field.id])
 
     def _commit(

@@ -125,11 +125,11 @@ def _with_plain_footer(
         Unreadable: The file cannot be read.
     """
     with SourceFile(path, source, keys=keys) as file:
-        encryption, wanted = file.encryption, set(column_ids)
+        encryption, needed_ids = file.encryption, set(column_ids)
         assert encryption is not None
         for number, leaf in enumerate(file.leaves):
             is_secret = any(ciphers[number] is not None for ciphers in encryption.ciphers)
-            if is_secret and (None in leaf.ids or wanted.intersection(leaf.ids)):
+            if is_secret and (None in leaf.ids or needed_ids.intersection(leaf.ids)):
                 raise Unreadable(
                     path,
                     f"its column {leaf.path} is encrypted, and an index would reveal its values"

@@ -336,22 +336,22 @@ class Seamark:
         self._root: str | None = None
         self._known: MemoryCache[Name, KnownTable] = MemoryCache(_COLUMNS_BYTES)
 
-    async def plan_table(self, wanted: TablePlanRequest) -> TablePlanResponse:
+    async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
         """Request a plan table.
 
         Raises:
             BadRequest: The filter cannot be bound.
             ClientError: The server refuses the request or does not respond.
         """
-        body: dict[str, Any] = {"kept-max": wanted.kept_max, "lease-s": self._lease_s, **self._holder}
-        if wanted.filter is not None:
-            body |= {"filter": expression_json(wanted.filter), "case-sensitive": False}
-        body |= {} if wanted.snapshot_id is None else {"snapshot-id": wanted.snapshot_id}
-        body |= {} if wanted.ref is None else {"ref": wanted.ref}
-        body |= {"use-snapshot-schema": True} if wanted.past else {}
-        body |= {"joins": [one.body() for one in wanted.joins]} if wanted.joins else {}
-        body |= {"hide-partitions": True} if wanted.hide_partitions else {}
-        path = f"{table_path(wanted.table)}/plan-tables"
+        body: dict[str, Any] = {"kept-max": request.kept_max, "lease-s": self._lease_s, **self._holder}
+        if request.filter is not None:
+            body |= {"filter": expression_json(request.filter), "case-sensitive": False}
+        body |= {} if request.snapshot_id is None else {"snapshot-id": request.snapshot_id}
+        body |= {} if request.ref is None else {"ref": request.ref}
+        body |= {"use-snapshot-schema": True} if request.past else {}
+        body |= {"joins": [join.body() for join in request.joins]} if request.joins else {}
+        body |= {"hide-partitions": True} if request.hide_partitions else {}
+        path = f"{table_path(request.table)}/plan-tables"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
         return self._decode(raw, TablePlanResponse, "a plan table")
 
@@ -393,7 +393,14 @@ class Seamark:
             schema = next(one for one in metadata.schemas if one.schema_id == version.schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
             raise ServerFailed(f"{self._shown} sent a response that is not a view: {error!r}") from None
-        text = next((one.sql for one in version.representations if one.dialect.lower() == "trino"), None)
+        text = next(
+            (
+                representation.sql
+                for representation in version.representations
+                if representation.dialect.lower() == "trino"
+            ),
+            None,
+        )
         columns = column_types([(one.name, one.type) for one in schema.fields])
         if text is None or columns is None:
             return None
@@ -413,7 +420,7 @@ class Seamark:
         body = {
             "metadata-location": view.location,
             "predicate": predicate,
-            "tables": [one.body() for one in references],
+            "tables": [reference.body() for reference in references],
             "reader": reader,
             "lease-s": self._lease_s,
             **self._holder,

@@ -85,7 +85,9 @@ class ColumnComparison:
         If the column has another kind of time zone than a literal, the comparison depends on the session's zone. The
         day of a timestamp with a zone is the day in UTC.
         """
-        return frozenset(one.zone for one in self.literals if one.zone is not None and self.transform == IDENTITY)
+        return frozenset(
+            literal.zone for literal in self.literals if literal.zone is not None and self.transform == IDENTITY
+        )
 
     def move_columns(self, to: Move) -> ColumnComparison | None:
         column = to(self.column)
@@ -256,9 +258,9 @@ def likes_of(condition: Condition | None) -> tuple[tuple[Like, ...], ...]:
         either = part.parts if isinstance(part, AnyOf) else (part,)
         # `(a AND x LIKE 'b') OR (c AND x LIKE 'd')` implies that x matches one of the patterns.
         likes = [next((leaf for leaf in parts_of(branch) if isinstance(leaf, Like)), None) for branch in either]
-        there = tuple(one for one in likes if one is not None)
-        if there and len(there) == len(likes):
-            patterns.append(there)
+        moved_likes = tuple(like for like in likes if like is not None)
+        if moved_likes and len(moved_likes) == len(likes):
+            patterns.append(moved_likes)
     return tuple(patterns)
 
 
@@ -314,7 +316,7 @@ def sql_of(condition: Condition) -> str:
 
 def _write_comparison(comparison: ColumnComparison) -> str:
     term = _TERMS[comparison.transform].format(quote_name(comparison.column[1]))
-    texts = [one.sql for one in comparison.literals]
+    texts = [literal.sql for literal in comparison.literals]
     match comparison.op:
         case "IS TRUE":
             return term
@@ -354,7 +356,7 @@ def _convert_comparison(comparison: ColumnComparison) -> Expression:
     negated, literals = comparison.negated, comparison.literals
     name = comparison.column[1]
     is_null, not_null = Unbound(Op.IS_NULL, name, IDENTITY, ()), Unbound(Op.NOT_NULL, name, IDENTITY, ())
-    null = any(one.kind == "null" for one in literals)
+    null = any(literal.kind == "null" for literal in literals)
 
     def predicate(op: Op, *given: Literal) -> Expression:
         values = tuple(_shift_year(one, comparison.transform).typed for one in given)
@@ -382,10 +384,10 @@ def _convert_comparison(comparison: ColumnComparison) -> Expression:
                 return predicate(Op.EQ, *literals)
             return iceberg.all_of(not_null, predicate(Op.NOT_EQ, *literals))
         case "IN":
-            there = [one for one in literals if one.kind != "null"]
+            present_literals = [one for one in literals if one.kind != "null"]
             if negated:
-                return iceberg.FALSE if null else iceberg.all_of(not_null, predicate(Op.NOT_IN, *there))
-            return predicate(Op.IN, *there) if there else iceberg.FALSE
+                return iceberg.FALSE if null else iceberg.all_of(not_null, predicate(Op.NOT_IN, *present_literals))
+            return predicate(Op.IN, *present_literals) if present_literals else iceberg.FALSE
         case "BETWEEN":
             bounds = compare(Op.GT_EQ, literals[0]), compare(Op.LT_EQ, literals[1])
             return iceberg.any_of(*bounds) if negated else iceberg.all_of(*bounds)

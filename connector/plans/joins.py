@@ -94,7 +94,7 @@ class Dimension:
 
     def request(self) -> JoinRequest:
         scan, join = self.planned.scan, self.join
-        nested = tuple(one.request() for one in self.dimensions)
+        nested = tuple(dimension.request() for dimension in self.dimensions)
         condition = join.where if join.is_extreme else all_of([scan.condition, join.where])
         condition = drop_functions(weaken(condition, _keep_whole_column))
         return JoinRequest(
@@ -113,7 +113,7 @@ class Dimension:
 
 
 def depth_first(dimensions: Sequence[Dimension]) -> list[Dimension]:
-    return [each for one in dimensions for each in (one, *depth_first(one.dimensions))]
+    return [each for dimension in dimensions for each in (dimension, *depth_first(dimension.dimensions))]
 
 
 def find_dimensions(
@@ -125,28 +125,28 @@ def find_dimensions(
         planned_scans: The scans by their numbers in the statement.
         tables: The tables by their names in the statement.
     """
-    chosen = {}
+    selected_dimensions = {}
     for number, planned in planned_scans.items():
         table = _find_table(planned, tables)
         if table is not None and table.files > 1:  # A table with one file is always read completely.
             dimensions = _DimensionTree(planned_scans, tables).dimensions(number, ())
             if dimensions:
-                chosen[planned] = dimensions
-    return chosen
+                selected_dimensions[planned] = dimensions
+    return selected_dimensions
 
 
 def explain_unrequested_joins(
     number: int,
     planned_scans: Mapping[int, PlannedScan],
     tables: Mapping[tuple[str | None, str | None, str], KnownTable],
-    chosen: Mapping[PlannedScan, tuple[Dimension, ...]],
+    dimensions: Mapping[PlannedScan, tuple[Dimension, ...]],
 ) -> list[str]:
     """Return a line for each joined table of a scan that is not one of its dimensions.
 
     The line has the table and the reason.
     """
     planned = planned_scans[number]
-    limited, requested = _find_table(planned, tables), {one.join.scan for one in chosen.get(planned, ())}
+    limited, requested = _find_table(planned, tables), {one.join.scan for one in dimensions.get(planned, ())}
     reasons: dict[str, None] = {}
     for join in planned.scan.joins:
         other = planned_scans.get(join.scan)
@@ -154,9 +154,9 @@ def explain_unrequested_joins(
             continue
         table, name = _find_table(other, tables), ".".join(other.table)
         if limited is None or table is None:
-            why = "it is not read at the current snapshot"
+            reason = "it is not read at the current snapshot"
             reasons[
-                f"joins leave out no files, because {why}" if limited is None else _explain_unhelpful(name, why)
+                f"joins leave out no files, because {reason}" if limited is None else _explain_unhelpful(name, reason)
             ] = None
         elif table.snapshot_id is None:
             reasons[_explain_unhelpful(name, "it has no snapshot")] = None
@@ -169,8 +169,8 @@ def explain_unrequested_joins(
     return list(reasons)
 
 
-def _explain_unhelpful(table: str, why: str) -> str:
-    return f"the join with {table} leaves out no files, because {why}"
+def _explain_unhelpful(table: str, reason: str) -> str:
+    return f"the join with {table} leaves out no files, because {reason}"
 
 
 class _DimensionTree:
@@ -224,7 +224,9 @@ class _DimensionTree:
             else:
                 self._left += 1
         return tuple(
-            one for one in dimensions if one.join.any_of is None or self._is_whole(one.join, number, dimensions)
+            dimension
+            for dimension in dimensions
+            if dimension.join.any_of is None or self._is_whole(dimension.join, number, dimensions)
         )
 
     def _is_whole(self, join: Join, number: int, dimensions: Sequence[Dimension]) -> bool:
@@ -233,7 +235,7 @@ class _DimensionTree:
         If one alternative is missing, the others restrict no row.
         """
         alternatives = [one for one in self._planned_scans[number].scan.joins if one.any_of == join.any_of]
-        return all(any(other.join is one for other in dimensions) for one in alternatives)
+        return all(any(other.join is alternative for other in dimensions) for alternative in alternatives)
 
 
 def _keep_whole_column(atom: Atom) -> Atom | None:
@@ -248,7 +250,7 @@ def _has_literal_equality(scan: Scan) -> bool:
     """Return whether a column of the needed rows must be equal to one of a few literals."""
     condition = scan.condition
     parts = condition.parts if isinstance(condition, AllOf) else (condition,)
-    return any(isinstance(one, ColumnComparison) and one.op in ("=", "IN") and not one.negated for one in parts)
+    return any(isinstance(part, ColumnComparison) and part.op in ("=", "IN") and not part.negated for part in parts)
 
 
 def _is_small(table: KnownTable, limited: KnownTable) -> bool:

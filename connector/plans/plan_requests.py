@@ -83,24 +83,24 @@ class PlanRequests:
         """Return the plans of the scans that will read plan tables."""
         groups = _group_scans(planned_scans)
         pins = {one.planned.read: one for each in dimensions.values() for one in depth_first(each)}
-        wanted = {}
+        requests = {}
         for planned in planned_scans:
             joins, pin = dimensions.get(planned, ()), pins.get(planned.read)
             if pin is not None:
                 # No file of a table with a single file can be left out, so all statements share one plan of it.
-                wanted[planned] = _request_of(planned, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
+                requests[planned] = _request_of(planned, pin.snapshot_id, 1.0, joins, keep=pin.files > 1)
             elif planned.table in self._streams:
-                wanted[planned] = _request_of(planned, planned.scan.snapshot_id, 1.0, joins)
+                requests[planned] = _request_of(planned, planned.scan.snapshot_id, 1.0, joins)
             elif planned.scan.condition is not None or joins or self._hide_partitions:
-                wanted[planned] = _request_of(planned, planned.scan.snapshot_id, self._kept_max, joins)
-        plans = await self._plans(wanted)
+                requests[planned] = _request_of(planned, planned.scan.snapshot_id, self._kept_max, joins)
+        plans = await self._plans(requests)
         repeated = {}
         for planned, each in dimensions.items():
             plan = plans.get(planned)
             if plan is None or len(plan.joins) != len(depth_first(each)) or not _is_consistent(each, plan, plans):
                 plans.pop(planned, None)
                 if planned.scan.condition is not None or planned.read in pins or planned.table in self._streams:
-                    repeated[planned] = replace(wanted[planned], joins=())
+                    repeated[planned] = replace(requests[planned], joins=())
         repeated |= self._request_other_scans(groups, plans, repeated)
         plans |= await self._plans(repeated)
         _drop_inconsistent(groups, dimensions, plans)
@@ -120,7 +120,7 @@ class PlanRequests:
         self, groups: Mapping[object, list[PlannedScan]], plans: Plans, repeated: Mapping[PlannedScan, TablePlanRequest]
     ) -> dict[PlannedScan, TablePlanRequest]:
         """Return the plans to request for scans of tables that also have scans with plans."""
-        wanted: dict[PlannedScan, TablePlanRequest] = {}
+        requests: dict[PlannedScan, TablePlanRequest] = {}
         for group in groups.values():
             answers = {planned: plans[planned] for planned in group if planned in plans}
             if len(group) > 1 and any(answer.is_made for answer in answers.values()):
@@ -131,8 +131,8 @@ class PlanRequests:
                 for planned in group:
                     if planned in repeated or planned not in plans or not plans[planned].is_made:
                         keep = planned in plans or planned in repeated
-                        wanted[planned] = _request_of(planned, snapshots.get(planned.read), 1.0, keep=keep)
-        return wanted
+                        requests[planned] = _request_of(planned, snapshots.get(planned.read), 1.0, keep=keep)
+        return requests
 
     async def _drop_moved_refs(
         self,
@@ -154,23 +154,23 @@ class PlanRequests:
     def _keeps_most(self, plan: TablePlanResponse) -> bool:
         return plan.files > self._kept_max * plan.considered_files
 
-    async def _plans(self, wanted: Mapping[PlannedScan, TablePlanRequest]) -> Plans:
-        answers = await self.all({one: self._plan(one) for one in dict.fromkeys(wanted.values())})
-        return {planned: answers[one] for planned, one in wanted.items() if one in answers}
+    async def _plans(self, requests: Mapping[PlannedScan, TablePlanRequest]) -> Plans:
+        answers = await self.all({one: self._plan(one) for one in dict.fromkeys(requests.values())})
+        return {planned: answers[one] for planned, one in requests.items() if one in answers}
 
-    async def _plan(self, wanted: TablePlanRequest) -> TablePlanResponse:
-        wanted = replace(wanted, hide_partitions=self._hide_partitions)
+    async def _plan(self, request: TablePlanRequest) -> TablePlanResponse:
+        request = replace(request, hide_partitions=self._hide_partitions)
         left_s = self._until_s - asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(left_s * _JOINS_SHARE if wanted.joins else None):
-                plan = await self._seamark.plan_table(wanted)
+            async with asyncio.timeout(left_s * _JOINS_SHARE if request.joins else None):
+                plan = await self._seamark.plan_table(request)
         except NotFound:
-            self.missing.add(wanted.table)
+            self.missing.add(request.table)
             raise
         if plan.misread:
-            self.misread[wanted.table] = plan.misread
+            self.misread[request.table] = plan.misread
         if plan.plan_snapshot_id is not None:
-            self.made.add((wanted.table, plan.plan_snapshot_id))
+            self.made.add((request.table, plan.plan_snapshot_id))
         return plan
 
     async def all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
@@ -244,7 +244,7 @@ def _request_of(
     """
     filter = planned.scan.filter if keep else None
     ref = planned.scan.ref if snapshot_id is None else None
-    past, wanted = planned.scan.is_past, tuple(one.request() for one in joins)
+    past, wanted = planned.scan.is_past, tuple(join.request() for join in joins)
     return TablePlanRequest(planned.table, filter, snapshot_id, kept_max, past, wanted, ref)
 
 

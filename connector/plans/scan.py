@@ -133,4 +133,4 @@ class Scan:
         """The columns of this table in the condition, in `likes`, and in the conditions of joins."""
         likes = frozenset(one.column[1] for either in self.likes for one in either)
         conditions = (self.condition, *(join.unless for join in self.joins))
-        return likes.union(*(columns_of(one) for one in conditions))
+        return likes.union(*(columns_of(condition) for condition in conditions))

@@ -72,12 +72,12 @@ class FileRowReader:
         self._groups = RowGroups(self.file.metadata, fields, self.where)
         self._coded: dict[tuple[str, ...], pq.ParquetFile] = {}
 
-    def batches(self, chosen: Longs | None, counts: ReadCounts) -> Iterator[pa.RecordBatch]:
+    def batches(self, row_numbers: Longs | None, counts: ReadCounts) -> Iterator[pa.RecordBatch]:
         first = 0
         for number in range(self.file.metadata.num_row_groups):
             rows = self.file.metadata.row_group(number).num_rows
             if self._is_in_span(number):
-                mask = self._select_candidates(chosen, first, rows)
+                mask = self._select_candidates(row_numbers, first, rows)
                 possible = mask is None or bool(mask.any())
                 read = False
                 if possible and self._groups.may_match(number):
@@ -97,16 +97,16 @@ class FileRowReader:
             begins = min(begins, chunk.dictionary_page_offset)
         return bool(self.task.span[0] <= begins < self.task.span[1])
 
-    def _select_candidates(self, chosen: Longs | None, first: int, rows: int) -> Mask | None:
+    def _select_candidates(self, row_numbers: Longs | None, first: int, rows: int) -> Mask | None:
         """Return a mask of the rows that remain after the selection by position and the deletes.
 
         The mask is bool[rows], or None for all rows.
         """
         mask = None
-        if chosen is not None:
-            start, end = np.searchsorted(chosen, (first, first + rows)).tolist()
+        if row_numbers is not None:
+            start, end = np.searchsorted(row_numbers, (first, first + rows)).tolist()
             mask = np.zeros(rows, dtype=np.bool_)
-            mask[chosen[start:end] - first] = True
+            mask[row_numbers[start:end] - first] = True
         deleted = self._deleted.by_position(first, rows)
         if deleted is not None:
             mask = ~deleted if mask is None else mask & ~deleted

@@ -212,8 +212,8 @@ class TaskReader:
         """
         with _add_path_to_errors(task.path):
             where = self._compute_residual(task)
-        chosen = _decode_positions(task) if positions is None else positions
-        if where == FALSE or (chosen is not None and not len(chosen)):
+        selected_positions = _decode_positions(task) if positions is None else positions
+        if where == FALSE or (selected_positions is not None and not len(selected_positions)):
             return
         hides = self._keys is not None and not self._is_private
         with (
@@ -224,7 +224,7 @@ class TaskReader:
             rows = FileRowReader(
                 self._read_plan, task, where, file, pages, coded, self._mapping, self._deletes, self._threads
             )
-            for batch in join_small_batches(rows.batches(chosen, self.counts)):
+            for batch in join_small_batches(rows.batches(selected_positions, self.counts)):
                 self.counts.rows += batch.num_rows
                 yield batch
 

@@ -85,7 +85,7 @@ def _raise_cluster_failed(failure: str) -> Iterator[None]:
     except (PySparkException, Py4JError) as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         # If the error is in a task, the last line of the worker's traceback has the cause.
-        why = next((line for line in lines if _ERROR_LINE.match(line)), lines[0] if lines else type(error).__name__)
-        if NO_GATEWAY in why:
-            why = missing_java() or why
-        raise ClusterFailed(f"{failure}: {why}") from error
+        reason = next((line for line in lines if _ERROR_LINE.match(line)), lines[0] if lines else type(error).__name__)
+        if NO_GATEWAY in reason:
+            reason = missing_java() or reason
+        raise ClusterFailed(f"{failure}: {reason}") from error

@@ -371,8 +371,8 @@ class Rewriter:
         else:
             self._seamark_breaker.record_success()
         if not plans:
-            why = requests.why or _KEEPS_TOO_MANY_FILES
-            return RewriteResult(None, f"unchanged; {why}", depends_on_data=True, is_wasted=not requests.why)
+            reason = requests.why or _KEEPS_TOO_MANY_FILES
+            return RewriteResult(None, f"unchanged; {reason}", depends_on_data=True, is_wasted=not requests.why)
         try:
             write = partial(_build_result, text, reading, planned_scans, plans, dimensions, over)
             result = replace(await self._reader.run(len(text.text), write, until_s), breaker_key=breaker_key)

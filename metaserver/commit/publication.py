@@ -383,8 +383,8 @@ class Publisher:
             recorded = event.summary
             summary["operation"] = _shorten(recorded.get("operation"))
             summary |= {key: _shorten(recorded[key]) for key in _SUMMARY_KEYS if key in recorded}
-            if (why := _describe_difference(prepared.metadata, event.snapshot_id)) is not None:
-                summary[OTHER_ROWS] = why
+            if (reason := _describe_difference(prepared.metadata, event.snapshot_id)) is not None:
+                summary[OTHER_ROWS] = reason
         now = self._context.clock.now_ms()
         return self._context.instant(
             event.caller,

@@ -148,11 +148,11 @@ class Uploads:
     ) -> FileInfo:
         """Publish the object at `target` from the listed parts (number, ETag)."""
         upload = self._make_name(location, upload_id)
-        chosen = _choose(part_etags, {part.number: part for part in self.parts(location, upload_id)})
+        parts = _choose(part_etags, {part.number: part for part in self.parts(location, upload_id)})
         staged = f"{upload_id}-{os.getpid():x}-{os.urandom(8).hex()}"
         try:
             with _close_after(self._staging.open_new(staged)) as descriptor:
-                for part in chosen:
+                for part in parts:
                     with _close_after(self._open(f"{upload}/{part.name}", READ_FLAGS)) as source:
                         copy_bytes(source, descriptor, 0, part.size)
                 with open(self._open(f"{upload}/{_HEADERS}", READ_FLAGS), "rb") as file:
@@ -242,15 +242,15 @@ def _choose(part_etags: list[tuple[int, str]], present: Mapping[int, Part]) -> l
     numbers = [number for number, _ in part_etags]
     if numbers != sorted(set(numbers)):
         raise S3Error("InvalidPartOrder", "The list of parts was not in ascending order")
-    chosen = []
+    selected_parts = []
     for number, etag in part_etags:
         part = present.get(number)
         if part is None or part.etag.strip('"') != etag:
             raise S3Error("InvalidPart", f"The part {number} was not uploaded, or has another ETag")
-        chosen.append(part)
-    if any(part.size < PART_BYTES_MIN for part in chosen[:-1]):
+        selected_parts.append(part)
+    if any(part.size < PART_BYTES_MIN for part in selected_parts[:-1]):
         raise S3Error("EntityTooSmall", "Your proposed upload is smaller than the minimum allowed size")
-    return chosen
+    return selected_parts
 
 
 def _make_missing_error() -> S3Error:

@@ -92,8 +92,8 @@ class GrantChecker:
         if self._mode == "none" or not grant.namespace or grant.principal_name == SERVICE_PRINCIPAL:
             return
         role = Role.WRITER if grant.writable else Role.READER
-        if (why := await self._rights.why_lost(grant.principal_name, role, grant.namespace)) is not None:
-            raise Forbidden(f"The keys are refused: {why}; log in and load the table again")
+        if (reason := await self._rights.why_lost(grant.principal_name, role, grant.namespace)) is not None:
+            raise Forbidden(f"The keys are refused: {reason}; log in and load the table again")
 
     async def _check_name(self, grant: ObjectGrant) -> None:
         uuid, namespace = grant.table_uuid, grant.namespace or None

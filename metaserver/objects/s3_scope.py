@@ -163,10 +163,10 @@ def strip_default_port(parts: SplitResult) -> str:
 
 
 def _make_endpoint_error(parts: SplitResult, settings: Settings) -> Forbidden:
-    here = settings.s3_endpoint or f"https://s3.{settings.s3_region}.amazonaws.com"
+    endpoint = settings.s3_endpoint or f"https://s3.{settings.s3_region}.amazonaws.com"
     style = "path-style" if settings.s3_endpoint and settings.s3_path_style else "path-style or virtual-host"
     return Forbidden(
-        f"This server signs {style} requests to {here} only, not to {parts.scheme}://{parts.netloc}; "
+        f"This server signs {style} requests to {endpoint} only, not to {parts.scheme}://{parts.netloc}; "
         "take s3.endpoint and s3.path-style-access from the table's config"
     )
 

@@ -86,8 +86,12 @@ class Membership:
 
         Replicas with another protocol are left out, because they cannot answer.
         """
-        compatible = tuple(one for one in live_replicas if one.protocol == self.replica.protocol)
-        if [(one.address, one.weight) for one in compatible] != [(one.address, one.weight) for one in self._replicas]:
+        compatible = tuple(
+            live_replica for live_replica in live_replicas if live_replica.protocol == self.replica.protocol
+        )
+        if [(one.address, one.weight) for one in compatible] != [
+            (replica.address, replica.weight) for replica in self._replicas
+        ]:
             self._ring = Rendezvous({one.address: one.weight for one in compatible})
             _log.info("replicas", addresses=[one.address for one in compatible])
         self._replicas = compatible

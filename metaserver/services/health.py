@@ -151,13 +151,13 @@ def _measure_files(view: TableView, target_bytes: int, small_bytes_max: float) -
 
 
 def _find_launcher_problems(metadata: TableMetadata, settings: Settings) -> Iterator[Problem]:
-    chosen = metadata.properties.get(LAUNCHER, AUTO)
-    why = why_ignored(chosen, settings.services_launchers)
-    if why is None:
+    launcher_name = metadata.properties.get(LAUNCHER, AUTO)
+    reason = why_ignored(launcher_name, settings.services_launchers)
+    if reason is None:
         return
     yield Problem(
         "ignored property",
-        f"{LAUNCHER} is {chosen[:100]!r}; {why}",
+        f"{LAUNCHER} is {launcher_name[:100]!r}; {reason}",
         f"its jobs run as with {AUTO!r}, by their size",
     )
 
@@ -189,14 +189,14 @@ def _find_replacement_problems(metadata: TableMetadata) -> Iterator[Problem]:
     for snapshot in metadata.snapshots:
         parent_id = snapshot.parent_snapshot_id
         parent = None if parent_id is None else metadata.snapshot(parent_id)
-        if (why := find_row_count_mismatch(snapshot, parent)) is not None:
-            differences[snapshot.snapshot_id] = why
+        if (reason := find_row_count_mismatch(snapshot, parent)) is not None:
+            differences[snapshot.snapshot_id] = reason
     if not differences:
         return
-    newest, why = list(differences.items())[-1]
+    newest, reason = list(differences.items())[-1]
     yield Problem(
         "replacement with other rows",
         f"{len(differences):,} snapshots have the operation replace, but other rows than their parents; the summary of "
-        f"the newest, {newest}, says that {why}",
+        f"the newest, {newest}, says that {reason}",
         "readers of changes may miss these rows; find out which program committed it",
     )

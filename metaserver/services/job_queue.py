@@ -165,13 +165,13 @@ class JobQueue:
         """
         while True:
             now = self._now()
-            chosen = self._choose(now)
-            if chosen is not None:
-                del self._waiting[chosen.key]
-                self._count(chosen, -1)
-                self._running[chosen.key] = now
-                self._served_s[chosen.tenant] += _STARTED_S
-                return chosen
+            job = self._choose(now)
+            if job is not None:
+                del self._waiting[job.key]
+                self._count(job, -1)
+                self._running[job.key] = now
+                self._served_s[job.tenant] += _STARTED_S
+                return job
             self._change_one.clear()
             first_s = self._delayed[0][0] if self._delayed else None
             try:

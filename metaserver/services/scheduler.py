@@ -272,9 +272,10 @@ class Scheduler:
         for name, setter in ({} if table is None else await self._watch.list_setters(table[0])).items():
             if not name.startswith(prefixes):
                 continue
-            if (why := await self._rights.why_lost(setter, Role.WRITER, job.namespace)) is not None:
+            if (reason := await self._rights.why_lost(setter, Role.WRITER, job.namespace)) is not None:
                 return (
-                    f"{setter} set {name} and may not write the table now: {why}; remove the property and set it again"
+                    f"{setter} set {name} and may not write the table now: {reason}; "
+                    "remove the property and set it again"
                 )
         return None
 

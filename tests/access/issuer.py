@@ -71,7 +71,7 @@ class LocalIssuer:
         self.discoveries += 1
         return web.json_response({"issuer": self.url, "jwks_uri": f"{self.url}/keys", **self.discovery})
 
-    async def _moved(self, request: web.Request) -> web.Response:
+    async def _answer_moved_keys(self, request: web.Request) -> web.Response:
         return web.json_response({"keys": self.published})
 
     async def _keys(self, request: web.Request) -> web.StreamResponse:
@@ -89,7 +89,7 @@ async def local_issuer(clock: Clock) -> AsyncIterator[LocalIssuer]:
     app = web.Application()
     app.router.add_get("/.well-known/openid-configuration", issuer._discover)
     app.router.add_get("/keys", issuer._keys)
-    app.router.add_get("/moved", issuer._moved)
+    app.router.add_get("/moved", issuer._answer_moved_keys)
     async with TestServer(app, host="127.0.0.1") as server:
         issuer.url = str(server.make_url("")).rstrip("/")
         yield issuer

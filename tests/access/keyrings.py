@@ -6,6 +6,6 @@ from seamark.formats.runtime.clock import Clock, SimulatedClock
 from seamark.metaserver.access.keyring import Keyring, SigningKey
 
 
-def fixed_keyring(letter: bytes = b"s", clock: Clock | None = None) -> Keyring:
+def make_fixed_keyring(letter: bytes = b"s", clock: Clock | None = None) -> Keyring:
     """Return a keyring of one key, the same for the same letter."""
     return Keyring([SigningKey(letter * 8, 0, letter * 32)], clock or SimulatedClock(1))

@@ -23,7 +23,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import RemoveGrant, SaveGrant
 from seamark.metaserver.store.port import PointerStore
 from tests.access.issuer import forge_token, local_issuer, rsa_key
-from tests.access.keyrings import fixed_keyring
+from tests.access.keyrings import make_fixed_keyring
 
 Open = Callable[..., Any]
 
@@ -35,7 +35,7 @@ async def opened(store: PointerStore, clock: SimulatedClock) -> AsyncIterator[Op
         async def make(**options: Any) -> Authenticator:
             settings = Settings(**{"auth": "token", **options})
             return await stack.enter_async_context(
-                open_authenticator(settings, store, fixed_keyring(clock=clock), clock)
+                open_authenticator(settings, store, make_fixed_keyring(clock=clock), clock)
             )
 
         yield make
@@ -164,7 +164,7 @@ async def test_revoked_token_is_rejected_on_every_replica(
     issued, _ = authenticator.issuer.issue((await authenticator.login(secret)).token)
     async with (
         open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as other,
-        open_authenticator(Settings(auth="token"), other, fixed_keyring(clock=clock), clock) as replica,
+        open_authenticator(Settings(auth="token"), other, make_fixed_keyring(clock=clock), clock) as replica,
     ):
         for secret_text in (secret, issued):
             assert (await replica.authenticate(bearer(secret_text), None)).name == "ann"
@@ -230,7 +230,7 @@ async def test_signature_for_another_purpose_is_not_an_access_token(
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
     authenticator = await opened()
-    key_id, secret_key = fixed_keyring(clock=clock).signing_key(PURPOSE)
+    key_id, secret_key = make_fixed_keyring(clock=clock).signing_key(PURPOSE)
     key, header = OctKey.import_key(secret_key), {"alg": "HS256", "kid": key_id.hex()}
     claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": digest_of(secret)}
     await authenticator.authenticate(bearer(jwt.encode(header, claims, key)), None)
@@ -274,8 +274,8 @@ async def test_replica_with_a_slow_clock_accepts_a_new_token(
     settings = Settings(auth="token")
     early = SimulatedClock(seed=1)
     async with (
-        open_authenticator(settings, store, fixed_keyring(), clock) as here,
-        open_authenticator(settings, store, fixed_keyring(), early) as authenticator,
+        open_authenticator(settings, store, make_fixed_keyring(), clock) as here,
+        open_authenticator(settings, store, make_fixed_keyring(), early) as authenticator,
     ):
         early.advance(clock.now_ms() - early.now_ms())
         clock.advance(behind_s * 1000)

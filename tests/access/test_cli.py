@@ -17,7 +17,7 @@ from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import AuditRecord, Grant
 from seamark.metaserver.store.open import open_store
-from tests.access.keyrings import fixed_keyring
+from tests.access.keyrings import make_fixed_keyring
 
 
 def seamark(home: Path, *arguments: str) -> Result:
@@ -31,7 +31,7 @@ def who_is(home: Path, secret: str) -> Principal:
         settings, clock = Settings(home=home, auth="token"), SystemClock()
         async with (
             open_store(settings.database_url(), clock=clock) as store,
-            open_authenticator(settings, store, fixed_keyring(clock=clock), clock) as authenticator,
+            open_authenticator(settings, store, make_fixed_keyring(clock=clock), clock) as authenticator,
         ):
             return await authenticator.authenticate({"Authorization": f"Bearer {secret}"}, None)
 

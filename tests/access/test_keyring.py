@@ -22,7 +22,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.store.sql.migrations import MIGRATIONS
-from tests.access.keyrings import fixed_keyring
+from tests.access.keyrings import make_fixed_keyring
 
 DAY_S = 86_400
 
@@ -32,7 +32,7 @@ def some_settings(home: Path, **options: Any) -> Settings:
     return Settings(home=home, auth="token", **options)
 
 
-def stored_bytes(folder: Path) -> bytes:
+def read_stored_bytes(folder: Path) -> bytes:
     return b"".join(path.read_bytes() for path in folder.glob("seamark.db*"))
 
 
@@ -44,7 +44,7 @@ async def test_copy_of_database_and_log_has_no_usable_key(
         used = [key.root for key in keyring.keys]
         used += [keyring.signing_key(purpose)[1] for purpose in ("access-token", "scan-planning", "staged-table")]
     await create_token(store, clock, "ann", None, [Grant("ann", "admin")])
-    taken_bytes = stored_bytes(tmp_path)
+    taken_bytes = read_stored_bytes(tmp_path)
     assert b"ann" in taken_bytes
     for key in used:
         assert key not in taken_bytes
@@ -196,7 +196,7 @@ async def test_unencrypted_keys_of_an_older_database_sign_nothing(tmp_path: Path
 
 
 def test_page_token_does_not_reveal_the_name_in_it() -> None:
-    pages = PageTokens(fixed_keyring(), SimulatedClock(1))
+    pages = PageTokens(make_fixed_keyring(), SimulatedClock(1))
     tokens = [pages.encode(name) for name in ("secret-project", "a", "b" * 60)]
     assert len({len(token) for token in tokens}) == 1
     assert [pages.decode(token) for token in tokens] == ["secret-project", "a", "b" * 60]
@@ -206,17 +206,17 @@ def test_page_token_does_not_reveal_the_name_in_it() -> None:
 @pytest.mark.parametrize("token", ["AA", "c2VjcmV0", "!", "A" * 200, "ÿ", "%00"])
 def test_invented_page_token_is_rejected(token: str) -> None:
     with pytest.raises(BadRequest, match="start again without it"):
-        PageTokens(fixed_keyring(), SimulatedClock(1)).decode(token)
+        PageTokens(make_fixed_keyring(), SimulatedClock(1)).decode(token)
 
 
 def test_changed_page_token_or_one_of_another_server_is_rejected() -> None:
-    pages = PageTokens(fixed_keyring(), SimulatedClock(1))
+    pages = PageTokens(make_fixed_keyring(), SimulatedClock(1))
     token = pages.encode("name")
     changed = token[:-2] + ("AA" if token[-2:] != "AA" else "BB")
     with pytest.raises(BadRequest):
         pages.decode(changed)
     with pytest.raises(BadRequest):
-        PageTokens(fixed_keyring(b"o"), SimulatedClock(1)).decode(token)
+        PageTokens(make_fixed_keyring(b"o"), SimulatedClock(1)).decode(token)
 
 
 async def _tokens(store: PointerStore, clock: SimulatedClock) -> list[Any]:

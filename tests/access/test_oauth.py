@@ -59,7 +59,7 @@ async def name_of(server: Running, token: str) -> str | None:
     return (await server.components.authenticator.login(token)).principal.name
 
 
-def scoped_exchange(subject: str, **options: str) -> dict[str, str]:
+def make_scoped_exchange(subject: str, **options: str) -> dict[str, str]:
     form = {"grant_type": EXCHANGE, "subject_token": subject, "subject_token_type": ACCESS_TOKEN, "scope": "catalog"}
     return {**form, **options}
 
@@ -85,24 +85,24 @@ async def test_client_credentials_return_a_token(server: Running, secrets: dict[
 
 async def test_issued_token_ends_with_the_token_it_was_made_from(server: Running, secrets: dict[str, str]) -> None:
     _, body = await ask(server, {"grant_type": "client_credentials", "client_secret": secrets["bob"]})
-    _, refreshed = await ask(server, scoped_exchange(body["access_token"]))
+    _, refreshed = await ask(server, make_scoped_exchange(body["access_token"]))
     await revoke_token(server.components.store, server.components.clock, "bob")
     assert await name_of(server, body["access_token"]) is None
     assert await name_of(server, refreshed["access_token"]) is None
-    status, refusal = await ask(server, scoped_exchange(refreshed["access_token"]))
+    status, refusal = await ask(server, make_scoped_exchange(refreshed["access_token"]))
     assert (status, refusal["error"]) == (400, "invalid_grant")
 
 
 async def test_java_clients_refresh_by_token_exchange(server: Running, secrets: dict[str, str]) -> None:
     _, first = await ask(server, {"grant_type": "client_credentials", "client_secret": secrets["ann"]})
     bearer = {"Authorization": f"Bearer {first['access_token']}"}
-    status, second = await ask(server, scoped_exchange(first["access_token"]), bearer)
+    status, second = await ask(server, make_scoped_exchange(first["access_token"]), bearer)
     assert status == 200
     assert second["issued_token_type"] == ACCESS_TOKEN
     assert second["access_token"] != first["access_token"]
     assert await name_of(server, second["access_token"]) == "ann"
     # A bearer token given as `token` is exchanged unchanged.
-    status, third = await ask(server, scoped_exchange(secrets["ann"]))
+    status, third = await ask(server, make_scoped_exchange(secrets["ann"]))
     assert await name_of(server, third["access_token"]) == "ann"
 
 
@@ -116,14 +116,14 @@ async def test_expired_token_is_refreshed_only_with_its_holders_credentials(
         expired, _ = issuer.issue(token)
         issuer._ttl_s = 600
         assert await name_of(server, expired) is None
-        status, body = await ask(server, scoped_exchange(expired))
+        status, body = await ask(server, make_scoped_exchange(expired))
         assert (status, body["error"]) == (400, "invalid_grant")
-        status, body = await ask(server, scoped_exchange(expired), basic(f"ann:{secrets['ann']}"))
+        status, body = await ask(server, make_scoped_exchange(expired), basic(f"ann:{secrets['ann']}"))
         assert status == 200
         assert await name_of(server, body["access_token"]) == "ann"
-        status, body = await ask(server, scoped_exchange(expired), basic(f"bob:{secrets['bob']}"))
+        status, body = await ask(server, make_scoped_exchange(expired), basic(f"bob:{secrets['bob']}"))
         assert (status, body["error"]) == (400, "invalid_grant")
-        status, body = await ask(server, scoped_exchange(expired), basic("ann:smk_wrong"))
+        status, body = await ask(server, make_scoped_exchange(expired), basic("ann:smk_wrong"))
         assert (status, body["error"]) == (401, "invalid_client")
 
 
@@ -137,11 +137,11 @@ async def test_errors_have_oauths_form(server: Running) -> None:
         ({"grant_type": "client_credentials", "client_secret": "é\x00\n"}, 401, "invalid_client"),
         ({"grant_type": EXCHANGE}, 400, "invalid_request"),
         ({"grant_type": EXCHANGE, "subject_token": "x"}, 400, "invalid_request"),
-        (scoped_exchange("x", subject_token_type="urn:x"), 400, "invalid_request"),
-        (scoped_exchange("x", requested_token_type="urn:x"), 400, "invalid_request"),
-        (scoped_exchange("x"), 400, "invalid_grant"),
-        (scoped_exchange("smk_wrong"), 400, "invalid_grant"),
-        (scoped_exchange("a.b.c"), 400, "invalid_grant"),
+        (make_scoped_exchange("x", subject_token_type="urn:x"), 400, "invalid_request"),
+        (make_scoped_exchange("x", requested_token_type="urn:x"), 400, "invalid_request"),
+        (make_scoped_exchange("x"), 400, "invalid_grant"),
+        (make_scoped_exchange("smk_wrong"), 400, "invalid_grant"),
+        (make_scoped_exchange("a.b.c"), 400, "invalid_grant"),
     ]
     for form, status, error in cases:
         answered, body = await ask(server, form)

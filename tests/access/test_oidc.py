@@ -25,7 +25,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.operations import SaveGrant
 from seamark.metaserver.store.port import PointerStore
 from tests.access.issuer import AUDIENCE, LocalIssuer, ec_key, forge_token, local_issuer, okp_key, rsa_key
-from tests.access.keyrings import fixed_keyring
+from tests.access.keyrings import make_fixed_keyring
 
 Open = Callable[..., Any]
 
@@ -44,7 +44,7 @@ async def opened(issuer: LocalIssuer, store: PointerStore, clock: SimulatedClock
 
         async def make(**options: Any) -> Authenticator:
             return await stack.enter_async_context(
-                open_authenticator(issuer.settings(**options), store, fixed_keyring(clock=clock), clock)
+                open_authenticator(issuer.settings(**options), store, make_fixed_keyring(clock=clock), clock)
             )
 
         yield make

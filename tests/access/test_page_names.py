@@ -49,7 +49,7 @@ async def test_page_needs_no_work_for_hidden_namespaces(tmp_path: Path, monkeypa
         reads: list[int] = []
         listing = GeneratorStore._list
 
-        async def counted(store: GeneratorStore, make_steps: Any) -> Any:
+        async def count_rows(store: GeneratorStore, make_steps: Any) -> Any:
             rows = await listing(store, make_steps)
             reads.append(len(rows) if isinstance(rows, list) else 0)
             return rows
@@ -57,7 +57,7 @@ async def test_page_needs_no_work_for_hidden_namespaces(tmp_path: Path, monkeypa
         for opened in (type(server.components.store), GeneratorStore):
             if "_list" in vars(opened):
                 listing = vars(opened)["_list"]
-                monkeypatch.setattr(opened, "_list", counted)
+                monkeypatch.setattr(opened, "_list", count_rows)
                 break
         headers = {"Authorization": f"Bearer {secret}"}
         for query, expected in (("?pageSize=1&pageToken=", 1), ("?pageSize=100&pageToken=", 100), ("", 250)):

@@ -17,13 +17,26 @@ from typing import Any
 
 from tests.api.client import Answer, Api
 from tests.api.inputs.bad_input import BODY_LIMIT_BYTES, BadInput
-from tests.api.inputs.metadata import commits, others, schemas
+from tests.api.inputs.metadata import commits, list_other_inputs, schemas
 from tests.api.inputs.requests import bodies, headers, locations, names, queries
 from tests.api.inputs.tables_api import changes, indexes, joins, rows
 from tests.server.rig import running
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "bad-inputs.md"
-_GROUPS = (bodies, names, locations, queries, headers, schemas, commits, changes, indexes, rows, joins, others)
+_GROUPS = (
+    bodies,
+    names,
+    locations,
+    queries,
+    headers,
+    schemas,
+    commits,
+    changes,
+    indexes,
+    rows,
+    joins,
+    list_other_inputs,
+)
 BAD_INPUTS = tuple(bad for group in _GROUPS for bad in group())
 
 

@@ -303,7 +303,7 @@ async def purge(c: Campaign) -> None:
             await c.ask("morgan", "DELETE", f"/api/v1/dropped/{item['id']}")
 
 
-async def taken_names(c: Campaign) -> None:
+async def take_names(c: Campaign) -> None:
     """Use the victim's ids: of dropped tables, builds, staged tables and records."""
     for principal in ("mallory", "morgan", "riley"):
         dropped = c.hint("dropped")
@@ -331,7 +331,7 @@ async def taken_names(c: Campaign) -> None:
     await c.ask("mallory", "POST", context, body, {"Idempotency-Key": key})
 
 
-async def moved_away(c: Campaign) -> None:
+async def use_moved_name(c: Campaign) -> None:
     """Use the name and the location that a table had before it was moved into the victim's namespace."""
     for principal in ("mallory", "riley"):
         await c.ask(principal, "GET", f"{OURS}/moved/timeline")
@@ -369,7 +369,7 @@ async def stolen_tokens(c: Campaign) -> None:
             c.report(f"a reader's client is told {key} = {value} by the attacker's table")
 
 
-async def borrowed_owner(c: Campaign) -> None:
+async def borrow_owner(c: Campaign) -> None:
     """Create a view that would run with another user's rights."""
     name = c.new_name("owned")
     key = c.rng.choice(("trino.run-as-owner", "trino.run-as-owner", "Trino.Run-As-Owner"))
@@ -389,7 +389,7 @@ async def sign_own(c: Campaign) -> None:
     await sign_everything(c, name)
 
 
-async def undropped_elsewhere(c: Campaign) -> None:
+async def undrop_elsewhere(c: Campaign) -> None:
     """Undrop an entry of the attacker under another name: it claims its old location, and no more."""
     name, _ = await own_table(c, "back")
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}")
@@ -400,7 +400,7 @@ async def undropped_elsewhere(c: Campaign) -> None:
         await c.ask("mallory", "POST", f"/api/v1/dropped/{rows[-1]['id']}/undrop", target)
 
 
-async def swapped_manifests(c: Campaign) -> None:
+async def swap_manifests(c: Campaign) -> None:
     """Commit the attacker's own manifests, and overwrite them before they are read."""
     name, location = await own_table(c, "swapped")
     manifest = write_manifest(c, f"{location}/metadata/m0.avro", [own_parquet(c, f"{location}/data/0.parquet", [1, 2])])
@@ -416,7 +416,7 @@ async def swapped_manifests(c: Campaign) -> None:
     await purge(c)
 
 
-async def swapped_metadata(c: Campaign) -> None:
+async def swap_metadata(c: Campaign) -> None:
     """Overwrite the table's own metadata file, which a server without a cached file then reads."""
     name, location = await own_table(c, "swapped_metadata")
     loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
@@ -450,7 +450,7 @@ async def swapped_metadata(c: Campaign) -> None:
     await purge(c)
 
 
-async def swapped_view(c: Campaign) -> None:
+async def swap_view(c: Campaign) -> None:
     """Overwrite the view's metadata file: another owner, UUID or location, or another text for an owned view."""
     name = c.new_name("swapped_view")
     view = {"name": name, "schema": SCHEMA, "view-version": {**VIEW_VERSION, "default-namespace": [EVIL]}}
@@ -505,6 +505,6 @@ async def nameless_table(c: Campaign) -> None:
 
 CRAFTED = (
     *(foreign_manifest_list, foreign_manifest, foreign_data_file, foreign_delete_files, native_commit, statistics),
-    *(foreign_location, taken_names, moved_away, stolen_tokens, borrowed_owner, sign_own, undropped_elsewhere),
-    *(swapped_manifests, swapped_metadata, swapped_view, nameless_table),
+    *(foreign_location, take_names, use_moved_name, stolen_tokens, borrow_owner, sign_own, undrop_elsewhere),
+    *(swap_manifests, swap_metadata, swap_view, nameless_table),
 )

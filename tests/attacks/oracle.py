@@ -69,7 +69,7 @@ class Secrets:
         A value in one of them is a mistake of the test.
         """
         for text in texts:
-            for secret in self._within(text.encode()):
+            for secret in self._find_secrets(text.encode()):
                 assert not secret.is_value, f"a hint holds the {secret}"
                 self.known.add(secret)
 
@@ -79,10 +79,10 @@ class Secrets:
         secrets: set[Secret] = set()
         for piece in (lines.encode("utf-8", "surrogateescape"), body):
             for blob in unpack(piece):
-                secrets |= self._within(blob)
+                secrets |= self._find_secrets(blob)
         return secrets - self.known
 
-    def _within(self, blob: bytes) -> set[Secret]:
+    def _find_secrets(self, blob: bytes) -> set[Secret]:
         return {secret for secret, forms in self._forms.items() if any(form in blob for form in forms)}
 
 

@@ -159,7 +159,7 @@ def _first_of(texts: Iterable[str], count: int) -> list[str]:
 def _parts(tree: Any) -> Iterator[str]:
     """Yield parts to repeat in a text: examples of each repeated part, and each character of the expression."""
     for code, argument in tree:
-        for inner in _inner(code, argument):
+        for inner in _list_inner_trees(code, argument):
             if code in _REPEATS and argument[1] > 1:
                 yield from filter(None, (_example(inner), *(_example([item]) for item in inner)))
             yield from _parts(inner)
@@ -173,7 +173,7 @@ def _characters(tree: Any) -> Iterator[str]:
     for code, argument in tree:
         if code in (codes.LITERAL, codes.NOT_LITERAL, codes.IN, codes.ANY):
             yield _example([(code, argument)])
-        for inner in _inner(code, argument):
+        for inner in _list_inner_trees(code, argument):
             yield from _characters(inner)
 
 
@@ -183,12 +183,12 @@ def _beginnings(tree: Any, before: str) -> Iterator[str]:
         code, argument = node
         if code in _REPEATS:
             yield before
-        for inner in _inner(code, argument):
+        for inner in _list_inner_trees(code, argument):
             yield from _beginnings(inner, before)
         before += _example([node])
 
 
-def _inner(code: Any, argument: Any) -> list[Any]:
+def _list_inner_trees(code: Any, argument: Any) -> list[Any]:
     """Return the trees inside a node."""
     if code in _REPEATS:
         return [argument[2]]

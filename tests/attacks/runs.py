@@ -56,7 +56,7 @@ async def _own_things(c: Campaign) -> None:
 
 async def compare(c: Campaign, before: dict[str, str]) -> None:
     """Check that the victim's data is unchanged byte for byte, and that no file was added, even for a moment."""
-    c.findings += [f"the server created or deleted the victim's {place}" for place in c.world.touched_of_victim()]
+    c.findings += [f"the server created or deleted the victim's {place}" for place in c.world.list_touched_of_victim()]
     after = await c.world.fingerprint()
     for place in sorted(before.keys() | after.keys()):
         if before.get(place) != after.get(place):

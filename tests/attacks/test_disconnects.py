@@ -96,11 +96,11 @@ async def test_clients_that_disconnect_at_any_point_hold_no_resources(
 ) -> None:
     limits: list[WorkerLimits] = []
 
-    def recorded(**options: int) -> WorkerLimits:
+    def record_limits(**options: int) -> WorkerLimits:
         limits.append(WorkerLimits(**options))
         return limits[-1]
 
-    monkeypatch.setattr(server_module, "WorkerLimits", recorded)
+    monkeypatch.setattr(server_module, "WorkerLimits", record_limits)
     secrets = await make_tokens(tmp_path)
     async with running(tmp_path, auth="token", requests_limit=16) as server:
         api = Api(server)

@@ -94,7 +94,7 @@ async def _differences(world: World, seeds: range) -> list[str]:
                 headers = {name: text for name, text in headers.items() if name != "Idempotency-Key"}
             first = await world.ask(principal, method_, path, body, headers=headers or {})
             second = await world.ask(other[0], method_, other[2], other[3], headers=headers or {})
-            pair = [(first.status, _plain(first.raw)), (second.status, _plain(second.raw))]
+            pair = [(first.status, _remove_identifiers(first.raw)), (second.status, _remove_identifiers(second.raw))]
             made = first.status < 300 and second.status < 300  # An object of the attacker, with ids of its own
             if pair[0] != pair[1] and not made:
                 context = f"{principal or 'stranger'} {operation} {path} {body}"
@@ -102,7 +102,7 @@ async def _differences(world: World, seeds: range) -> list[str]:
     return results
 
 
-def _plain(body: bytes) -> bytes:
+def _remove_identifiers(body: bytes) -> bytes:
     """Return the words of an answer without identifiers, whole or truncated."""
     return _IDS.sub(b"#", body)
 

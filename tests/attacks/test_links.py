@@ -86,14 +86,14 @@ class Swapper:
         self._ended.wait(self._rng.random() * 0.004)
 
 
-def plain_files(folder: Path) -> list[Path]:
+def list_plain_files(folder: Path) -> list[Path]:
     """Return all files below the folder without following links."""
     paths = [Path(at, name) for at, _, names in os.walk(folder) for name in names]
     return sorted(path for path in paths if not path.is_symlink())
 
 
 def digests(folder: Path) -> dict[str, str]:
-    files = plain_files(folder)
+    files = list_plain_files(folder)
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
@@ -104,7 +104,7 @@ def copy_names(own: Path, other: Path, fitting: Path) -> None:
     """
     for folder in ("data", "metadata"):
         (own / folder / "orphan.parquet").write_bytes(b"orphan")
-    for path in plain_files(own):
+    for path in list_plain_files(own):
         target = other / path.relative_to(own)
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
             swaps += swapper.swaps
             assert digests(warehouse / "theirs") == before
             assert not any(SECRET in answer for answer in answers)
-            for path in plain_files(own):
+            for path in list_plain_files(own):
                 assert SECRET.encode() not in path.read_bytes(), path
             next_answer = await Api(server)("DELETE", "/v1/namespaces/mine/tables/t?purgeRequested=false")
             assert next_answer.status in (204, 404), next_answer.raw

@@ -107,7 +107,7 @@ async def test_forged_metadata_causes_no_write_or_listing_elsewhere(
         world.touched.clear()
         answer = await _try(world, way, own)
         assert answer.error[:2] == (403, "ForbiddenException"), answer.raw
-        assert not world.touched_of_victim()
+        assert not world.list_touched_of_victim()
         assert await world.fingerprint() == before
 
 
@@ -193,7 +193,7 @@ async def test_no_file_is_written_to_a_path_claimed_by_another_table(tmp_path: P
             text = json.dumps(body).replace("OWN", own)
             answer = await world.ask("mallory", method, path, json.loads(text))
             assert answer.status == status, answer.raw
-            assert not world.touched_of_victim()
+            assert not world.list_touched_of_victim()
         assert await world.fingerprint() == before
 
 

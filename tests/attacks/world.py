@@ -126,7 +126,7 @@ class World:
     def is_victims(self, location: str) -> bool:
         return any(location.startswith(root + "/") for root in self.hints["location"])
 
-    def touched_of_victim(self) -> list[str]:
+    def list_touched_of_victim(self) -> list[str]:
         return [place for place in self.touched if self.is_victims(place)]
 
     async def fingerprint(self) -> dict[str, str]:
@@ -163,15 +163,15 @@ def _digest(data: bytes) -> str:
 def _record_locations(store: type[LocalObjects] | type[S3Objects], touched: list[str]) -> Iterator[None]:
     create, delete = store.create, store.delete
 
-    async def recorded_create(self: Any, location: str, data: bytes) -> None:
+    async def record_create(self: Any, location: str, data: bytes) -> None:
         touched.append(location)
         await create(self, location, data)
 
-    async def recorded_delete(self: Any, location: str) -> None:
+    async def record_delete(self: Any, location: str) -> None:
         touched.append(location)
         await delete(self, location)
 
-    with patch.object(store, "create", recorded_create), patch.object(store, "delete", recorded_delete):
+    with patch.object(store, "create", record_create), patch.object(store, "delete", record_delete):
         yield
 
 
@@ -268,15 +268,15 @@ class _Planting:
         self.hint("namespace", world.victim)
         properties = {self.secret("property key"): self.secret("property of namespace")}
         await world.good("viola", "POST", f"{names}/properties", {"removals": [], "updates": properties})
-        await self._moved_table()
-        await asyncio.to_thread(self._written_tables)
+        await self._create_moved_table()
+        await asyncio.to_thread(self._create_written_tables)
         for name in [*self.hints["table"], *self.hints["dropped name"]]:
             await self._handles_of(name)
-        await self._around(self.hints["table"][0])
-        await self._dropped()
-        await self._others()
+        await self._create_other_objects(self.hints["table"][0])
+        await self._create_dropped()
+        await self._create_others()
 
-    async def _moved_table(self) -> None:
+    async def _create_moved_table(self) -> None:
         """Create a table as the attacker and move it into the victim's namespace."""
         world = self.world
         answer = await world.good(
@@ -291,7 +291,7 @@ class _Planting:
         }
         await world.good("bridge", "POST", "/v1/tables/rename", ends)
 
-    def _written_tables(self) -> None:
+    def _create_written_tables(self) -> None:
         """Write tables with PyIceberg, as an ordinary client."""
         world, secret = self.world, self.secret
         options: dict[str, str] = {"uri": world.server.url, "token": world.tokens["viola"]}
@@ -343,7 +343,7 @@ class _Planting:
             if place.startswith(metadata["location"]) and place.endswith("-m0.avro"):
                 self.hint("manifest", place)
 
-    async def _around(self, name: str) -> None:
+    async def _create_other_objects(self, name: str) -> None:
         """Create other objects of a table: an index with a build, plans, pages, a report, staged and recorded
         answers.
         """
@@ -393,13 +393,13 @@ class _Planting:
         await world.good("rita", "POST", f"{standard}/metrics", report)
         self.hint("metadata file", (await world.good("root", "GET", standard))["metadata-location"])
 
-    async def _dropped(self) -> None:
+    async def _create_dropped(self) -> None:
         world, name = self.world, self.hints["dropped name"][0]
         await world.good("viola", "DELETE", f"/v1/namespaces/{world.victim}/tables/{name}")
         answer = await world.good("viola", "GET", f"/api/v1/dropped?namespace={world.victim}")
         self.hint("dropped", answer["dropped"][0]["id"])
 
-    async def _others(self) -> None:
+    async def _create_others(self) -> None:
         """Create a view, a function and an access token."""
         world = self.world
         names = f"/v1/namespaces/{world.victim}"

@@ -33,16 +33,19 @@ def test_needed_files_cannot_be_pruned(tmp_path: Path) -> None:
         con.execute(f"CREATE VIEW fact AS FROM read_parquet({facts})")
         con.execute(f"CREATE VIEW days AS FROM read_parquet({days})")
 
-        def needed(text: str) -> list[int]:
+        def find_needed(text: str) -> list[int]:
             return held.needed("s", text, rows_of(con, text))
 
-        assert needed("SELECT sum(amount) FROM fact JOIN days USING (day) WHERE kind = 3") == [2, 1]
-        assert needed("SELECT count(*) FROM fact WHERE day > 20") == [0]
-        assert needed("SELECT max(day) FROM fact") == [1]
-        assert needed("WITH f AS (SELECT * FROM fact f WHERE f.day < 3) FROM f, days d WHERE f.day = d.day") == [3, 1]
-        assert needed("SELECT sum(amount) FROM fact") == [8]
+        assert find_needed("SELECT sum(amount) FROM fact JOIN days USING (day) WHERE kind = 3") == [2, 1]
+        assert find_needed("SELECT count(*) FROM fact WHERE day > 20") == [0]
+        assert find_needed("SELECT max(day) FROM fact") == [1]
+        assert find_needed("WITH f AS (SELECT * FROM fact f WHERE f.day < 3) FROM f, days d WHERE f.day = d.day") == [
+            3,
+            1,
+        ]
+        assert find_needed("SELECT sum(amount) FROM fact") == [8]
         twice = "SELECT (SELECT sum(fact.amount) FROM fact WHERE day = 1), (SELECT count(*) FROM fact WHERE day > 3)"
-        assert needed(twice) == [1, 4]
+        assert find_needed(twice) == [1, 4]
         with pytest.raises(RowsDiffer):
             held.needed("s", "SELECT max(day) FROM fact", rows_of(con, "SELECT 1"))
 

@@ -45,7 +45,7 @@ def test_bound_is_the_number_of_files_with_a_row_of_the_answer(tmp_path: Path) -
         for name, key in (("date", "d_datekey"), ("supplier", "s_suppkey"), ("customer", "c_custkey"))
     }
 
-    def counted(query: str) -> int:
+    def count_rows(query: str) -> int:
         count = 0
         for path in paths:
             rows = pq.read_table(path).to_pylist()
@@ -53,7 +53,7 @@ def test_bound_is_the_number_of_files_with_a_row_of_the_answer(tmp_path: Path) -
         return count
 
     for query in WANTED:
-        assert bounds[query] == counted(query), query
+        assert bounds[query] == count_rows(query), query
     assert 0 < bounds["Q1.2"] < bounds["Q1.1"] < total
     assert bounds.keys() == QUERIES.keys()
 

@@ -82,7 +82,7 @@ def with_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
     return data[:begin] + encoded + len(encoded).to_bytes(4, "little") + MAGIC
 
 
-def repeated(encoded: bytes, number: int, kind: int, value: object) -> bytes:
+def repeat_field(encoded: bytes, number: int, kind: int, value: object) -> bytes:
     """Return the structure with a field repeated at its end."""
     again = thrift.write({1: (I64, number)})[1:-1] + thrift.write({1: (kind, value)})[1:-1]
     return encoded[:-1] + bytes([kind]) + again + b"\0"
@@ -100,13 +100,13 @@ def wrong_sizes(chunk: Fields) -> None:
     chunk[3][1][16] = STRUCT, {1: (I64, 5), 3: (LIST, (I64, [1, 2, 3, 4]))}
 
 
-def encrypted(chunk: Fields) -> None:
+def name_keys(chunk: Fields) -> None:
     """Name keys of a chunk, although the file has no encryption."""
     chunk[8] = STRUCT, {2: (STRUCT, {1: (LIST, (BINARY, [b"n"]))})}
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [(wrong_sizes, "refused: Definition level"), (encrypted, "refused: p: it has encrypted")]
+    ("change", "message"), [(wrong_sizes, "refused: Definition level"), (name_keys, "refused: p: it has encrypted")]
 )
 def test_chunks_that_pyarrow_cannot_represent_do_not_end_the_process(
     tmp_path: Path, change: Callable[[Fields], None], message: str
@@ -126,7 +126,7 @@ def test_footer_with_two_lists_of_row_groups_is_rejected() -> None:
     """pyarrow reads the last list, whose memory would not be limited if we checked the first."""
     data = written(compression="none")
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    footer = repeated(data[begin:-8], 4, *thrift.read(data, begin)[0][4])
+    footer = repeat_field(data[begin:-8], 4, *thrift.read(data, begin)[0][4])
     with pytest.raises(Unreadable, match="a field is repeated"):
         read(data[:begin] + footer + len(footer).to_bytes(4, "little") + MAGIC)
 
@@ -136,7 +136,7 @@ def test_page_that_states_its_size_twice_is_rejected() -> None:
     data = written(compression="none", use_dictionary=False)
     page, end = thrift.read(data, 4)
     with pytest.raises(ValueError, match="the field 2 is repeated"):
-        page_sizes(repeated(thrift.write(page), 2, I64, 1) + data[end:], ROWS)
+        page_sizes(repeat_field(thrift.write(page), 2, I64, 1) + data[end:], ROWS)
 
 
 def test_page_whose_number_of_values_exceeds_32_bits_is_rejected() -> None:
@@ -152,7 +152,7 @@ def test_page_whose_number_of_values_exceeds_32_bits_is_rejected() -> None:
 def test_field_whose_id_exceeds_16_bits_is_rejected() -> None:
     """pyarrow uses the last 16 bits."""
     with pytest.raises(ValueError, match="exceeds 16 bits"):
-        thrift.read(repeated(thrift.write({1: (I32, 5)}), (1 << 16) + 1, I32, 6))
+        thrift.read(repeat_field(thrift.write({1: (I32, 5)}), (1 << 16) + 1, I32, 6))
 
 
 def with_items(fields: Fields, number: int, kind: int) -> None:
@@ -169,9 +169,9 @@ STATED: dict[str, Callable[[Fields], None]] = {
     "path": lambda footer: with_items(chunk_of(footer)[3][1], 3, I32),
     "pairs of a chunk": lambda footer: with_items(chunk_of(footer)[3][1], 8, I32),
     "encoding statistics": lambda footer: with_items(chunk_of(footer)[3][1], 13, I32),
-    "size statistics": lambda footer: with_items(added(chunk_of(footer)[3][1], 16), 2, I32),
-    "geospatial statistics": lambda footer: with_items(added(chunk_of(footer)[3][1], 17), 2, I64),
-    "path for a key": lambda footer: with_items(added(added(chunk_of(footer), 8), 2), 1, I32),
+    "size statistics": lambda footer: with_items(add_field(chunk_of(footer)[3][1], 16), 2, I32),
+    "geospatial statistics": lambda footer: with_items(add_field(chunk_of(footer)[3][1], 17), 2, I64),
+    "path for a key": lambda footer: with_items(add_field(add_field(chunk_of(footer), 8), 2), 1, I32),
 }
 
 
@@ -180,7 +180,7 @@ def chunk_of(footer: Fields) -> Fields:
     return chunk
 
 
-def added(fields: Fields, number: int) -> Fields:
+def add_field(fields: Fields, number: int) -> Fields:
     structure: Fields = {}
     fields[number] = STRUCT, structure
     return structure

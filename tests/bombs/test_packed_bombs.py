@@ -79,7 +79,7 @@ def _long(value: int) -> bytes:
     return bytes([*out, value])
 
 
-def shared(form: str) -> pa.Array:
+def make_shared_values(form: str) -> pa.Array:
     """Return one value of 100 KB in 20,000 rows."""
     value = pa.array(["x" * 100_000])
     if form == "dictionary":
@@ -93,7 +93,7 @@ def shared(form: str) -> pa.Array:
 
 def as_keys(form: str) -> str:
     try:
-        keys_of(shared(form), "string")
+        keys_of(make_shared_values(form), "string")
     except ValueError as error:
         return str(error)
     return "expanded"

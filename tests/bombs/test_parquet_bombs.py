@@ -51,19 +51,19 @@ def write(path: Path, column: pa.Array, **options: object) -> Path:
     return path
 
 
-def repeated(kind: pa.DataType, rows: int = ROWS) -> pa.Array:
+def repeat_value(kind: pa.DataType, rows: int = ROWS) -> pa.Array:
     """Return one long value in all rows."""
     value = pa.array([VALUE.encode()], pa.binary()).cast(kind)
     return pa.DictionaryArray.from_arrays(pa.array([0] * rows, pa.int32()), value)
 
 
 def dictionary(folder: Path) -> Path:
-    return write(folder / "dictionary.parquet", repeated(pa.string()))
+    return write(folder / "dictionary.parquet", repeat_value(pa.string()))
 
 
-def fixed(folder: Path) -> Path:
+def write_fixed(folder: Path) -> Path:
     # PyArrow writes these values one by one, so three times the limit is sufficient.
-    return write(folder / "fixed.parquet", repeated(pa.binary(len(VALUE)), 2_000))
+    return write(folder / "fixed.parquet", repeat_value(pa.binary(len(VALUE)), 2_000))
 
 
 def delta(folder: Path) -> Path:
@@ -79,7 +79,7 @@ def nulls(folder: Path) -> Path:
     return write(folder / "nulls.parquet", pa.nulls(10_000_000, pa.int64()))
 
 
-BOMBS = {"dictionary": dictionary, "fixed": fixed, "delta": delta, "page": page, "nulls": nulls}
+BOMBS = {"dictionary": dictionary, "fixed": write_fixed, "delta": delta, "page": page, "nulls": nulls}
 Bomb = Callable[[str], Path]
 
 
@@ -189,7 +189,7 @@ def of_footer(path: Path, change: Callable[[thrift.Fields], None]) -> Path:
     return path
 
 
-def _listed(count: int, one: object, kind: int = thrift.STRUCT) -> tuple[int, tuple[int, list[object]]]:
+def _make_list(count: int, one: object, kind: int = thrift.STRUCT) -> tuple[int, tuple[int, list[object]]]:
     return thrift.LIST, (kind, [one] * count)
 
 
@@ -199,21 +199,21 @@ def _group(footer: thrift.Fields) -> thrift.Fields:
 
 
 def chunks(footer: thrift.Fields) -> None:
-    _group(footer)[1] = _listed(400_000, {2: (thrift.I64, 0)})
+    _group(footer)[1] = _make_list(400_000, {2: (thrift.I64, 0)})
 
 
-def claimed(footer: thrift.Fields) -> None:
+def claim_chunks(footer: thrift.Fields) -> None:
     """Claim column chunks without fields: pyarrow rejects the file, but only after allocating memory for them."""
-    _group(footer)[1] = _listed(400_000, {})
+    _group(footer)[1] = _make_list(400_000, {})
 
 
 def groups(footer: thrift.Fields) -> None:
-    one = {1: _listed(0, None), 2: (thrift.I64, 0), 3: (thrift.I64, 0)}
-    footer[4] = _listed(700_000, one)
+    one = {1: _make_list(0, None), 2: (thrift.I64, 0), 3: (thrift.I64, 0)}
+    footer[4] = _make_list(700_000, one)
 
 
 def pairs(footer: thrift.Fields) -> None:
-    footer[5] = _listed(500_000, {1: (thrift.BINARY, b"")})
+    footer[5] = _make_list(500_000, {1: (thrift.BINARY, b"")})
 
 
 def elements(footer: thrift.Fields) -> None:
@@ -223,10 +223,17 @@ def elements(footer: thrift.Fields) -> None:
 
 
 def paths(footer: thrift.Fields) -> None:
-    _group(footer)[1][1][1][0][3][1][3] = _listed(1_200_000, b"", thrift.BINARY)
+    _group(footer)[1][1][1][0][3][1][3] = _make_list(1_200_000, b"", thrift.BINARY)
 
 
-FOOTERS = {"chunks": chunks, "claimed": claimed, "groups": groups, "pairs": pairs, "schema": elements, "paths": paths}
+FOOTERS = {
+    "chunks": chunks,
+    "claimed": claim_chunks,
+    "groups": groups,
+    "pairs": pairs,
+    "schema": elements,
+    "paths": paths,
+}
 
 
 @pytest.mark.parametrize("name", FOOTERS)
@@ -303,7 +310,7 @@ def position_deletes(path: Path, paths: pa.Array, positions: pa.Array, **options
 
 
 def test_long_path_repeated_by_every_position_delete_is_one_path_in_memory(tmp_path: Path) -> None:
-    path = position_deletes(tmp_path / "d.parquet", repeated(pa.string()), pa.array(range(ROWS), pa.int64()))
+    path = position_deletes(tmp_path / "d.parquet", repeat_value(pa.string()), pa.array(range(ROWS), pa.int64()))
     size, report = peak_of(as_position_delete, path)
     assert report.endswith(" bytes")
     assert size < LIMIT

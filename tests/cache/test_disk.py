@@ -182,16 +182,16 @@ def test_fifty_cycles_leak_no_descriptors_threads_or_mappings(folder: Path) -> N
         assert tier.get("k1") == bytes(300_000)
         tier.close()
 
-    def held() -> tuple[int, int, int]:
+    def count_held() -> tuple[int, int, int]:
         mapped = sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
         return len(os.listdir("/proc/self/fd")), threading.active_count(), mapped
 
     live()
-    before = held()
+    before = count_held()
     for _ in range(50):
         live()
     # A leak grows each time; other parts of the process come and go.
-    assert all(now < then + 25 for now, then in zip(held(), before, strict=True))
+    assert all(now < then + 25 for now, then in zip(count_held(), before, strict=True))
 
 
 def test_concurrent_threads_see_only_whole_values(folder: Path) -> None:

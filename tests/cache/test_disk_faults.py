@@ -58,11 +58,11 @@ def zero(data: bytearray, source: random.Random) -> None:
     data[start : start + len(cut)] = bytes(len(cut))
 
 
-def cut(data: bytearray, source: random.Random) -> None:
+def cut_data(data: bytearray, source: random.Random) -> None:
     del data[source.randrange(len(data)) :]
 
 
-def empty(data: bytearray, source: random.Random) -> None:
+def empty_data(data: bytearray, source: random.Random) -> None:
     data.clear()
 
 
@@ -70,7 +70,7 @@ def grow(data: bytearray, source: random.Random) -> None:
     data += source.randbytes(source.randint(1, 5_000))
 
 
-DAMAGES: list[Callable[[bytearray, random.Random], None]] = [flip, overwrite, zero, cut, empty, grow]
+DAMAGES: list[Callable[[bytearray, random.Random], None]] = [flip, overwrite, zero, cut_data, empty_data, grow]
 
 
 @pytest.mark.each_value

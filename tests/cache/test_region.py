@@ -21,7 +21,7 @@ def region_of(data: bytes) -> Region:
     return Region([memoryview(data[:1000]), memoryview(data[1000:])])
 
 
-def mapped_path(payload: memoryview) -> str:
+def find_mapped_path(payload: memoryview) -> str:
     """Return the file behind the address of a payload; empty for private memory."""
     address = np.frombuffer(payload, dtype=np.uint8).__array_interface__["data"][0]
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -37,11 +37,11 @@ def test_memory_of_a_region_is_replaced_by_its_mapped_file(tmp_path: Path) -> No
     region = region_of(data)
     array = np.frombuffer(region.payload, dtype=np.uint8)
     before = array.__array_interface__["data"][0]
-    assert mapped_path(region.payload) == ""
+    assert find_mapped_path(region.payload) == ""
     tier = DiskTier(tmp_path, 8 << 20)
     assert tier.put("k", region.payload)
     assert tier.map_over("k", region)
-    assert mapped_path(region.payload).endswith(".block")
+    assert find_mapped_path(region.payload).endswith(".block")
     assert array.__array_interface__["data"][0] == before
     assert before % 64 == 0
     tier.discard("k")
@@ -59,7 +59,7 @@ def test_file_with_other_bytes_does_not_replace_the_memory(tmp_path: Path) -> No
             tier.discard("k")
             assert tier.put("k", content)
         assert not tier.map_over("k", region)
-        assert mapped_path(region.payload) == ""
+        assert find_mapped_path(region.payload) == ""
         assert region.payload == data
     assert tier.put("k", data)
     (path,) = tmp_path.rglob("*.block")
@@ -141,7 +141,7 @@ def test_mapped_file_has_no_huge_pages_and_no_descriptor(tmp_path: Path) -> None
         opened = tier.get("k")
         assert opened is not None
         (path,) = tmp_path.rglob("*.block")
-        assert mapped_path(opened) == str(path)
+        assert find_mapped_path(opened) == str(path)
         assert str(path) not in map(os.path.realpath, Path("/proc/self/fd").iterdir())
         assert tier.map_over("k", region)
         for payload in (opened, region.payload):

@@ -40,7 +40,7 @@ class Source:
         return fetch
 
 
-def same(view: memoryview) -> memoryview:
+def return_unchanged(view: memoryview) -> memoryview:
     return view
 
 
@@ -83,14 +83,14 @@ async def wait_until_settled(stack: Stack[memoryview]) -> None:
 async def test_value_is_fetched_once_then_read_from_memory_and_after_a_restart_from_the_disk(tmp_path: Path) -> None:
     source = Source()
     stack = make(tmp_path)
-    first = await stack.get("k", source.of("k"), same)
+    first = await stack.get("k", source.of("k"), return_unchanged)
     assert first == payload_of("k", SIZE)
     assert stack.get_cached("k") is first
-    assert await stack.get("k", source.of("k"), same) is first
+    assert await stack.get("k", source.of("k"), return_unchanged) is first
     await stack.close()
     stack = make(tmp_path)
     assert stack.get_cached("k") is None
-    assert await stack.get("k", source.of("k"), same) == payload_of("k", SIZE)
+    assert await stack.get("k", source.of("k"), return_unchanged) == payload_of("k", SIZE)
     assert source.fetched == ["k"]
     stats = stack.stats()
     assert stats.disk is not None
@@ -100,7 +100,7 @@ async def test_value_is_fetched_once_then_read_from_memory_and_after_a_restart_f
 
 async def test_many_callers_share_one_fetch(stack: Stack[memoryview]) -> None:
     source = Source()
-    values = await asyncio.gather(*(stack.get("k", source.of("k"), same) for _ in range(50)))
+    values = await asyncio.gather(*(stack.get("k", source.of("k"), return_unchanged) for _ in range(50)))
     assert source.fetched == ["k"]
     assert all(value is values[0] for value in values)
 
@@ -108,7 +108,7 @@ async def test_many_callers_share_one_fetch(stack: Stack[memoryview]) -> None:
 async def test_memory_holds_the_mapped_copy_once_the_disk_has_the_value(
     tmp_path: Path, stack: Stack[memoryview]
 ) -> None:
-    value = await stack.get("k", Source().of("k"), same)
+    value = await stack.get("k", Source().of("k"), return_unchanged)
     await wait_until_settled(stack)
     twin = stack.get_cached("k")
     assert twin == value
@@ -127,7 +127,7 @@ async def test_value_over_a_mapped_file_has_the_size_that_it_uses_there(tmp_path
     )
     source = Source()
     for number in range(20):  # Four times the budget
-        await stack.get(f"k{number}", source.of(f"k{number}"), same)
+        await stack.get(f"k{number}", source.of(f"k{number}"), return_unchanged)
         await wait_until_settled(stack)
     assert all(stack.get_cached(f"k{number}") == payload_of(f"k{number}", SIZE) for number in range(20))
 
@@ -135,7 +135,7 @@ async def test_value_over_a_mapped_file_has_the_size_that_it_uses_there(tmp_path
         return bytes(1000)
 
     before = stack.stats().memory.used_bytes
-    await stack.get("small", too_few_to_be_mapped, same)
+    await stack.get("small", too_few_to_be_mapped, return_unchanged)
     await wait_until_settled(stack)
     assert stack.stats().memory.used_bytes - before == 1000 + ENTRY_OVERHEAD_BYTES
     await stack.close()
@@ -154,14 +154,14 @@ async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path)
     names = [f"k{number}" for number in range(150)]
     put = [name for number, name in enumerate(names) if number % 3]
     for name in put:
-        await stack.get(name, source.of(name), same)
+        await stack.get(name, source.of(name), return_unchanged)
         await wait_until_settled(stack)
     await stack.close()
     damaged, other = path_of(tmp_path, put[0]), put[1:]
     damaged.write_bytes(damaged.read_bytes()[:-1])
     stack = make(tmp_path)
-    in_memory = await stack.get(put[1], source.of(put[1]), same)
-    results = dict(zip(names, await stack.get_stored(names, same), strict=True))
+    in_memory = await stack.get(put[1], source.of(put[1]), return_unchanged)
+    results = dict(zip(names, await stack.get_stored(names, return_unchanged), strict=True))
     assert {name for name, value in results.items() if value is not None} == set(other)
     assert all(results[name] == payload_of(name, SIZE) for name in other)
     assert results[put[1]] is in_memory
@@ -172,16 +172,16 @@ async def test_bulk_read_returns_stored_keys_and_fetches_nothing(tmp_path: Path)
     assert stats is not None
     assert (stats.hits, stats.misses, stats.damaged) == (len(other), 1, 1)
     await stack.close()
-    assert await stack.get_stored([put[1], "k0"], same) == [in_memory, None]
+    assert await stack.get_stored([put[1], "k0"], return_unchanged) == [in_memory, None]
 
 
 async def test_failed_fetch_fails_its_callers_and_is_not_remembered(stack: Stack[memoryview]) -> None:
     async def fail() -> bytes:
         raise LookupError("the store is away")
 
-    results = await asyncio.gather(*(stack.get("k", fail, same) for _ in range(3)), return_exceptions=True)
+    results = await asyncio.gather(*(stack.get("k", fail, return_unchanged) for _ in range(3)), return_exceptions=True)
     assert [str(result) for result in results] == ["the store is away"] * 3
-    assert await stack.get("k", Source().of("k"), same) == payload_of("k", SIZE)
+    assert await stack.get("k", Source().of("k"), return_unchanged) == payload_of("k", SIZE)
 
 
 async def test_fetched_value_that_cannot_be_opened_fails_its_callers_and_is_not_stored(
@@ -218,12 +218,12 @@ async def test_file_of_another_layout_is_removed_and_fetched_again(tmp_path: Pat
 
 async def test_damaged_file_is_fetched_again(tmp_path: Path) -> None:
     stack = make(tmp_path)
-    await stack.get("k", Source().of("k"), same)
+    await stack.get("k", Source().of("k"), return_unchanged)
     await stack.close()
     path = path_of(tmp_path, "k")
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     stack, source = make(tmp_path), Source()
-    assert await stack.get("k", source.of("k"), same) == payload_of("k", SIZE)
+    assert await stack.get("k", source.of("k"), return_unchanged) == payload_of("k", SIZE)
     assert source.fetched == ["k"]
     await stack.close()
 
@@ -231,7 +231,7 @@ async def test_damaged_file_is_fetched_again(tmp_path: Path) -> None:
 async def test_stack_works_without_a_disk(tmp_path: Path) -> None:
     stack, source = make(tmp_path, disk=False), Source()
     for _ in range(2):
-        assert await stack.get("k", source.of("k"), same) == payload_of("k", SIZE)
+        assert await stack.get("k", source.of("k"), return_unchanged) == payload_of("k", SIZE)
     assert source.fetched == ["k"]
     assert stack.stats().disk is None
     await stack.close()
@@ -244,11 +244,13 @@ async def test_queue_of_disk_writes_is_limited_and_drained_on_close(tmp_path: Pa
         source = Source()
         for number in range(8):
             if number == 0:
-                await stack.get("k0", source.of("k0"), same)
+                await stack.get("k0", source.of("k0"), return_unchanged)
                 release = threading.Event()
                 await wait_until_settled(stack)
                 # From here on the disk does nothing; the next keys have been read ahead.
-                misses = [asyncio.create_task(stack.get(f"k{n}", source.of(f"k{n}"), same)) for n in range(1, 8)]
+                misses = [
+                    asyncio.create_task(stack.get(f"k{n}", source.of(f"k{n}"), return_unchanged)) for n in range(1, 8)
+                ]
                 await asyncio.sleep(0)
                 await asyncio.sleep(0)
                 executor.submit(release.wait)
@@ -266,11 +268,11 @@ async def test_queue_of_disk_writes_is_limited_and_drained_on_close(tmp_path: Pa
 
 async def test_closed_stack_still_answers(tmp_path: Path) -> None:
     stack, source = make(tmp_path), Source()
-    await stack.get("k", source.of("k"), same)
+    await stack.get("k", source.of("k"), return_unchanged)
     await stack.close()
     await stack.close()
-    assert await stack.get("k", source.of("k"), same) == payload_of("k", SIZE)
-    assert await stack.get("l", source.of("l"), same) == payload_of("l", SIZE)
+    assert await stack.get("k", source.of("k"), return_unchanged) == payload_of("k", SIZE)
+    assert await stack.get("l", source.of("l"), return_unchanged) == payload_of("l", SIZE)
     assert source.fetched == ["k", "l"]
 
 
@@ -278,7 +280,7 @@ async def test_cancelled_caller_leaves_no_claim(tmp_path: Path) -> None:
     claims = Claims(tmp_path / "claims")
     stack, source = make(tmp_path / "cache", claims=claims), Source()
     source.gate = asyncio.Event()
-    caller = asyncio.create_task(stack.get("k", source.of("k"), same))
+    caller = asyncio.create_task(stack.get("k", source.of("k"), return_unchanged))
     async with asyncio.timeout(60):
         while not source.fetched:
             await asyncio.sleep(0.001)
@@ -295,7 +297,7 @@ async def test_caller_that_waits_too_long_for_another_fetch_fetches_itself(tmp_p
     claims = Claims(tmp_path / "claims")
     stack, source = make(tmp_path / "cache", claims=claims, claim_wait_s=0.1), Source()
     assert claims.take("k")
-    assert await stack.get("k", source.of("k"), same) == payload_of("k", SIZE)
+    assert await stack.get("k", source.of("k"), return_unchanged) == payload_of("k", SIZE)
     stats = stack.stats()
     assert (stats.waits, stats.timed_out_waits, stats.fetches) == (1, 1, 1)
     await stack.close()
@@ -362,7 +364,7 @@ async def test_every_answer_is_the_value_of_its_key_under_random_traffic(tmp_pat
             case 1:
                 stack.discard(key)
             case _:
-                tasks.append((key, asyncio.create_task(stack.get(key, origin.of(key), same))))
+                tasks.append((key, asyncio.create_task(stack.get(key, origin.of(key), return_unchanged))))
         if source.random() < 0.1:
             source.choice(tasks)[1].cancel() if tasks else None
         if source.random() < 0.3:

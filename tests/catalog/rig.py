@@ -27,7 +27,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import Operation, SwapPointer
 from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.timeline.timeline import open_timeline
-from tests.access.keyrings import fixed_keyring
+from tests.access.keyrings import make_fixed_keyring
 
 
 def name_freely(location: str) -> Path:
@@ -172,7 +172,7 @@ async def open_rig(
         async with (
             open_timeline(chosen_settings, used_store, clock) as timeline,
             open_catalog(
-                chosen_settings, used_store, used_objects, clock, timeline, fixed_keyring(clock=clock)
+                chosen_settings, used_store, used_objects, clock, timeline, make_fixed_keyring(clock=clock)
             ) as catalog,
             open_publisher(catalog.context) as publisher,
         ):

@@ -28,7 +28,7 @@ def database(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {} if request.param == "SQLite" else {"database": request.getfixturevalue("postgres_url")}
 
 
-async def moved_table(rig: Rig) -> str:
+async def create_moved_table(rig: Rig) -> str:
     """Return the location of `b.t`, which was created in `a` and moved; it has a data file that no metadata names."""
     for path in (("a",), ("b",)):
         await rig.catalog.namespaces.create(CALLER, path, {})
@@ -86,7 +86,7 @@ async def test_former_namespace_of_a_moved_table_does_not_get_its_location(
 ) -> None:
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock, drop_retention_s=retention_s, **database) as rig:
-        location = await moved_table(rig)
+        location = await create_moved_table(rig)
         await ending(rig)
         for _ in range(3):
             await housekeep(rig, clock)
@@ -107,7 +107,7 @@ async def test_former_namespace_of_a_moved_table_does_not_get_its_location(
 async def test_last_namespace_may_use_the_location_again(tmp_path: Path, database: dict[str, Any]) -> None:
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock, **database) as rig:
-        location = await moved_table(rig)
+        location = await create_moved_table(rig)
         metadata_location = (await rig.catalog.tables.entry(("b",), "t")).metadata_location
         await _drop(rig)
         await housekeep(rig, clock)
@@ -125,7 +125,7 @@ async def test_last_namespace_may_use_the_location_again(tmp_path: Path, databas
 async def test_admin_can_purge_or_release_a_retained_location(tmp_path: Path, database: dict[str, Any]) -> None:
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock, **database) as rig:
-        location = await moved_table(rig)
+        location = await create_moved_table(rig)
         await _drop(rig)
         (row,) = (await rig.catalog.dropped.list(None, None, None)).items
         with pytest.raises(BadRequest, match="can be restored"):
@@ -148,7 +148,7 @@ async def test_release_works_before_housekeeping_has_processed_the_end_of_the_re
 ) -> None:
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock, **database) as rig:
-        location = await moved_table(rig)
+        location = await create_moved_table(rig)
         await _drop(rig)
         (row,) = (await rig.catalog.dropped.list(None, None, None)).items
         clock.advance(_WEEK_MS + 1)
@@ -160,7 +160,7 @@ async def test_release_works_before_housekeeping_has_processed_the_end_of_the_re
 async def test_views_keep_their_locations_too(tmp_path: Path, database: dict[str, Any]) -> None:
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock, **database) as rig:
-        await moved_table(rig)
+        await create_moved_table(rig)
         view = await rig.catalog.views.create(CALLER, ("a",), CreateView(name="v", schema=SCHEMA, view_version=VERSION))
         await rig.catalog.views.rename(CALLER, TableIdentifier(("a",), "v"), TableIdentifier(("b",), "v"))
         await rig.catalog.views.drop(CALLER, ("b",), "v")
@@ -177,7 +177,7 @@ async def test_overwritten_metadata_file_does_not_end_a_claim(tmp_path: Path) ->
     """The former namespace's writer can write the file, and spell the location so that nothing is found there."""
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock) as rig:
-        location = await moved_table(rig)
+        location = await create_moved_table(rig)
         entry = await rig.catalog.tables.entry(("b",), "t")
         file = Path(parse_location(entry.metadata_location).file_path)
         for spelling in (location.upper().replace("FILE:", "file:"), f"{location}-away", ""):
@@ -191,7 +191,7 @@ async def test_overwritten_metadata_file_does_not_end_a_claim(tmp_path: Path) ->
 async def test_link_in_place_of_the_files_does_not_end_a_claim(tmp_path: Path) -> None:
     clock = SimulatedClock(1)
     async with open_rig(tmp_path, clock=clock) as rig:
-        location = await moved_table(rig)
+        location = await create_moved_table(rig)
         await _drop(rig)
         folder = Path(parse_location(location).file_path)
         folder.rename(f"{folder}-away")

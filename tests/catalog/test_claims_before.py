@@ -98,7 +98,7 @@ async def test_no_location_is_assigned_while_older_metadata_cannot_be_read(
         await requests[0]()
         assert await rig.store.list_unclaimed("", 9) == []
         for place in places.values():
-            await _refused_table(rig, place)
+            await _check_refused(rig, place)
         await catalog.tables.create(CALLER, ("a",), CreateTable(name="y", schema=SCHEMA))
 
 
@@ -149,10 +149,10 @@ async def test_possible_locations_of_a_table_with_lost_metadata_are_reserved(tmp
         path.write_bytes(content)
         assert await create_remaining_claims(rig.catalog.context) == 1
         assert await create_remaining_claims(rig.catalog.context) == 0
-        await _refused_table(rig, places["moved"])
+        await _check_refused(rig, places["moved"])
 
 
-async def _refused_table(rig: Rig, location: str) -> None:
+async def _check_refused(rig: Rig, location: str) -> None:
     with pytest.raises(BadRequest, match="overlaps"):
         await rig.catalog.tables.create(CALLER, ("a",), CreateTable(name="over", schema=SCHEMA, location=location))
 

@@ -93,7 +93,7 @@ async def test_every_operation_rejects_properties_that_steer_clients(tmp_path: P
             "create": catalog.tables.create(CALLER, ("db",), create),
             "stage": catalog.tables.stage(CALLER, ("db",), create),
             "commit": rig.commits.commit_table(CALLER, ("db",), "t", [], [update]),
-            "commit of a staged table": rig.commits.commit_table(CALLER, ("db",), "y", *_split(create_change)),
+            "commit of a staged table": rig.commits.commit_table(CALLER, ("db",), "y", *_split_change(create_change)),
             "transaction": rig.commits.commit_transaction(
                 CALLER, [TableChange(namespace=("db",), name="t", requirements=[], updates=[update])]
             ),
@@ -109,7 +109,7 @@ async def test_every_operation_rejects_properties_that_steer_clients(tmp_path: P
             assert repr(name) in error.value.message, description
 
 
-def _split(change: TableChange) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _split_change(change: TableChange) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return change.requirements, change.updates
 
 

@@ -12,7 +12,7 @@ from seamark.formats.runtime.clock import SimulatedClock
 from seamark.formats.runtime.errors import BadRequest, Forbidden
 from seamark.metaserver.catalog.staging import TTL_S, StagingPasses
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange
-from tests.access.keyrings import fixed_keyring
+from tests.access.keyrings import make_fixed_keyring
 from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
 
 CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),))
@@ -122,7 +122,7 @@ async def test_table_that_an_admin_placed_elsewhere_can_still_be_changed(tmp_pat
 
 def test_staging_pass_opens_one_table_for_a_limited_time() -> None:
     clock = SimulatedClock(1)
-    staging = StagingPasses(clock, fixed_keyring())
+    staging = StagingPasses(clock, make_fixed_keyring())
     token = staging.issue(("a", "b"), "t", "s3://lake/a/b/t-1")
     assert staging.location(token, ("a", "b"), "t") == "s3://lake/a/b/t-1"
     head, body, mac = token.split(".")
@@ -133,7 +133,7 @@ def test_staging_pass_opens_one_table_for_a_limited_time() -> None:
     with pytest.raises(Forbidden):
         staging.location(token, ("a", "b"), "other")
     with pytest.raises(Forbidden):
-        StagingPasses(clock, fixed_keyring(b"o")).location(token, ("a", "b"), "t")
+        StagingPasses(clock, make_fixed_keyring(b"o")).location(token, ("a", "b"), "t")
     clock.advance(TTL_S * 1000 + 1000)
     with pytest.raises(Forbidden):
         staging.location(token, ("a", "b"), "t")

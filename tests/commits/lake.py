@@ -38,14 +38,14 @@ def _count_waiting(commits: Commits) -> None:
         return
     counts, queue = _counts.setdefault(commits, Counter()), commits._queue_and_wait
 
-    async def counted(namespace: tuple[str, ...], name: str, job: Any) -> CommitResult:
+    async def count_job(namespace: tuple[str, ...], name: str, job: Any) -> CommitResult:
         counts[name] += 1
         try:
             return await queue(namespace, name, job)
         finally:
             counts[name] -= 1
 
-    commits._queue_and_wait = counted  # type: ignore[method-assign]
+    commits._queue_and_wait = count_job  # type: ignore[method-assign]
 
 
 @dataclass

@@ -139,7 +139,7 @@ class Case:
         """Return the change as an engine that read the base would send it."""
         return _REALISED[change.kind](self, change) | _reads_of(self, change)
 
-    def allowed_results(self) -> list[Counter[Row]]:
+    def list_allowed_results(self) -> list[Counter[Row]]:
         """Return the rows that a reader may see when both are committed; empty if no outcome would be right."""
         base, first, second = self.rows(), self.first, self.second
         if second.isolation == "snapshot" and not second.blind:
@@ -231,7 +231,7 @@ def _compact(case: Case, change: Change) -> dict[str, Any]:
     return {"add": [case.lake.data(rows)], "remove": [{"file-path": item.path} for item in mine]}
 
 
-def _rewritten(case: Case, change: Change) -> dict[str, Any]:
+def _rewrite_files(case: Case, change: Change) -> dict[str, Any]:
     """Return the files of a delete or update: copy-on-write, or position deletes."""
     touched = [item for item in case.base.values() if any(change.matches(row) for _, row in item.live)]
     update = change.kind == "update"
@@ -276,6 +276,6 @@ _REALISED: dict[str, Callable[[Case, Change], dict[str, Any]]] = {
     "overwrite": _overwrite,
     "equality": _equality,
     "compact": _compact,
-    "delete": _rewritten,
-    "update": _rewritten,
+    "delete": _rewrite_files,
+    "update": _rewrite_files,
 }

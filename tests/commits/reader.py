@@ -113,12 +113,12 @@ def rows(snapshot: dict[str, Any] | None) -> list[Row]:
         vectors = [delete for delete in deletes if delete.offset is not None and delete.referenced == file.path]
         assert len(vectors) <= 1, f"{file.path} has {len(vectors)} deletion vectors"
         for delete in deletes:
-            removed |= _deleted(delete, file, here, bool(vectors))
+            removed |= _find_deleted(delete, file, here, bool(vectors))
         rows += [row for at, row in enumerate(here) if at not in removed]
     return sorted(rows, key=repr)
 
 
-def _deleted(delete: File, file: File, here: list[Row], has_vector: bool) -> set[int]:
+def _find_deleted(delete: File, file: File, here: list[Row], has_vector: bool) -> set[int]:
     same = (delete.spec_id, delete.partition) == (file.spec_id, file.partition)
     path = local(delete.path)
     if delete.offset is not None:

@@ -114,7 +114,7 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
     """
     threads: dict[str, set[int]] = {}
 
-    def noted(module: Any, name: str) -> None:
+    def note_threads(module: Any, name: str) -> None:
         real, where = getattr(module, name), threads.setdefault(f"{module.__name__}.{name}", set())
 
         def work(*args: Any, **options: Any) -> Any:
@@ -124,7 +124,7 @@ async def test_large_change_is_compared_off_the_event_loop(tmp_path: Path, monke
         monkeypatch.setattr(module, name, work)
 
     for module, name in _LONG_WORK:
-        noted(module, name)
+        note_threads(module, name)
     monkeypatch.setattr(commits, "read_request", change.read_request)
     monkeypatch.setattr(manifests, "_IN_LOOP_ENTRIES", -1)
     monkeypatch.setattr(snapshot_writer, "_IN_THREAD_ENTRIES", 0)
@@ -175,13 +175,13 @@ async def test_objects_of_a_large_change_are_freed_off_the_event_loop(
     threads: set[int] = set()
     free = fair_lock._drop_contents
 
-    def watched(held: list[Any]) -> None:
+    def note_thread(held: list[Any]) -> None:
         threads.add(threading.get_ident())
         freed.extend(map(len, held))
         free(held)
         assert held == []
 
-    monkeypatch.setattr(fair_lock, "_free", watched)
+    monkeypatch.setattr(fair_lock, "_free", note_thread)
     monkeypatch.setattr(fair_lock, "FREED_IN_LOOP", 3)
     monkeypatch.setattr(bodies, "QUICK_BYTES", 10)
     async with running(tmp_path) as server:

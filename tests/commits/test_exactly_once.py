@@ -20,7 +20,7 @@ from tests.api.client import Api
 from tests.commits.lake import SCHEMA, Lake
 from tests.commits.reader import check, rows, snapshot_of
 from tests.faults.rigs.http import Client
-from tests.faults.rigs.lossy_proxy import FATES, lossy_proxy, seeded
+from tests.faults.rigs.lossy_proxy import FATES, choose_fates, lossy_proxy
 from tests.faults.rigs.mortal import Mortal
 from tests.seeds import first_seed
 from tests.server.rig import running
@@ -35,7 +35,7 @@ async def api(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
         yield Api(server)
 
 
-def numbered_change(lake: Lake, sequence: int, producer: str = "p") -> dict[str, Any]:
+def make_numbered_change(lake: Lake, sequence: int, producer: str = "p") -> dict[str, Any]:
     return {"producer": {"id": producer, "sequence": sequence}, "add": [lake.data([(sequence, 0, producer)])]}
 
 
@@ -47,22 +47,22 @@ async def read_rows(lake: Lake) -> list[Any]:
 
 async def test_sequence_is_committed_once_and_repeats_get_its_answer(api: Api) -> None:
     lake = await Lake.create(api)
-    bodies = [numbered_change(lake, sequence) for sequence in (3, 4, 9)]
+    bodies = [make_numbered_change(lake, sequence) for sequence in (3, 4, 9)]
     answers = [await lake.commit(body) for body in bodies]
     assert [answer["summary"]["seamark.producer-sequence"] for answer in answers] == ["3", "4", "9"]
     for body, answer in zip(bodies, answers, strict=True):
         again = await lake.commit(body)
         assert again == {**answer, "duplicate": True, "metadata-location": answers[-1]["metadata-location"]}
-    never = await lake.commit(numbered_change(lake, 7))
+    never = await lake.commit(make_numbered_change(lake, 7))
     assert (never["duplicate"], never["snapshot-id"]) == (True, None)
-    other = await lake.commit(numbered_change(lake, 1, "q"))
+    other = await lake.commit(make_numbered_change(lake, 1, "q"))
     assert not other["duplicate"]
     assert len(await read_rows(lake)) == 4
 
 
 async def test_only_one_of_concurrent_repeats_is_committed(api: Api) -> None:
     lake = await Lake.create(api)
-    body = numbered_change(lake, 1)
+    body = make_numbered_change(lake, 1)
     answers = await asyncio.gather(*(lake.commit(body) for _ in range(6)))
     assert sorted(answer["duplicate"] for answer in answers) == [False, True, True, True, True, True]
     assert len({answer["snapshot-id"] for answer in answers}) == 1
@@ -72,7 +72,7 @@ async def test_only_one_of_concurrent_repeats_is_committed(api: Api) -> None:
 async def test_sequence_forgotten_by_the_database_is_found_in_the_snapshots(tmp_path: Path) -> None:
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
-        bodies = [numbered_change(lake, sequence) for sequence in (1, 2)]
+        bodies = [make_numbered_change(lake, sequence) for sequence in (1, 2)]
         answers = [await lake.commit(body) for body in bodies]
     with sqlite3.connect(tmp_path / "seamark.db") as database:
         assert database.execute("DELETE FROM producers").rowcount == 1
@@ -82,7 +82,7 @@ async def test_sequence_forgotten_by_the_database_is_found_in_the_snapshots(tmp_
         for body, answer in zip(bodies, answers, strict=True):
             again = await lake.commit(body)
             assert (again["duplicate"], again["snapshot-id"]) == (True, answer["snapshot-id"])
-        assert not (await lake.commit(numbered_change(lake, 3)))["duplicate"]
+        assert not (await lake.commit(make_numbered_change(lake, 3)))["duplicate"]
         assert len(await read_rows(lake)) == 3
 
 
@@ -101,7 +101,7 @@ async def _change_table_of_name(api: Api, how: str) -> None:
 async def test_repeat_reports_success_after_its_table_has_left_the_name(api: Api, how: str) -> None:
     """A rejection would make the client delete files that are live."""
     lake = await Lake.create(api)
-    body = numbered_change(lake, 4)
+    body = make_numbered_change(lake, 4)
     uuid = (await lake.commit(body))["table-uuid"]
     await _change_table_of_name(api, how)
     refused = (409, "CommitFailedException") if how == "replaced" else (404, "NoSuchTableException")
@@ -116,7 +116,7 @@ async def test_change_that_another_server_commits_meanwhile_is_not_rejected_late
     lake = await Lake.create(api)
     uuid = (await lake.metadata())["table-uuid"]
     async with api.server.components.engine_commits.publisher.lock(("db",), "t"):
-        tasks = [asyncio.create_task(lake.send(numbered_change(lake, sequence))) for sequence in (1, 2)]
+        tasks = [asyncio.create_task(lake.send(make_numbered_change(lake, sequence))) for sequence in (1, 2)]
         await lake.wait_for_changes(2)
         await api.server.components.store.transact([AdvanceProducer(uuid, "p", 1, 77, 0)])
         await _change_table_of_name(api, how)
@@ -147,11 +147,11 @@ def test_lost_requests_and_replies_lose_and_duplicate_nothing(tmp_path: Path) ->
         server.start()
         lake = _lake(server.base_url, "t")
         with lossy_proxy(server.base_url) as proxy:
-            proxy.fate = seeded(SEED, 0.5, applies=lambda method, path: path.endswith("/commit"))
+            proxy.fate = choose_fates(SEED, 0.5, applies=lambda method, path: path.endswith("/commit"))
             client = CommitClient(SeamarkClient(proxy.base_url, retries=20))
             sequence = 0
             while sequence < 15 or not {fate for fate, *_ in proxy.seen} >= {*FATES}:
-                body = numbered_change(lake, sequence)
+                body = make_numbered_change(lake, sequence)
                 while True:
                     with suppress(Unreachable, ServerFailed):  # If all attempts fail, it starts again.
                         client.commit("db.t", body)
@@ -177,7 +177,7 @@ def test_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> 
         expected: dict[int, str] = {}
         head: int | None = None
         for sequence in range(int(os.environ.get("FAULT_ROUNDS", "8"))):
-            body = numbered_change(lake, sequence)
+            body = make_numbered_change(lake, sequence)
             if expected and rng.random() < 0.5:
                 gone = rng.choice(sorted(expected))
                 body |= {"remove": [{"file-path": expected.pop(gone)}], "read-snapshot-id": head}

@@ -185,14 +185,14 @@ async def test_rejected_change_does_not_block_others(tmp_path: Path) -> None:
 async def test_bug_triggered_by_one_change_fails_only_that_change_and_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def broken(writer: SnapshotWriter, change: Change, *more: Any, **kwargs: Any) -> ProducedSnapshot:
+    async def fail_overwrites(writer: SnapshotWriter, change: Change, *more: Any, **kwargs: Any) -> ProducedSnapshot:
         if change.operation == "overwrite":
             raise OverflowError("a bug")
         return await produce(writer, change, *more, **kwargs)
 
     async with running(tmp_path) as server:
         lake = await Lake.create(Api(server))
-        monkeypatch.setattr(change_application, "produce", broken)
+        monkeypatch.setattr(change_application, "produce", fail_overwrites)
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             # The first change is a group by itself; all that arrive while it waits are another group.
             bodies = [{"add": [lake.data([(n, 0, "a")])]} for n in range(4)]

@@ -155,12 +155,12 @@ def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_
     looks = 0
     constraints = PartitionOverlap.constraints
 
-    def counted(self: PartitionOverlap, partition: Any) -> Any:
+    def count_looks(self: PartitionOverlap, partition: Any) -> Any:
         nonlocal looks
         looks += 1
         return constraints(self, partition)
 
-    monkeypatch.setattr(PartitionOverlap, "constraints", counted)
+    monkeypatch.setattr(PartitionOverlap, "constraints", count_looks)
     monkeypatch.setattr(overlap, "_are_disjoint", None)  # A comparison of two partitions would raise an error.
     monkeypatch.setattr(overlap, "_implies", None)
     targets = Targets(partitions, [(0, (number,)) for number in range(1000)])

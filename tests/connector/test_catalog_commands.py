@@ -24,7 +24,7 @@ def call(client: IndexClient, *arguments: str, answer: str | None = None) -> Res
     return CliRunner().invoke(cli, [*arguments, "--url", client.url], input=answer)
 
 
-def done(client: IndexClient, *arguments: str, answer: str | None = None) -> str:
+def run_command(client: IndexClient, *arguments: str, answer: str | None = None) -> str:
     result = call(client, *arguments, answer=answer)
     assert result.exit_code == 0, result.output
     # The server logs to the same output.
@@ -32,7 +32,7 @@ def done(client: IndexClient, *arguments: str, answer: str | None = None) -> str
 
 
 def run_json(client: IndexClient, *arguments: str) -> Any:
-    text = done(client, *arguments, "--json")
+    text = run_command(client, *arguments, "--json")
     starts = [text.index(mark) for mark in ("[\n", "[]", "{\n") if mark in text]
     return json.JSONDecoder().raw_decode(text[min(starts) :])[0]
 
@@ -40,28 +40,30 @@ def run_json(client: IndexClient, *arguments: str) -> Any:
 @pytest.fixture
 def shop(client: IndexClient) -> IndexClient:
     """Return a client of a server that has `shop.orders` with two snapshots."""
-    done(client, "namespace", "create", "shop", "--property", "owner=ann")
+    run_command(client, "namespace", "create", "shop", "--property", "owner=ann")
     columns = ["id:long!", "price:decimal(9,2)", "at:timestamptz"]
     options = [text for column in columns for text in ("--column", column)]
-    done(client, "table", "create", "shop.orders", *options, "--partition", "bucket[4](id)", "--property", "a=b=c")
+    run_command(
+        client, "table", "create", "shop.orders", *options, "--partition", "bucket[4](id)", "--property", "a=b=c"
+    )
     for number in range(2):
         append(client, "shop.orders", pa.table({"id": [number]}, schema=pa.schema([pa.field("id", pa.int64(), False)])))
     return client
 
 
 def test_namespace_is_created_shown_changed_and_dropped(client: IndexClient) -> None:
-    assert "created" in done(client, "namespace", "create", "a")
-    done(client, "namespace", "create", "a.b\\.c", "--property", "k=v")
+    assert "created" in run_command(client, "namespace", "create", "a")
+    run_command(client, "namespace", "create", "a.b\\.c", "--property", "k=v")
     assert ["a", "b.c"] in run_json(client, "namespace", "list")
-    assert "a.b\\.c" in done(client, "namespace", "list")
+    assert "a.b\\.c" in run_command(client, "namespace", "list")
     output = run_json(client, "namespace", "show", "a.b\\.c")
     assert (output["properties"]["k"], output["tables"]) == ("v", [])
-    done(client, "namespace", "set", "a.b\\.c", "k=w", "x=y")
-    done(client, "namespace", "set", "a.b\\.c", "--unset", "x")
+    run_command(client, "namespace", "set", "a.b\\.c", "k=w", "x=y")
+    run_command(client, "namespace", "set", "a.b\\.c", "--unset", "x")
     assert run_json(client, "namespace", "show", "a.b\\.c")["properties"]["k"] == "w"
     assert call(client, "namespace", "drop", "a").exit_code == 1
-    done(client, "namespace", "drop", "a.b\\.c")
-    done(client, "namespace", "drop", "a")
+    run_command(client, "namespace", "drop", "a.b\\.c")
+    run_command(client, "namespace", "drop", "a")
     assert ["a"] not in run_json(client, "namespace", "list")
 
 
@@ -85,12 +87,12 @@ def test_each_change_command_prints_json(client: IndexClient) -> None:
 
 
 def test_views_are_listed_shown_renamed_and_dropped(shop: IndexClient) -> None:
-    assert "There are no views." in done(shop, "view", "list")
+    assert "There are no views." in run_command(shop, "view", "list")
     schema = {"type": "struct", "schema-id": 0, "fields": [{"id": 1, "name": "id", "type": "long", "required": False}]}
     body = {"name": "totals", "schema": schema, "view-version": VIEW_VERSION, "properties": {"k": "v"}}
     shop._request("POST", "/v1/namespaces/shop/views", {}, json.dumps(body).encode())
     assert run_json(shop, "view", "list") == run_json(shop, "view", "list", "shop") == [["shop", "totals"]]
-    text = done(shop, "view", "show", "shop.totals")
+    text = run_command(shop, "view", "show", "shop.totals")
     for part in ("version 1", "SELECT 1", "spark", "long"):
         assert part in text
     assert run_json(shop, "view", "show", "shop.totals")["properties"]["k"] == "v"
@@ -101,8 +103,8 @@ def test_views_are_listed_shown_renamed_and_dropped(shop: IndexClient) -> None:
     identity = run_json(shop, "view", "show", "shop.totals")["view-uuid"]
     assert run_json(shop, "view", "rename", "shop.totals", "shop.sums")["view-uuid"] == identity
     assert call(shop, "view", "drop", "shop.sums", answer="n\n").exit_code == 1
-    assert "seamark undrop shop.sums" in done(shop, "view", "drop", "shop.sums", "--yes")
-    assert "restored" in done(shop, "undrop", "shop.sums")
+    assert "seamark undrop shop.sums" in run_command(shop, "view", "drop", "shop.sums", "--yes")
+    assert "restored" in run_command(shop, "undrop", "shop.sums")
     assert run_json(shop, "view", "list") == [["shop", "sums"]]
 
 
@@ -115,40 +117,40 @@ def test_misspelled_namespace_gets_a_suggestion(shop: IndexClient) -> None:
 
 def test_table_is_listed_and_shown(shop: IndexClient) -> None:
     assert run_json(shop, "table", "list") == run_json(shop, "table", "list", "shop") == [["shop", "orders"]]
-    text = done(shop, "table", "show", "shop.orders")
+    text = run_command(shop, "table", "show", "shop.orders")
     assert "partitioned by bucket[4](id)" in text
     assert "2 rows, 2 data files" in text
     assert "decimal(9, 2)" in text
     metadata = run_json(shop, "table", "show", "shop.orders")
     assert metadata["properties"]["a"] == "b=c"
     assert [field["required"] for field in metadata["schemas"][0]["fields"]] == [True, False, False]
-    done(shop, "table", "set", "shop.orders", "a=d")
+    run_command(shop, "table", "set", "shop.orders", "a=d")
     assert run_json(shop, "table", "show", "shop.orders")["properties"]["a"] == "d"
 
 
 def test_policy_command_shows_an_invalid_value_that_an_engine_wrote(shop: IndexClient) -> None:
     change_table_properties(shop, "shop.orders", {"seamark.compaction.enabled": "maybe"}, ())
-    assert "maybe (it must be true or false)" in done(shop, "policy", "shop.orders")
+    assert "maybe (it must be true or false)" in run_command(shop, "policy", "shop.orders")
 
 
 def test_dropped_table_is_restored(shop: IndexClient) -> None:
-    done(shop, "table", "rename", "shop.orders", "shop.sales")
+    run_command(shop, "table", "rename", "shop.orders", "shop.sales")
     assert call(shop, "table", "drop", "shop.sales", answer="n\n").exit_code == 1
     assert run_json(shop, "table", "list") == [["shop", "sales"]]
-    text = done(shop, "table", "drop", "shop.sales", answer="y\n")
+    text = run_command(shop, "table", "drop", "shop.sales", answer="y\n")
     assert "seamark undrop shop.sales restores it until 20" in text
     assert run_json(shop, "table", "list") == []
     (entry,) = run_json(shop, "undrop")
     assert (entry["namespace"], entry["name"], entry["purge"]) == (["shop"], "sales", False)
-    assert "shop.sales" in done(shop, "undrop")
+    assert "shop.sales" in run_command(shop, "undrop")
     refused = call(shop, "table", "show", "shop.sales")
     assert "Table does not exist: shop.sales; seamark undrop shop.sales restores what was dropped" in refused.output
-    assert "shop.orders is restored" in done(shop, "undrop", "shop.sales", "--to", "shop.orders")
-    assert done(shop, "undrop").strip() == "Nothing was dropped that can be restored."
-    assert "2 rows" in done(shop, "table", "show", "shop.orders")
+    assert "shop.orders is restored" in run_command(shop, "undrop", "shop.sales", "--to", "shop.orders")
+    assert run_command(shop, "undrop").strip() == "Nothing was dropped that can be restored."
+    assert "2 rows" in run_command(shop, "table", "show", "shop.orders")
     assert "can be restored" in call(shop, "undrop", "shop.sales").output
-    done(shop, "table", "drop", "shop.orders", answer="y\n")
-    done(shop, "table", "create", "shop.orders", "--column", "id:long")
+    run_command(shop, "table", "drop", "shop.orders", answer="y\n")
+    run_command(shop, "table", "create", "shop.orders", "--column", "id:long")
     refused = call(shop, "undrop", "shop.orders")
     assert refused.exit_code == 1
     assert "Table already exists: shop.orders; --to NAME restores it under another name" in refused.output
@@ -170,12 +172,14 @@ def _retain(client: IndexClient, name: str, *, is_view: bool = False) -> Path:
 
 
 def test_retained_entries_are_listed_and_released(shop: IndexClient) -> None:
-    assert done(shop, "retained", "list").strip() == "No dropped table or view keeps its location."
+    assert run_command(shop, "retained", "list").strip() == "No dropped table or view keeps its location."
     foreign_file = _retain(shop, "shop.orders")
     (entry,) = run_json(shop, "retained", "list")
     assert (entry["namespace"], entry["name"], entry["kind"]) == (["shop"], "orders", "table")
-    assert entry["id"] in done(shop, "retained", "list", "shop")
-    assert "seamark retained release shop.orders releases it" in done(shop, "retained", "purge", "shop.orders", "--yes")
+    assert entry["id"] in run_command(shop, "retained", "list", "shop")
+    assert "seamark retained release shop.orders releases it" in run_command(
+        shop, "retained", "purge", "shop.orders", "--yes"
+    )
     assert call(shop, "retained", "release", "shop.orders", answer="n\n").exit_code == 1
     assert [one["id"] for one in run_json(shop, "retained", "list")] == [entry["id"]]
     assert run_json(shop, "retained", "release", "shop.orders", "--yes")["released"]["id"] == entry["id"]
@@ -191,7 +195,7 @@ def test_retained_entries_are_listed_and_released(shop: IndexClient) -> None:
 
 def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClient) -> None:
     _retain(shop, "shop.orders")
-    done(shop, "table", "create", "shop.orders", "--column", "id:long")
+    run_command(shop, "table", "create", "shop.orders", "--column", "id:long")
     foreign_file = _retain(shop, "shop.orders")
     first, second = entries = run_json(shop, "retained", "list")
     refused = call(shop, "retained", "release", "shop.orders", "--yes")
@@ -204,7 +208,7 @@ def test_retained_entry_is_chosen_by_id_if_several_have_the_name(shop: IndexClie
     folder = str(foreign_file.parent)
     (latest,) = (entry for entry in entries if urlsplit(entry["metadata-location"]).path.startswith(f"{folder}/"))
     (other,) = (entry for entry in entries if entry is not latest)
-    done(shop, "retained", "release", "shop.orders", "--id", other["id"], "--yes")
+    run_command(shop, "retained", "release", "shop.orders", "--id", other["id"], "--yes")
     foreign_file.unlink()
     purged = run_json(shop, "retained", "purge", "shop.orders", "--yes")
     assert purged == {"purged": latest, "retained": False}
@@ -224,21 +228,21 @@ def test_dropped_view_that_keeps_its_location_is_purged(shop: IndexClient) -> No
 def test_snapshots_and_instants_are_listed(shop: IndexClient) -> None:
     listing = run_json(shop, "snapshot", "list", "shop.orders")
     assert [(one["summary"]["total-records"], one["refs"]) for one in listing] == [("2", ["main"]), ("1", [])]
-    assert "1 older snapshot is not shown" in done(shop, "snapshot", "list", "shop.orders", "--limit", "1")
-    assert "append" in done(shop, "snapshot", "list", "shop.orders")
+    assert "1 older snapshot is not shown" in run_command(shop, "snapshot", "list", "shop.orders", "--limit", "1")
+    assert "append" in run_command(shop, "snapshot", "list", "shop.orders")
     by_name = run_json(shop, "snapshot", "show", "shop.orders", "main")
     assert by_name == run_json(shop, "snapshot", "show", "shop.orders", str(listing[0]["snapshot-id"])) == listing[0]
     assert "no snapshot, branch or tag 5" in call(shop, "snapshot", "show", "shop.orders", "5").output
-    text = done(shop, "timeline", "shop.orders", "--json")
+    text = run_command(shop, "timeline", "shop.orders", "--json")
     actions = [json.loads(line)["action"] for line in text.splitlines() if line.startswith("{")]
     assert actions == ["create", "commit", "commit"]
-    done(shop, "table", "set", "shop.orders", "owner=ann")
-    text = done(shop, "timeline", "--action", "commit")
+    run_command(shop, "table", "set", "shop.orders", "owner=ann")
+    text = run_command(shop, "timeline", "--action", "commit")
     assert len([line for line in text.splitlines() if "shop.orders" in line]) == 3
     assert "added-records" in text
     assert "set-properties" in text
     assert "request-id" not in text
-    assert "No instant has the action nap." in done(shop, "timeline", "--action", "nap")
+    assert "No instant has the action nap." in run_command(shop, "timeline", "--action", "nap")
 
 
 def test_mistake_is_reported_in_one_sentence(shop: IndexClient) -> None:
@@ -298,36 +302,36 @@ def test_joined_names_are_split_into_the_same_levels(levels: tuple[str, ...]) ->
 
 def test_jobs_find_a_table_whose_namespace_has_a_dot(client: IndexClient) -> None:
     """A job without work says that nothing is to do."""
-    done(client, "namespace", "create", r"shop\.eu")
-    done(client, "table", "create", r"shop\.eu.orders", "--column", "id:long")
-    assert "are complete" in done(client, "run", "index", r"shop\.eu.orders")
-    done(client, "namespace", "create", "shop")
-    done(client, "table", "create", "shop.orders", "--column", "id:long")
-    assert "No file needs a change." in done(client, "run", "statement", "ALTER TABLE shop.orders MERGE FILES")
+    run_command(client, "namespace", "create", r"shop\.eu")
+    run_command(client, "table", "create", r"shop\.eu.orders", "--column", "id:long")
+    assert "are complete" in run_command(client, "run", "index", r"shop\.eu.orders")
+    run_command(client, "namespace", "create", "shop")
+    run_command(client, "table", "create", "shop.orders", "--column", "id:long")
+    assert "No file needs a change." in run_command(client, "run", "statement", "ALTER TABLE shop.orders MERGE FILES")
 
 
 def test_policy_is_set_listed_shown_and_dropped(shop: IndexClient) -> None:
     columns = ("--column", "id:long")
-    done(shop, "table", "create", "shop.returns", *columns)
+    run_command(shop, "table", "create", "shop.returns", *columns)
     own, inherited = "seamark.compaction.enabled", "seamark.statistics.enabled"
-    assert "No table" in done(shop, "policy", "list")
+    assert "No table" in run_command(shop, "policy", "list")
     assert run_json(shop, "policy", "list", "shop") == []
-    done(shop, "policy", "set", "shop.orders", f"{own}=true")
-    assert "follow the new policy" in done(shop, "policy", "set", "shop", "--namespace", f"{inherited}=true")
+    run_command(shop, "policy", "set", "shop.orders", f"{own}=true")
+    assert "follow the new policy" in run_command(shop, "policy", "set", "shop", "--namespace", f"{inherited}=true")
     listing = {tuple(one["table"]): one["properties"] for one in run_json(shop, "policy", "list")}
     sources = {table: {entry["name"]: entry["source"] for entry in found} for table, found in listing.items()}
     assert sources == {
         ("shop", "orders"): {own: "table", inherited: "namespace"},
         ("shop", "returns"): {inherited: "namespace"},
     }
-    text = done(shop, "policy", "list", "shop")
+    text = run_command(shop, "policy", "list", "shop")
     assert "shop.returns" in text
     assert "namespace shop" in text
     properties = run_json(shop, "policy", "show", "shop.orders")["properties"]
     assert next(name["value"] for name in properties if name["name"] == own) == "true"
-    done(shop, "policy", "drop", "shop.orders")
+    run_command(shop, "policy", "drop", "shop.orders")
     assert [one["table"] for one in run_json(shop, "policy", "list")] == [["shop", "orders"], ["shop", "returns"]]
-    done(shop, "policy", "drop", "shop", inherited, "--namespace")
+    run_command(shop, "policy", "drop", "shop", inherited, "--namespace")
     assert run_json(shop, "policy", "list") == []
     assert run_json(shop, "namespace", "show", "shop")["properties"]["owner"] == "ann", (
         "other properties stay unchanged"
@@ -352,9 +356,9 @@ def test_invalid_policy_is_refused_before_a_request(
 
 def test_policy_command_of_earlier_versions_works(shop: IndexClient) -> None:
     own = "seamark.compaction.enabled"
-    done(shop, "policy", "shop.orders", "--set", f"{own}=true")
-    done(shop, "policy", "--namespace", "shop", "--set", f"{own}=false")
-    assert own in done(shop, "policy", "shop.orders")
-    done(shop, "policy", "shop.orders", "--unset", own)
+    run_command(shop, "policy", "shop.orders", "--set", f"{own}=true")
+    run_command(shop, "policy", "--namespace", "shop", "--set", f"{own}=false")
+    assert own in run_command(shop, "policy", "shop.orders")
+    run_command(shop, "policy", "shop.orders", "--unset", own)
     (entry,) = (name for name in run_json(shop, "policy", "shop.orders")["properties"] if name["name"] == own)
     assert (entry["value"], entry["source"]) == ("false", "namespace")

@@ -35,7 +35,7 @@ from seamark.formats.iceberg.metadata.snapshot import MAIN
 from tests.connector.jobs.test_file_merges import ARROW, BY_PART, SCHEMA
 from tests.connector.parquet import encrypted
 from tests.connector.write.test_upserts import BY_ID, MODES, create, read_rows, rows
-from tests.faults.rigs.mortal_statement import killed_at
+from tests.faults.rigs.mortal_statement import run_killed_at
 from tests.seeds import first_seed, quick
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
@@ -53,7 +53,7 @@ class Lake:
         keys = [one["Key"] for page in pages for one in page.get("Contents", ())]
         return {f"s3://{self.bucket}/{key}" for key in keys if key.endswith(ending)}
 
-    def unfinished(self) -> list[str]:
+    def list_unfinished(self) -> list[str]:
         """Return the keys of uploads that are neither completed nor aborted."""
         multipart_uploads = self.s3.client().list_multipart_uploads(Bucket=self.bucket)
         return [upload["Key"] for upload in multipart_uploads.get("Uploads", ())]
@@ -141,8 +141,8 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
         upload = s3.create_multipart_upload(Bucket=lake.bucket, Key=key)
         s3.upload_part(Bucket=lake.bucket, Key=key, UploadId=upload["UploadId"], PartNumber=1, Body=b"x" * 1000)
 
-    def unfinished_keys() -> set[str]:
-        return {key for key in lake.unfinished() if key.startswith((folder, other))}
+    def list_unfinished_keys() -> set[str]:
+        return {key for key in lake.list_unfinished() if key.startswith((folder, other))}
 
     with closing(s3):
         for key in (*aborted, *kept):
@@ -152,9 +152,9 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
         before = lake.files("")
         planned = remove_orphan_files(lake.client, "db.uploads", dry_run=True)
         assert (planned.uploads, planned.files) == (len(aborted), 0)
-        assert unfinished_keys() == {*aborted, *kept, young}
+        assert list_unfinished_keys() == {*aborted, *kept, young}
         assert remove_orphan_files(lake.client, "db.uploads").uploads == len(aborted)
-        assert unfinished_keys() == {*kept, young}
+        assert list_unfinished_keys() == {*kept, young}
         assert remove_orphan_files(lake.client, "db.uploads").uploads == 0
         for upload in s3.list_multipart_uploads(Bucket=lake.bucket)["Uploads"]:  # Other tests share the bucket.
             s3.abort_multipart_upload(Bucket=lake.bucket, Key=upload["Key"], UploadId=upload["UploadId"])
@@ -249,7 +249,7 @@ def test_statements_merge_files_and_drop_columns_in_s3(
     assert sum(sizes) < done.bytes_before / 10
     after = {number: {**row, "payload": None if row["part"] else row["payload"]} for number, row in before.items()}
     assert read_table(lake.client) == after
-    assert lake.unfinished() == []
+    assert lake.list_unfinished() == []
     location = lake.client.load_table("db.t").location
     known_values = set(lake.client.files("db.t", content="data")["file_path"].to_pylist())
     assert known_values <= {path for path in lake.files(".parquet") if path.startswith(location)}
@@ -282,7 +282,7 @@ def test_killed_statement_leaves_no_partial_file_in_s3(lake: Lake, step: int) ->
     job = StatementJob(lake.server.base_url, None, MergeFiles(("db", "t")), utc=True)
     killed, number, answer = 0, random.Random(first_seed()).randint(2, step), None
     while answer is None:
-        answer = killed_at(number, job)
+        answer = run_killed_at(number, job)
         killed += answer is None
         assert read_table(lake.client) == before, number
         storage = open_table(lake.client, "db.t", At(ref=MAIN)).storage
@@ -298,7 +298,7 @@ def test_killed_statement_leaves_no_partial_file_in_s3(lake: Lake, step: int) ->
     day_ago_ms = time.time_ns() // 1_000_000 - 86_400_000
     assert remove_orphan_files(lake.client, "db.t", older_than_ms=day_ago_ms).is_complete
     location = lake.client.load_table("db.t").location
-    assert [key for key in lake.unfinished() if f"s3://{lake.bucket}/{key}".startswith(f"{location}/")] == []
+    assert [key for key in lake.list_unfinished() if f"s3://{lake.bucket}/{key}".startswith(f"{location}/")] == []
     snapshots = json.loads(lake.client.load_table("db.t", history=True).metadata)["snapshots"]
     known_paths = {
         path

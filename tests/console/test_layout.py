@@ -37,7 +37,7 @@ def draw(column: str, rng: random.Random) -> Any:
             return rng.randrange(-700_000, 700_000) if rng.random() < 0.2 else rng.randrange(19_000, 19_030)
 
 
-def ordered(column: str, values: tuple[Any, Any]) -> Range:
+def sort_values(column: str, values: tuple[Any, Any]) -> Range:
     low, high = sorted(values, key=lambda value: value.encode() if isinstance(value, str) else value)
     return low, high
 
@@ -49,7 +49,7 @@ def draw_files(location: str, count: int, rng: random.Random) -> tuple[list[dict
         for column in COLUMNS:
             if rng.random() < 0.9:
                 first = draw(column, rng)
-                own[column] = ordered(column, (first, first if rng.random() < 0.2 else draw(column, rng)))
+                own[column] = sort_values(column, (first, first if rng.random() < 0.2 else draw(column, rng)))
         bounds.append(own)
     sizes = [rng.choice((0, 1, 2, 1023, 1024, rng.randrange(1 << 34))) for _ in bounds]
     content_files = [

@@ -99,7 +99,7 @@ async def change(server: Running, name: str, add: Sequence[dict[str, Any]], **mo
     return int(answer["snapshot-id"])
 
 
-def unclustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
+def make_unclustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
     """Yield files of one day each, whose customers spread over the whole range."""
     for number in range(count):
         low, high = sorted(rng.randrange(1_000_000) for _ in range(2))
@@ -118,7 +118,7 @@ def unclustered(location: str, count: int, rng: random.Random, days: int = 40) -
         )
 
 
-def clustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
+def make_clustered(location: str, count: int, rng: random.Random, days: int = 40) -> Iterator[dict[str, Any]]:
     """Yield files of one day each; within a day they are ordered by customer."""
     each = -(-count // days)
     for number in range(count):
@@ -145,7 +145,7 @@ async def make_orders(server: Running, seed: int = 1) -> tuple[int, int]:
     location = await create_table(
         server, "orders", partitioned=True, properties={"seamark.clustering.columns": "customer_id"}
     )
-    files = list(unclustered(location, 600, rng))
+    files = list(make_unclustered(location, 600, rng))
     before = 0
     for start in range(0, 600, 100):
         before = await change(server, "orders", files[start : start + 100])
@@ -153,12 +153,12 @@ async def make_orders(server: Running, seed: int = 1) -> tuple[int, int]:
             await set_ref(server, "orders", "audit", "branch", before)
         if start == 300:
             await set_ref(server, "orders", "2024-q1", "tag", before)
-    stray = list(unclustered(f"{location}/audit", 20, rng))
+    stray = list(make_unclustered(f"{location}/audit", 20, rng))
     await change(server, "orders", stray, branch="audit")
     after = await change(
         server,
         "orders",
-        list(clustered(location, 480, rng)),
+        list(make_clustered(location, 480, rng)),
         remove=[{"file-path": file["file-path"]} for file in files],
         operation="replace",
         **{"read-snapshot-id": before},
@@ -178,7 +178,7 @@ async def make_large(server: Running, files: int, seed: int = 2) -> None:
     """Make `db.large`, unpartitioned."""
     rng = random.Random(seed)
     location = await create_table(server, "large")
-    made = list(unclustered(location, files, rng))
+    made = list(make_unclustered(location, files, rng))
     for file in made:
         file["partition"] = []
     for start in range(0, files, _ADDED_AT_ONCE):

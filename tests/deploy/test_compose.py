@@ -30,7 +30,7 @@ COMPOSE: dict[str, Any] = yaml.safe_load((REPO / "docker-compose.yml").read_text
 SERVICES: dict[str, Any] = COMPOSE["services"]
 
 
-def mounted_files(service: str) -> dict[str, Path]:
+def list_mounted_files(service: str) -> dict[str, Path]:
     """Return the files that a service mounts: the path in the container → the path in the checkout."""
     binds = (volume.split(":") for volume in SERVICES[service].get("volumes", []) if volume.startswith("."))
     return {bind[1]: REPO / bind[0] for bind in binds}
@@ -49,7 +49,7 @@ def pom_property(pom: Path, name: str) -> str:
     return value
 
 
-def locked_version(package: str) -> str:
+def find_locked_version(package: str) -> str:
     lock = (REPO / "requirements.lock").read_text()
     match = re.search(rf"^{package}==(\S+)$", lock, re.MULTILINE)
     assert match, package
@@ -81,7 +81,7 @@ def test_compose_has_its_services_with_health_checks() -> None:
 
 def test_every_mounted_file_and_every_named_volume_exists() -> None:
     for service, description in SERVICES.items():
-        for inside, outside in mounted_files(service).items():
+        for inside, outside in list_mounted_files(service).items():
             assert outside.exists(), f"{service} mounts {outside} at {inside}; run `make jars` if it is a jar folder"
         for volume in description.get("volumes", []):
             assert volume.startswith(".") or volume.split(":")[0] in COMPOSE["volumes"]
@@ -96,8 +96,8 @@ def test_published_ports_are_on_loopback_only() -> None:
 
 
 def test_mounted_configurations_are_those_of_the_tests() -> None:
-    assert mounted_files("postgres")["/etc/postgresql/postgresql.conf"] == postgres.CONFIG
-    assert mounted_files("trino")["/etc/trino"] == trino.ETC
+    assert list_mounted_files("postgres")["/etc/postgresql/postgresql.conf"] == postgres.CONFIG
+    assert list_mounted_files("trino")["/etc/trino"] == trino.ETC
     assert [REPO / path for path in SERVICES["s3"]["env_file"]] == [s3.CONFIG]
 
 
@@ -107,7 +107,7 @@ def test_images_have_the_tested_versions() -> None:
     assert image_version("trino") == pom_property(resolve / "plugin" / "pom.xml", "trino.version")
     assert image_version("trino") == pom_property(resolve / "clients" / "pom.xml", "trino.version")
     assert f'start("{image_version("trino")}")' in trino.MAIN.read_text()
-    assert image_version("spark") == locked_version("pyspark")
+    assert image_version("spark") == find_locked_version("pyspark")
     assert f"@v{image_version('s3')}\n" in (REPO / "Makefile").read_text()
 
 
@@ -118,7 +118,7 @@ def test_spark_defaults_equal_those_that_the_connector_would_write() -> None:
 
 
 def test_server_settings_are_known_and_agree_with_other_services() -> None:
-    settings = tomllib.loads(mounted_files("seamark")["/etc/seamark/seamark.toml"].read_text())
+    settings = tomllib.loads(list_mounted_files("seamark")["/etc/seamark/seamark.toml"].read_text())
     known_names = {field.name for field in fields(Settings)}
     assert set(settings) <= known_names
     assert SERVICES["seamark"]["environment"]["SEAMARK_CONFIG"] == "/etc/seamark/seamark.toml"
@@ -145,7 +145,7 @@ def test_indexer_uses_the_servers_image_and_the_engines_token_and_keys() -> None
     assert not parameters["once"]
     config = {"SEAMARK_CONFIG": "/etc/seamark/seamark.toml"}
     assert service["environment"].items() <= (spark | config).items()
-    assert mounted_files("indexer") == mounted_files("seamark")
+    assert list_mounted_files("indexer") == list_mounted_files("seamark")
 
 
 def test_compose_sets_every_variable_that_trino_reads() -> None:

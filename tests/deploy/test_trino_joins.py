@@ -63,7 +63,7 @@ def outcome(star: Shop, sql: str) -> str:
     return post(star.proxy.port, sql, **SESSION)[0].partition("; ms=")[0]
 
 
-def same(star: Shop, sql: str) -> list[list[Any]]:
+def check_same(star: Shop, sql: str) -> list[list[Any]]:
     return both(star, sql, schema="star")
 
 
@@ -151,7 +151,7 @@ def same(star: Shop, sql: str) -> list[list[Any]]:
     ],
 )
 def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int, joins: str) -> None:
-    same(star, sql)
+    check_same(star, sql)
     reported = outcome(star, sql)
     assert reported.startswith("rewritten; "), reported
     assert f"; star.sales={files}/{FILES}; " in reported
@@ -193,7 +193,7 @@ def test_only_files_with_join_partners_are_read(star: Shop, sql: str, files: int
     ],
 )
 def test_conditions_of_more_forms_prune_files(star: Shop, sql: str, files: int) -> None:
-    same(star, sql)
+    check_same(star, sql)
     reported = outcome(star, sql)
     assert f"; star.sales={files}/{FILES}; " in f"{reported}; ", reported
 
@@ -215,7 +215,7 @@ def test_conditions_of_more_forms_prune_files(star: Shop, sql: str, files: int) 
     ],
 )
 def test_all_files_are_read_when_all_can_have_partners(star: Shop, sql: str) -> None:
-    same(star, sql)
+    check_same(star, sql)
     assert "star.sales=" not in outcome(star, sql)
 
 
@@ -257,7 +257,7 @@ def test_random_stars_give_equal_rows(star: Shop, queries: int) -> None:
     rng, less = random.Random(7), 0
     for _ in range(queries):
         sql = statement(rng)
-        same(star, sql)
+        check_same(star, sql)
         less += "joins=star.sales." in outcome(star, sql)
     assert less >= 0.5 * (queries - 1)
 

@@ -432,7 +432,7 @@ def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(ruled: R
     assert "part of the partition" in refused
 
 
-def reported_columns(ruled: Ruled) -> list[list[str]]:
+def list_reported_columns(ruled: Ruled) -> list[list[str]]:
     """Return the sorted columns of `orders` in the reports of the proxy."""
     url, token = f"{ruled.seamark.base_url}/api/v1/tables/ruled/orders/metrics", ""
     reports: list[dict[str, Any]] = []
@@ -446,7 +446,7 @@ def reported_columns(ruled: Ruled) -> list[list[str]]:
 
 
 def test_columns_that_trino_resolves_through_stars_and_views_are_reported(ruled: Ruled) -> None:
-    before = len(reported_columns(ruled))
+    before = len(list_reported_columns(ruled))
     for sql in (
         "SELECT * FROM (SELECT id, country FROM orders) WHERE id = 17",
         "SELECT count(*) FROM orders WHERE customer = 3",
@@ -454,5 +454,5 @@ def test_columns_that_trino_resolves_through_stars_and_views_are_reported(ruled:
     ):
         assert count_rewritten(ruled, sql, "anna") == (1, 0)
     expected = [["customer"], ["card", "country", "customer", "id"], ["country", "id"]]
-    assert eventually(lambda: len(reported_columns(ruled)) >= before + 3)
-    assert all(columns in reported_columns(ruled) for columns in expected), reported_columns(ruled)
+    assert eventually(lambda: len(list_reported_columns(ruled)) >= before + 3)
+    assert all(columns in list_reported_columns(ruled) for columns in expected), list_reported_columns(ruled)

@@ -76,7 +76,7 @@ def answer(port: int, sql: str) -> Any:
         return error.error_name, error.message
 
 
-def same(shop: Shop, sql: str) -> list[list[Any]]:
+def check_same(shop: Shop, sql: str) -> list[list[Any]]:
     return both(shop, sql, schema="views")
 
 
@@ -112,7 +112,7 @@ def same(shop: Shop, sql: str) -> list[list[Any]]:
     ],
 )
 def test_view_is_read_over_plan_tables(views: Shop, sql: str, views_named: str) -> None:
-    assert same(views, sql) is not None
+    assert check_same(views, sql) is not None
     done = outcome(views, sql)
     assert done.endswith(f"views.{views_named}"), done
     assert "; views=" in done
@@ -142,7 +142,7 @@ def test_view_reads_only_the_needed_files(views: Shop) -> None:
     ],
 )
 def test_view_that_cannot_be_analysed_passes_unchanged(views: Shop, sql: str) -> None:
-    same(views, sql)
+    check_same(views, sql)
     assert outcome(views, sql).startswith("unchanged; ")
 
 
@@ -151,7 +151,7 @@ def test_random_statements_over_views_give_equal_rows(views: Shop, queries: int)
     rng, before = random.Random(5), count_plan_views(views)
     for _ in range(queries):
         sql = statement(rng)
-        same(views, sql)
+        check_same(views, sql)
     assert count_plan_views(views) - before > 0.4 * queries
 
 
@@ -229,11 +229,11 @@ def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.
         rows_of(views.trino.port, f"CREATE OR REPLACE VIEW views.{turning} AS {text}")
         for one in (4711, number):
             sql = f"SELECT * FROM {turning} WHERE id = {one}"
-            assert len(same(views, sql)) == (one == 4711)
+            assert len(check_same(views, sql)) == (one == 4711)
     assert outcome(views, sql).endswith(f"views=views.{turning}")
     rows_of(views.trino.port, f"DROP VIEW views.{turning}")
     rows_of(views.trino.port, f"CREATE TABLE views.{turning} AS SELECT id, note FROM shop.orders WHERE id < 50")
-    assert same(views, f"SELECT * FROM {turning} WHERE id = 3") == [[3, "n3"]]
+    assert check_same(views, f"SELECT * FROM {turning} WHERE id = 3") == [[3, "n3"]]
     rows_of(views.trino.port, f"DROP TABLE views.{turning}")
     with pytest.raises(trino.exceptions.TrinoUserError, match=r"Table 'seamark\.views\.turning\w+' does not exist"):
         rows_of(port, f"SELECT * FROM {turning} WHERE id = 3", schema="views")
@@ -249,12 +249,12 @@ def test_replaced_inner_view_is_read_in_its_current_form(views: Shop, request: p
         text = f"SELECT note, id FROM shop.orders WHERE id <> {4711 + number}"
         rows_of(direct, f"CREATE OR REPLACE VIEW {below} AS {text}")
         rows_of(direct, f"CREATE OR REPLACE VIEW views.above AS SELECT a.id, a.note FROM {below} a")
-        assert [row[0] - 4711 for row in same(views, sql)] == [one for one in range(3) if one != number]
+        assert [row[0] - 4711 for row in check_same(views, sql)] == [one for one in range(3) if one != number]
         assert outcome(views, sql).endswith("; views=views.above")
     rows_of(direct, f"DROP VIEW {below}")
     assert answer(direct, sql) == answer(port, sql)
     rows_of(direct, f"CREATE TABLE {below} AS SELECT note, id FROM shop.orders WHERE id < 4712")
-    assert same(views, sql) == [[4711, "n4711"]]
+    assert check_same(views, sql) == [[4711, "n4711"]]
     rows_of(direct, f"DROP TABLE {below}")
     assert answer(direct, sql) == answer(port, sql)
     rows_of(direct, "DROP VIEW views.above")
@@ -295,7 +295,7 @@ def test_stale_view_fails_as_without_the_proxy(views: Shop) -> None:
         rows_of(direct, "CREATE TABLE views.base AS SELECT CAST(id AS integer) AS a, note AS b FROM shop.orders")
         rows_of(direct, "INSERT INTO views.base VALUES (-1, 'x')")
         rows_of(direct, "CREATE VIEW views.stale AS SELECT * FROM views.base")
-        assert same(views, "SELECT * FROM stale WHERE a = -1") == [[-1, "x"]]
+        assert check_same(views, "SELECT * FROM stale WHERE a = -1") == [[-1, "x"]]
         rows_of(direct, f"ALTER TABLE views.base {change}")
         sql = "SELECT * FROM stale WHERE a = -1"
         assert answer(direct, sql) == answer(port, sql)

@@ -38,7 +38,7 @@ class Lake:
     def sql(self, text: str) -> list[tuple[Any, ...]]:
         return rows(self.spark.sql(text.format(db=self.db, old=self.old)))
 
-    def held(self, name: str) -> Model:
+    def read_rows(self, name: str) -> Model:
         actual = self.sql(f"SELECT id, v FROM {{db}}.{name}")
         model = dict(actual)
         assert len(model) == len(actual)
@@ -93,7 +93,7 @@ def test_spark_and_seamark_write_to_one_table_from_8_to_64_buckets(lake: Lake, v
         removed_numbers = rng.sample(range(100), 5)
         delete(lake.client, f"db.{name}", keys=pa.table({"id": removed_numbers}), mode=rng.choice(MODES))
         model = {one: value for one, value in model.items() if one not in removed_numbers}
-        assert lake.held(name) == model, f"version {version}, {count} buckets"
+        assert lake.read_rows(name) == model, f"version {version}, {count} buckets"
         for number in rng.sample(range(100), 3):
             expected = [(model[number],)] if number in model else []
             assert lake.sql(f"SELECT v FROM {{db}}.{name} WHERE id = {number}") == expected
@@ -114,7 +114,7 @@ def test_spark_session_that_loaded_the_table_before_a_doubling_still_appends(lak
         lake.sql("INSERT INTO {old}.open VALUES " + ", ".join(f"({id_}, {step})" for id_ in ids))
         assert lake.specs("open") == {step}, "Spark writes with the spec that it has loaded, one behind the current one"
         model |= dict.fromkeys(ids, step)
-        assert lake.held("open") == model
+        assert lake.read_rows("open") == model
     upsert(lake.client, "db.open", make_rows(list(range(15)), 99), keys=["id"])
-    assert lake.held("open") == model | dict.fromkeys(range(15), 99)
+    assert lake.read_rows("open") == model | dict.fromkeys(range(15), 99)
     assert lake.specs("open") == {3}

@@ -229,7 +229,7 @@ def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide: Lake
     assert case.index in {index["name"] for index in explained.indexes}
     plan = engines.plan("wide", case.json)
     assert len(plan) == case.files
-    with engines.without_others("wide", plan) as taken, engines.requests() as requests:
+    with engines.hide_other_files("wide", plan) as taken, engines.requests() as requests:
         assert taken >= FILES - case.files
         assert engines.sql(query) == expected
         if case.python is not None:
@@ -245,7 +245,7 @@ def test_two_values_that_never_occur_in_one_row_read_no_file(wide: Lake) -> None
     assert wide.explain("discount = 3 AND qty = 6").files == FILES
     assert wide.explain("discount = 3 AND qty = 7").files == 0
     plan = engines.plan("wide", {"type": "and", "left": _eq("discount", 3), "right": _eq("qty", 7)})
-    with engines.without_others("wide", plan):
+    with engines.hide_other_files("wide", plan):
         assert engines.sql("SELECT id FROM {db}.wide WHERE discount = 3 AND qty = 7") == []
         rows = engines.python.load_table("db.wide").scan("discount = 3 and qty = 7").to_arrow()
     assert (plan, len(rows)) == ([], 0)
@@ -256,14 +256,14 @@ def test_older_snapshots_and_branches_use_the_same_index_files(wide: Lake) -> No
     older = {"snapshot-id": wide.before_rename}
     assert len(engines.plan("wide", _eq("country", "M3"), **older)) == 1
     plan = engines.plan("wide", _eq("id", 151), **older)
-    with engines.without_others("wide", plan) as taken:
+    with engines.hide_other_files("wide", plan) as taken:
         query = f"SELECT country FROM {{db}}.wide VERSION AS OF {wide.before_rename} WHERE id = 151"
         assert engines.sql(query) == [("M1",)]
         rows = engines.python.load_table("db.wide").scan("id = 151", snapshot_id=wide.before_rename).to_arrow()
     assert (len(plan), taken, rows["country"].to_pylist()) == (1, FILES + OF_BRANCH - 1, ["M1"])
     dev = engines.sql_by_itself("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'dev'")[0][0]
     plan = engines.plan("wide", _eq("id", 150), **{"snapshot-id": dev})
-    with engines.without_others("wide", plan):
+    with engines.hide_other_files("wide", plan):
         rows = engines.sql("SELECT id FROM {db}.wide VERSION AS OF 'dev' WHERE id = 150")
     assert (rows, len(plan)) == ([(150,), (150,)], 2)
 
@@ -298,7 +298,7 @@ def test_killed_build_is_continued_and_includes_files_of_a_writer(wide: Lake, sp
     assert report.progress.files_done == 3
     assert wide.client.index("db.cut", "i").health == "ok"
     plan = wide.engines.plan("cut", _eq("id", 1007))
-    with wide.engines.without_others("cut", plan):
+    with wide.engines.hide_other_files("cut", plan):
         assert wide.engines.sql("SELECT id FROM {db}.cut WHERE id = 1007") == [(1007,)]
     assert len(plan) == 1
 

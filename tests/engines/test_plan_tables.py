@@ -39,7 +39,7 @@ class Engines:
         return {path for (path,) in self.sql(f"SELECT file_path FROM {{db}}.`{table}`.data_files{version}")}
 
     @contextmanager
-    def without(self, paths: set[str]) -> Iterator[None]:
+    def hide_files(self, paths: set[str]) -> Iterator[None]:
         removed_paths = [Path(path.removeprefix("file:")) for path in paths]
         for path in removed_paths:
             path.rename(f"{path}.away")
@@ -74,7 +74,7 @@ def test_spark_and_pyiceberg_read_only_the_files_of_a_plan_table(engines: Engine
     assert (plan.files, plan.considered_files) == (2, 6)
     kept_files = engines.files(plan.name)
     assert len(kept_files) == 2
-    with engines.without(engines.files("ranges") - kept_files):
+    with engines.hide_files(engines.files("ranges") - kept_files):
         assert engines.sql(f"SELECT * FROM {{db}}.`{plan.name}` WHERE id BETWEEN 18 AND 23 ORDER BY id") == [
             (number, f"n{number}") for number in range(18, 24)
         ]
@@ -153,7 +153,7 @@ def test_plan_table_has_the_rows_row_ids_and_files_of_the_filtered_table(engines
         assert left <= every, note
         pruned += len(every - left)
         expected = [row[len(requested_predicates) :] for row in whole if row[number]]
-        with engines.without(every - left):
+        with engines.hide_files(every - left):
             actual = engines.sql(f"SELECT {columns} FROM {{db}}.`{plan.name}` WHERE {predicate} ORDER BY id")
             assert actual == expected, note
             engines.sql(f"SELECT count(*) FROM {{db}}.`{plan.name}`")

@@ -80,7 +80,7 @@ class Engines:
         results += [line["operation"] for line in lines if "operation" in line]
 
     @contextmanager
-    def without_others(self, table: str, kept: list[str]) -> Iterator[int]:
+    def hide_other_files(self, table: str, kept: list[str]) -> Iterator[int]:
         """Move all data files of the table except `kept` away within the block, and yield the number of moved files."""
         every = {path for (path,) in self.sql_by_itself(f"SELECT file_path FROM {{db}}.{table}.all_data_files")}
         assert set(kept) <= every
@@ -245,7 +245,7 @@ def test_spark_reads_only_the_files_that_the_server_returns(engines: Engines, ca
     expected = engines.sql_by_itself(query)
     plan = engines.plan(case.table, case.json)
     assert len(plan) == case.files
-    with engines.without_others(case.table, plan) as taken, engines.requests() as requests:
+    with engines.hide_other_files(case.table, plan) as taken, engines.requests() as requests:
         assert taken
         assert engines.sql(query) == expected
     assert expected
@@ -263,7 +263,7 @@ def test_pyiceberg_reads_only_the_files_that_the_server_returns(engines: Engines
     assert "planTableScan" not in requests
     plan = engines.plan(case.table, case.json)
     scan = engines.python.load_table(f"db.{case.table}").scan(case.python)
-    with engines.without_others(case.table, plan), engines.requests() as requests:
+    with engines.hide_other_files(case.table, plan), engines.requests() as requests:
         assert _rows(scan.to_arrow()) == expected
         assert sorted(task.file.file_path for task in scan.plan_files()) == sorted(plan)
         count = scan.count()
@@ -335,7 +335,7 @@ def test_deleted_rows_stay_deleted(engines: Engines, mode: str) -> None:
     assert {row["id"]: row["v"] for row in python.to_arrow().to_pylist()} == expected
     assert python.count() == len(expected)
     plan = engines.plan(table, {"type": "lt", "term": "id", "value": 10})
-    with engines.without_others(table, plan):
+    with engines.hide_other_files(table, plan):
         actual = engines.sql(f"SELECT id FROM {{db}}.{table} WHERE id < 10 ORDER BY id")
     assert actual == [(n,) for n in (1, 2, 3, 4, 5, 7, 8)]
 

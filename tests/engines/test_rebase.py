@@ -122,7 +122,7 @@ def _is_rebased(snapshot: Row) -> bool:
     return number not in ("0", "1") or all(commit not in row["manifest_path"] for row in added)
 
 
-def _unneeded_files(metadata: Row) -> set[str]:
+def _list_unneeded_files(metadata: Row) -> set[str]:
     """Return the manifests and manifest lists that no snapshot needs."""
     lists = {local(snapshot["manifest-list"]).name for snapshot in metadata["snapshots"]}
     names = {local(row["manifest_path"]).name for snapshot in metadata["snapshots"] for row in read_list(snapshot)}
@@ -197,7 +197,7 @@ def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
     expected = _append_at_once([SparkWriter(spark, server, name, writer) for writer in range(6)], times=4)
     metadata = _metadata(server, name)
     assert _check_files(metadata, appends=24) > 3
-    assert _unneeded_files(metadata) == set(), "Java has deleted the manifests of its failed attempts"
+    assert _list_unneeded_files(metadata) == set(), "Java has deleted the manifests of its failed attempts"
     select = "SELECT writer, number, _row_id, _last_updated_sequence_number FROM "
     actual_rows = rows(spark.sql(f"{select}{new_catalog(spark, server.base_url)}.db.{name}"))
     assert Counter(row[:2] for row in actual_rows) == expected

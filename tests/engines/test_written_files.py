@@ -146,7 +146,7 @@ def test_spark_reads_the_written_values_of_every_type(lake: Lake, written_rows: 
         read = lake.python.load_table(f"db.{name}").scan().to_arrow().sort_by("id")
         assert read["part"].to_pylist() == written_rows["part"].to_pylist()
         for kind, column in COLUMNS.items():
-            assert typed.all_same(typed.plain(kind, read[column]), typed.plain(kind, written_rows[column])), (
+            assert typed.are_all_same(typed.to_plain(kind, read[column]), typed.to_plain(kind, written_rows[column])), (
                 name,
                 kind,
             )

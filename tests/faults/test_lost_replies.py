@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from tests.catalog.rig import SCHEMA
 from tests.faults.rigs.http import Client, Lost, new_key
-from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, lossy_proxy, seeded
+from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, choose_fates, lossy_proxy
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
@@ -56,7 +56,7 @@ def _changes(method: str, path: str) -> bool:
 def test_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, seed: int, key: bool) -> None:
     client, name = Client(proxy.base_url), f"t{seed}{key}"
     assert client.create_table(name)[0] == 200
-    proxy.fate = seeded(seed, 0.6, applies=_changes)
+    proxy.fate = choose_fates(seed, 0.6, applies=_changes)
     for snapshot_id in range(1, 31):
         chosen_key = new_key() if key else None
         parent = snapshot_id - 1 or None
@@ -73,7 +73,7 @@ def test_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, see
 @pytest.mark.parametrize("seed", [11, pytest.param(12, marks=pytest.mark.slow)])
 def test_creates_renames_drops_and_undrops_with_keys_are_executed_once(proxy: LossyProxy, seed: int) -> None:
     client, namespace = Client(proxy.base_url), f"n{seed}"
-    proxy.fate = seeded(seed, 0.6, applies=_changes)
+    proxy.fate = choose_fates(seed, 0.6, applies=_changes)
 
     def change(method: str, path: str, body: Any = None) -> Any:
         headers = {"Idempotency-Key": new_key()}
@@ -128,7 +128,7 @@ def _commits_of(name: str) -> Callable[[str, str], bool]:
     return lambda method, path: method == "POST" and path.endswith(f"/tables/{name}")
 
 
-def _expected_rows(proxy: LossyProxy, name: str) -> int:
+def _find_expected_rows(proxy: LossyProxy, name: str) -> int:
     """Return the expected number of rows: one for each commit that the server answered with 200."""
     applies = _commits_of(name)
     return sum(status == 200 for _, method, path, status in proxy.seen if applies(method, path))
@@ -143,7 +143,7 @@ def test_pyiceberg_appends_are_there_once_and_can_be_read(server: Seamark, proxy
     with RestCatalog("lossy", uri=proxy.base_url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table(f"db.{name}", schema=rows.schema)
-        proxy.fate = seeded(seed, 0.6, applies=_commits_of(name))
+        proxy.fate = choose_fates(seed, 0.6, applies=_commits_of(name))
         for _ in range(12):
             try:
                 catalog.load_table(f"db.{name}").append(rows)
@@ -153,8 +153,10 @@ def test_pyiceberg_appends_are_there_once_and_can_be_read(server: Seamark, proxy
     assert min(certain, unknown) > 0, f"seed {seed} proved nothing"
     with RestCatalog("direct", uri=server.base_url) as catalog:
         table = catalog.load_table(f"db.{name}")
-        assert table.scan().to_arrow().num_rows == len(table.snapshots()) == _expected_rows(proxy, name), f"seed {seed}"
-    assert certain <= _expected_rows(proxy, name) <= certain + unknown
+        assert table.scan().to_arrow().num_rows == len(table.snapshots()) == _find_expected_rows(proxy, name), (
+            f"seed {seed}"
+        )
+    assert certain <= _find_expected_rows(proxy, name) <= certain + unknown
 
 
 @pytest.mark.spark
@@ -166,7 +168,7 @@ def test_spark_inserts_are_there_once_and_can_be_read(
     catalog = new_catalog(spark, proxy.base_url)
     spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog}.db")
     spark.sql(f"CREATE TABLE {catalog}.db.{name} (id bigint) USING iceberg")
-    proxy.fate = seeded(seed, 0.6, applies=_commits_of(name))
+    proxy.fate = choose_fates(seed, 0.6, applies=_commits_of(name))
     certain = unknown = 0
     for number in range(10):
         try:

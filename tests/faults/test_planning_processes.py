@@ -22,7 +22,7 @@ from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual
 from pyiceberg.table import StaticTable
 
 from tests.faults.rigs.http import Client, Lost
-from tests.planner.lakes.tables import Table, between
+from tests.planner.lakes.tables import Table, make_between
 from tests.server.test_processes import eventually, workers_of
 from tests.services.seamark import Seamark
 
@@ -83,7 +83,7 @@ def test_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: St
     source = random.Random(1)
     expected = [(low, low + source.randrange(400)) for low in (source.randrange(700) for _ in range(60))]
     with ThreadPoolExecutor(8) as pool:
-        answers = list(pool.map(lambda want: plan_on_new_connection(server, between(*want)), expected))
+        answers = list(pool.map(lambda want: plan_on_new_connection(server, make_between(*want)), expected))
     for (low, high), (status, answer) in zip(expected, answers, strict=True):
         assert status == 200, answer
         assert numbers(answer) == list(range(low, high + 1))
@@ -99,7 +99,7 @@ def test_plan_task_of_one_worker_is_answered_by_the_other(start_seamark: Start) 
     register_table(server, "t", manifests=5, per_manifest=20)
     results = []
     for _ in range(8):
-        status, answer = plan_on_new_connection(server, between(5, 80))
+        status, answer = plan_on_new_connection(server, make_between(5, 80))
         assert status == 200, answer
         tokens = answer["plan-tasks"]
         assert len(tokens) == 11
@@ -127,7 +127,7 @@ def test_worker_killed_during_a_cold_plan_does_not_affect_the_others(start_seama
 
     def ask(at: int) -> list[int] | None:
         try:
-            status, answer = plan_on_new_connection(server, between(last - 900 + at, last))
+            status, answer = plan_on_new_connection(server, make_between(last - 900 + at, last))
         except Lost:
             return None
         assert status == 200, answer
@@ -193,10 +193,12 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
             before = head[0]
             if source.random() < 0.5:
                 named_number = source.randint(max(1, before - 20), before)
-                status, answer = plan_on_new_connection(server, between(low, high), **{"snapshot-id": named_number})
+                status, answer = plan_on_new_connection(
+                    server, make_between(low, high), **{"snapshot-id": named_number}
+                )
                 oldest = newest = named_number
             else:
-                status, answer = plan_on_new_connection(server, between(low, high))
+                status, answer = plan_on_new_connection(server, make_between(low, high))
                 oldest, newest = before, head[0] + 1  # A commit may have succeeded without being recorded yet.
             assert status == 200, answer
             seen.append((oldest, newest, low, high, numbers(answer)))

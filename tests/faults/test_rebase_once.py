@@ -14,7 +14,7 @@ from tests.catalog.appender import Appender, Commit, Row, local, read_list, read
 from tests.catalog.rig import SCHEMA
 from tests.faults.rigs.dying_server import STEPS
 from tests.faults.rigs.http import Client, Lost, new_key
-from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, lossy_proxy, seeded
+from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, choose_fates, lossy_proxy
 from tests.faults.rigs.mortal import Mortal
 from tests.services.seamark import Seamark
 
@@ -54,7 +54,7 @@ def _files(metadata: Row) -> set[str]:
     return results
 
 
-def _overtaken(client: Client, name: str, version: int, merge: int) -> tuple[Appender, Commit]:
+def _commit_overtaken(client: Client, name: str, version: int, merge: int) -> tuple[Appender, Commit]:
     """Commit two of three appends on one parent; return the third, which merges like the second."""
     _create(client, name, version)
     for file in ("a", "b"):
@@ -82,7 +82,7 @@ def test_killed_rebase_is_applied_completely_or_not_at_all_and_only_once(tmp_pat
         client = server.start()
         for number, (version, key) in enumerate(((2, None), (3, new_key()))):
             name = f"t{number}"
-            late, request = _overtaken(client, name, version, merge=2)
+            late, request = _commit_overtaken(client, name, version, merge=2)
             before = _files(_load(client, name))
             server.dies(step, nth, partial(_send, client, name, request, key))
             client = server.start()
@@ -116,7 +116,7 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
     client, direct, name = Client(proxy.base_url), Client(f"http://{proxy.upstream}"), f"lossy-{seed}-{key}"
     source = random.Random(seed)
     _create(direct, name, 2 + seed % 2)
-    proxy.fate = seeded(seed, 0.6, applies=lambda method, path: method == "POST")
+    proxy.fate = choose_fates(seed, 0.6, applies=lambda method, path: method == "POST")
     expected: set[str] = set()
     for turn in range(8):
         metadata = _load(direct, name)

@@ -57,15 +57,15 @@ class ExecutorFaults:
 
     def _workers(self) -> list[psutil.Process]:
         """Return the Python workers, forked by their daemons, that are working."""
-        results = [item for item in self._below("pyspark.daemon") if _says(item.parent(), "pyspark.daemon")]
+        results = [item for item in self._list_below("pyspark.daemon") if _says(item.parent(), "pyspark.daemon")]
         before = [_cpu_s(result) for result in results]
         time.sleep(BUSY_S)
         return [result for result, was in zip(results, before, strict=True) if _cpu_s(result) > was]
 
     def _executors(self) -> list[psutil.Process]:
-        return list(self._below("CoarseGrainedExecutorBackend"))
+        return list(self._list_below("CoarseGrainedExecutorBackend"))
 
-    def _below(self, command: str) -> Iterator[psutil.Process]:
+    def _list_below(self, command: str) -> Iterator[psutil.Process]:
         with suppress(psutil.Error):
             for item in self._job.children(recursive=True):
                 if _says(item, command):
@@ -106,7 +106,7 @@ def campaign(home: Path, *, failures: int, seed: int, version: int, indexed: boo
                     time.sleep(source.uniform(0.05, 0.5))
                     if int(notes.read_text()):  # The job has begun.
                         trouble.strike()
-                    if len(failed_tasks(scratch / "events")) >= failures:
+                    if len(count_failed_tasks(scratch / "events")) >= failures:
                         break
                 notes.with_suffix(".last").touch()
                 job.wait(timeout=120)
@@ -115,12 +115,12 @@ def campaign(home: Path, *, failures: int, seed: int, version: int, indexed: boo
         assert job.returncode == 0, (context, (home / "job.log").read_text()[-3000:])
         every_snapshot_is_of_whole_batches(client, seed, int(notes.read_text()), context)
     ended = tasks(scratch / "events")
-    lost = failed_tasks(scratch / "events")
+    lost = count_failed_tasks(scratch / "events")
     assert len(lost) >= failures, f"{context}: {len(lost)} of {len(ended)} tasks failed ({trouble.befell})"
     assert any(map(_is_another, ended)), f"{context}: no task was run again of {len(ended)} ({trouble.befell})"
 
 
-def failed_tasks(events: Path) -> list[dict[str, Any]]:
+def count_failed_tasks(events: Path) -> list[dict[str, Any]]:
     return [task for task in tasks(events) if task["Task End Reason"]["Reason"] not in ("Success", "TaskKilled")]
 
 

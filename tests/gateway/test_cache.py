@@ -67,7 +67,7 @@ class Worker:
         assert status in (200, 206), (status, data[:200])
         return data
 
-    def served(self) -> dict[str, int]:
+    def count_served(self) -> dict[str, int]:
         return dict(self.backend.served_bytes)
 
 
@@ -169,14 +169,14 @@ async def test_blocks_come_from_memory_then_disk_after_a_restart_then_the_store(
             "yes",
         )
         count = len(store.requests)
-        assert first_worker.served()["memory"] >= BLOCK
+        assert first_worker.count_served()["memory"] >= BLOCK
     async with worker(store, tmp_path, clock) as two:
         assert await two.get(path) == data
-        assert two.served() == {"disk": len(data)}
+        assert two.count_served() == {"disk": len(data)}
     assert len(store.requests) == count
     async with worker(store, tmp_path / "other", clock) as three:
         assert await three.get(path) == data
-        assert three.served().keys() <= {"fetch", "memory"}
+        assert three.count_served().keys() <= {"fetch", "memory"}
 
 
 async def test_concurrent_readers_of_a_block_share_one_request(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ async def test_metadata_files_are_read_completely_and_pinned(tmp_path: Path) -> 
         count = len(store.requests)
         assert await first_worker.get(path) == data
         assert len(store.requests) == count
-        assert first_worker.served()["memory"] >= len(data)
+        assert first_worker.count_served()["memory"] >= len(data)
 
 
 async def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ async def test_answer_is_passed_through_when_the_read_budget_is_exhausted(tmp_pa
     async with worker(store, tmp_path, SimulatedClock(1), **changes) as single_worker:
         assert await single_worker.get(path) == data
         assert await single_worker.get(path, Range="bytes=5-9") == data[5:10]
-        assert single_worker.served() == {"direct": len(data) + 5}
+        assert single_worker.count_served() == {"direct": len(data) + 5}
 
 
 @pytest.mark.parametrize("disk_bytes", [0, 8 << 20])
@@ -262,11 +262,11 @@ async def test_blocks_of_others_stay_cached_while_one_principal_reads_and_pins_a
             more = {"test_pinned": "yes"} if number % 2 else {}
             await single_worker.get(name, test_who="loud", **more)
         store.requests.clear()
-        served = single_worker.served()
+        served = single_worker.count_served()
         for name, more in ((hot, {}), (pinned, {"test_pinned": "yes"}), (metadata, {})):
             assert await single_worker.get(name, **more) == store.objects[location(name)].data
         assert store.requests == []
-        assert single_worker.served()["memory"] == served["memory"] + 3 * BLOCK
+        assert single_worker.count_served()["memory"] == served["memory"] + 3 * BLOCK
 
 
 async def test_unavailable_store_fails_only_what_is_not_cached(tmp_path: Path) -> None:

@@ -206,11 +206,11 @@ async def test_credentials_of_a_dropped_table_are_rejected_at_once(tmp_path: Pat
             assert set((await asyncio.to_thread(_codes, item)).values()) == {"OK"}
         await send("DELETE", "/v1/namespaces/db/tables/t")
 
-        async def refused() -> bool:
+        async def is_refused() -> bool:
             return set((await asyncio.to_thread(_codes, keys)).values()) == {"AccessDenied"}
 
         async with asyncio.timeout(60):
-            while not await refused():
+            while not await is_refused():
                 await asyncio.sleep(0.02)
         assert set((await asyncio.to_thread(_codes, other)).values()) == {"OK"}
 

@@ -31,7 +31,7 @@ from seamark.metaserver.gateway.sigv4 import (
     split_presigned,
 )
 from seamark.metaserver.objects.s3_scope import parse_target
-from tests.access.keyrings import fixed_keyring
+from tests.access.keyrings import make_fixed_keyring
 
 SECRET = "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"
 KEYS = Credentials("AKIAIOSFODNN7EXAMPLE", SECRET, "a/token+")
@@ -203,14 +203,14 @@ def test_trailers_are_read_and_their_signature_is_verified() -> None:
 
 def test_credentials_are_the_same_on_every_replica_and_expire() -> None:
     clock = SimulatedClock(1)
-    keys = GatewayKeys(fixed_keyring(clock=clock), clock, lifetime_s=3600)
+    keys = GatewayKeys(make_fixed_keyring(clock=clock), clock, lifetime_s=3600)
     issued = keys.issue("uuid", "s3://b/t", writable=True, principal_name="w")
     assert 1_800_000 <= issued.expires_ms - clock.now_ms() <= 3_600_000
-    replica = GatewayKeys(fixed_keyring(clock=clock), clock, lifetime_s=60)
+    replica = GatewayKeys(make_fixed_keyring(clock=clock), clock, lifetime_s=60)
     grant, secret = replica.open(issued.token, issued.access_key_id)
     assert (grant.location, grant.writable, secret) == ("s3://b/t", True, issued.secret_access_key)
     assert keys.issue("uuid", "s3://b/t", writable=True, principal_name="w") == issued
-    foreign = GatewayKeys(fixed_keyring(b"o", clock), clock, lifetime_s=3600)
+    foreign = GatewayKeys(make_fixed_keyring(b"o", clock), clock, lifetime_s=3600)
     others = [
         keys.issue("uuid", "s3://b/t", writable=False, principal_name="w"),
         keys.issue("uuid", "s3://b/u", writable=True, principal_name="w"),

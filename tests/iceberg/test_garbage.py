@@ -99,7 +99,7 @@ VALID_UPDATES: list[dict[str, Any]] = [
 
 
 @st.composite
-def mutated_documents(draw: st.DrawFn, examples: list[dict[str, Any]]) -> Any:
+def mutate_documents(draw: st.DrawFn, examples: list[dict[str, Any]]) -> Any:
     """Return a valid document in which one to three values are replaced, removed or duplicated."""
     document = json.loads(json.dumps(draw(st.sampled_from(examples))))
     for _ in range(draw(st.integers(1, 3))):
@@ -145,7 +145,7 @@ def test_seeds_of_the_fuzzer_are_valid() -> None:
 
 
 @FUZZ
-@given(st.sampled_from(BASES), st.lists(mutated_documents(VALID_UPDATES), min_size=1, max_size=4))
+@given(st.sampled_from(BASES), st.lists(mutate_documents(VALID_UPDATES), min_size=1, max_size=4))
 def test_mutated_updates_are_applied_or_rejected(base: TableMetadata | None, updates: list[Any]) -> None:
     survives(base, updates)
     survives(None, [*creation(3), *updates])
@@ -195,7 +195,7 @@ VIEW_UPDATES: list[dict[str, Any]] = [
 
 
 @FUZZ
-@given(st.lists(mutated_documents(VIEW_UPDATES), min_size=1, max_size=4))
+@given(st.lists(mutate_documents(VIEW_UPDATES), min_size=1, max_size=4))
 def test_mutated_view_updates_are_applied_or_rejected(updates: list[Any]) -> None:
     try:
         v = apply_view_updates(view(), updates, now_ms=NOW)
@@ -206,11 +206,11 @@ def test_mutated_view_updates_are_applied_or_rejected(updates: list[Any]) -> Non
 
 @FUZZ
 @given(
-    mutated_documents([EVENTS, NESTED]),
-    mutated_documents([spec((1, "bucket[3]", "b"), (2, "hour", "h"), ids=(1, 2))]) | JSON,
-    mutated_documents([order((3, "truncate[2]"), (1, "identity"))]) | JSON,
+    mutate_documents([EVENTS, NESTED]),
+    mutate_documents([spec((1, "bucket[3]", "b"), (2, "hour", "h"), ids=(1, 2))]) | JSON,
+    mutate_documents([order((3, "truncate[2]"), (1, "identity"))]) | JSON,
     st.sampled_from(["1", "2", "3"]),
-    mutated_documents([version()]) | JSON,
+    mutate_documents([version()]) | JSON,
 )
 def test_mutated_create_requests_are_served_or_rejected(
     schema: Any, partition: Any, sort: Any, format_version: str, view_version: Any
@@ -240,7 +240,7 @@ def test_mutated_create_requests_are_served_or_rejected(
 
 
 @FUZZ
-@given(mutated_documents([json.loads(encode_table(base)) for base in BASES if base is not None]))
+@given(mutate_documents([json.loads(encode_table(base)) for base in BASES if base is not None]))
 def test_mutated_metadata_files_are_read_or_corrupt(document: Any) -> None:
     try:
         data = json.dumps(document, allow_nan=False).encode()

@@ -33,13 +33,13 @@ def _optional(first: str, second: str = "-") -> str:
 def test_only_results_of_short_texts_are_cached(function: Callable[..., str], given: int) -> None:
     calls: list[tuple[str, ...]] = []
 
-    def counted(*texts: str) -> str:
+    def count_call(*texts: str) -> str:
         calls.append(texts)
         return function(*texts)
 
-    counted.__wrapped__ = function  # type: ignore[attr-defined]  # what inspect.signature follows
-    counted.__doc__ = function.__doc__
-    call = memoize(2)(counted)
+    count_call.__wrapped__ = function  # type: ignore[attr-defined]  # what inspect.signature follows
+    count_call.__doc__ = function.__doc__
+    call = memoize(2)(count_call)
     short = ("a",) * given
     longest = ("x" * (CHARACTERS_MAX - given + 1), *short[1:])
     too_long = (longest[0] + "x", *short[1:])

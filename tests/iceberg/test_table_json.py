@@ -152,7 +152,7 @@ def test_unknown_fields_are_ignored() -> None:
     assert decode_table(json.dumps(document).encode(), SOURCE).snapshots[0].snapshot_id == 11
 
 
-def broken(**changes: Any) -> dict[str, Any]:
+def make_broken(**changes: Any) -> dict[str, Any]:
     document = json.loads(encode_table(rich(2)))
     document.update(changes)
     return {key: value for key, value in document.items() if value != "DROP"}
@@ -166,21 +166,24 @@ def broken(**changes: Any) -> dict[str, Any]:
         (b'{"format-version": 2}', "missing required field"),
         (b"\xff\xfe", "valid table metadata"),
         (b"[" * 100_000, "valid table metadata"),
-        (json.dumps(broken(**{"format-version": 9})).encode(), "Unsupported format version: v9"),
-        (json.dumps(broken(**{"table-uuid": "DROP"})).encode(), "UUID is required"),
-        (json.dumps(broken(**{"schemas": "DROP"})).encode(), "schemas must exist in format v2"),
-        (json.dumps(broken(**{"partition-specs": []})).encode(), "partition-specs must exist"),
-        (json.dumps(broken(**{"sort-orders": "DROP"})).encode(), "sort-orders must exist"),
-        (json.dumps(broken(**{"last-partition-id": "DROP"})).encode(), "last-partition-id must exist"),
-        (json.dumps(broken(**{"last-sequence-number": "DROP"})).encode(), "last-sequence-number must exist"),
-        (json.dumps(broken(**{"last-sequence-number": 1})).encode(), "greater than last sequence number 1"),
-        (json.dumps(broken(**{"current-schema-id": 5})).encode(), "current-schema-id=5"),
-        (json.dumps(broken(**{"default-spec-id": 5})).encode(), "default-spec-id=5"),
-        (json.dumps(broken(**{"default-sort-order-id": 5})).encode(), "default-sort-order-id=5"),
-        (json.dumps(broken(**{"current-snapshot-id": 99})).encode(), "current snapshot 99"),
-        (json.dumps(broken(**{"current-snapshot-id": 12})).encode(), r"does not match main branch \(12 != 13\)"),
-        (json.dumps(broken(refs={"b": {"snapshot-id": 99, "type": "branch"}})).encode(), "reference b does not exist"),
-        (json.dumps(broken(snapshots="x")).encode(), r"\$.snapshots"),
+        (json.dumps(make_broken(**{"format-version": 9})).encode(), "Unsupported format version: v9"),
+        (json.dumps(make_broken(**{"table-uuid": "DROP"})).encode(), "UUID is required"),
+        (json.dumps(make_broken(**{"schemas": "DROP"})).encode(), "schemas must exist in format v2"),
+        (json.dumps(make_broken(**{"partition-specs": []})).encode(), "partition-specs must exist"),
+        (json.dumps(make_broken(**{"sort-orders": "DROP"})).encode(), "sort-orders must exist"),
+        (json.dumps(make_broken(**{"last-partition-id": "DROP"})).encode(), "last-partition-id must exist"),
+        (json.dumps(make_broken(**{"last-sequence-number": "DROP"})).encode(), "last-sequence-number must exist"),
+        (json.dumps(make_broken(**{"last-sequence-number": 1})).encode(), "greater than last sequence number 1"),
+        (json.dumps(make_broken(**{"current-schema-id": 5})).encode(), "current-schema-id=5"),
+        (json.dumps(make_broken(**{"default-spec-id": 5})).encode(), "default-spec-id=5"),
+        (json.dumps(make_broken(**{"default-sort-order-id": 5})).encode(), "default-sort-order-id=5"),
+        (json.dumps(make_broken(**{"current-snapshot-id": 99})).encode(), "current snapshot 99"),
+        (json.dumps(make_broken(**{"current-snapshot-id": 12})).encode(), r"does not match main branch \(12 != 13\)"),
+        (
+            json.dumps(make_broken(refs={"b": {"snapshot-id": 99, "type": "branch"}})).encode(),
+            "reference b does not exist",
+        ),
+        (json.dumps(make_broken(snapshots="x")).encode(), r"\$.snapshots"),
         (encode_table(table(3)).replace(b'"next-row-id":0,', b""), "next-row-id must exist in format v3"),
     ],
 )

@@ -64,7 +64,7 @@ KINDS: dict[str, tuple[PrimitiveType, st.SearchStrategy[Any]]] = {
 values = st.sampled_from(sorted(KINDS)).flatmap(lambda kind: st.tuples(st.just(kind), KINDS[kind][1]))
 
 
-def same(first: object, other: object) -> bool:
+def are_same(first: object, other: object) -> bool:
     """Return whether two values are equal; NaN equals NaN, and the zeros differ."""
     if isinstance(first, float) and isinstance(other, float):
         return struct.pack("<d", first) == struct.pack("<d", other) or (isnan(first) and isnan(other))
@@ -84,13 +84,13 @@ def test_bytes_equal_those_that_pyiceberg_writes_and_reads(case: tuple[str, Valu
     kind, value = case
     data = encode(kind, value)
     assert data == conversions.to_bytes(KINDS[kind][0], theirs(kind, value))
-    assert same(decode(kind, data), value)
+    assert are_same(decode(kind, data), value)
 
 
 @given(values)
 def test_value_is_equal_after_a_json_round_trip(case: tuple[str, Value]) -> None:
     kind, value = case
-    assert same(decode_json(kind, encode_json(kind, value)), value)
+    assert are_same(decode_json(kind, encode_json(kind, value)), value)
 
 
 @given(values.filter(lambda case: not case[0].endswith("_ns") and case[0] not in ("float", "double")))
@@ -136,7 +136,7 @@ def test_json_equals_that_of_pyiceberg(case: tuple[str, Value]) -> None:
 )
 def test_json_has_javas_form(kind: str, value: Value | None, json: object) -> None:
     assert encode_json(kind, value) == json
-    assert same(decode_json(kind, json), value)
+    assert are_same(decode_json(kind, json), value)
 
 
 @given(st.integers(-(2**31), 2**31 - 1))
@@ -197,7 +197,7 @@ def test_any_bytes_are_read_as_a_value_or_rejected(kind: str, data: bytes) -> No
         value = decode(kind, data)
     except ValueError:
         return
-    assert same(decode(kind, encode(kind, value)), value)
+    assert are_same(decode(kind, encode(kind, value)), value)
 
 
 @pytest.mark.parametrize(

@@ -62,15 +62,15 @@ def draw_decimal(rng: random.Random) -> bytes:
     return value.to_bytes(least + rng.choice((0, 0, 3)), "big", signed=True)
 
 
-def bound_reader(form: str) -> Callable[[bytes], Any]:
+def make_bound_reader(form: str) -> Callable[[bytes], Any]:
     return lambda data: struct.unpack(form, data)[0]
 
 
 KINDS: dict[str, tuple[Callable[[random.Random], bytes], Callable[[bytes], Any]]] = {
     "texts": (draw_text, bytes),
     "bytes": (draw_text, bytes),
-    "integers": (draw_number("<q"), bound_reader("<q")),
-    "reals": (draw_number("<d"), bound_reader("<d")),
+    "integers": (draw_number("<q"), make_bound_reader("<q")),
+    "reals": (draw_number("<d"), make_bound_reader("<d")),
     "numerals": (draw_decimal, lambda data: int.from_bytes(data, "big", signed=True)),
     "unordered": (draw_text, bytes),
 }

@@ -152,10 +152,10 @@ async def test_file_that_cannot_be_deleted_is_tried_again(tmp_path: Path, monkey
         await asyncio.sleep(0.01)
         delete = type(server.components.objects).delete
 
-        async def away(objects: object, location: str) -> None:
+        async def fail(objects: object, location: str) -> None:
             raise RetryLater("the storage is away")
 
-        monkeypatch.setattr(type(server.components.objects), "delete", away)
+        monkeypatch.setattr(type(server.components.objects), "delete", fail)
         assert await clean(server) == 0
         assert await table.states() == {"old": "superseded"}
         monkeypatch.setattr(type(server.components.objects), "delete", delete)

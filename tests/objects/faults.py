@@ -48,41 +48,41 @@ class FaultyObjects:
         self._scripts.setdefault(operation, deque()).extend(faults)
 
     async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
-        fault = await self._before("read", location)
+        fault = await self._act_before("read", location)
         data = await self.inner.read(location, limit_bytes=limit_bytes)
-        self._after(fault, location)
+        self._act_after(fault, location)
         return data
 
     async def read_range(self, location: str, start: int, length: int) -> bytes:
-        fault = await self._before("read", location)
+        fault = await self._act_before("read", location)
         data = await self.inner.read_range(location, start, length)
-        self._after(fault, location)
+        self._act_after(fault, location)
         return data
 
     async def exists(self, location: str) -> bool:
-        fault = await self._before("exists", location)
+        fault = await self._act_before("exists", location)
         result = await self.inner.exists(location)
-        self._after(fault, location)
+        self._act_after(fault, location)
         return result
 
     async def check_links(self, locations: Sequence[str]) -> None:
         await self.inner.check_links(locations)
 
     async def create(self, location: str, data: bytes) -> None:
-        fault = await self._before("create", location)
+        fault = await self._act_before("create", location)
         await self.inner.create(location, data)
-        self._after(fault, location)
+        self._act_after(fault, location)
 
     async def delete(self, location: str) -> None:
-        fault = await self._before("delete", location)
+        fault = await self._act_before("delete", location)
         await self.inner.delete(location)
-        self._after(fault, location)
+        self._act_after(fault, location)
 
     async def list(self, prefix: str) -> AsyncIterator[ObjectInfo]:
-        fault = await self._before("list", prefix)
+        fault = await self._act_before("list", prefix)
         async for info in self.inner.list(prefix):
             yield info
-        self._after(fault, prefix)
+        self._act_after(fault, prefix)
 
     def uploads(self, prefix: str) -> AsyncIterator[Upload]:
         return self.inner.uploads(prefix)
@@ -91,9 +91,9 @@ class FaultyObjects:
         return await self.inner.abort_uploads(uploads)
 
     async def ping(self) -> None:
-        fault = await self._before("ping", "")
+        fault = await self._act_before("ping", "")
         await self.inner.ping()
-        self._after(fault, "")
+        self._act_after(fault, "")
 
     def _draw(self, operation: str) -> Fault | None:
         scripted = self._scripts.get(operation)
@@ -108,7 +108,7 @@ class FaultyObjects:
             point -= rate
         return None
 
-    async def _before(self, operation: str, location: str) -> Fault | None:
+    async def _act_before(self, operation: str, location: str) -> Fault | None:
         fault = self._draw(operation)
         self.trace.append(f"{operation} {fault.name if fault else 'ok'}")
         if fault is Fault.BEFORE:
@@ -121,6 +121,6 @@ class FaultyObjects:
             await asyncio.sleep(self._slow_s)
         return fault
 
-    def _after(self, fault: Fault | None, location: str) -> None:
+    def _act_after(self, fault: Fault | None, location: str) -> None:
         if fault is Fault.LOST_REPLY:
             raise RetryLater(f"injected: the reply for {location!r} was lost")

@@ -121,11 +121,11 @@ async def test_failed_create_leaves_no_file(
 ) -> None:
     await store.create(f"{base}/warm", b"")  # The folders exist, so the failing sync is that of the bytes.
 
-    def broken(*_: object, **__: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise OSError(5, "Input/output error")
 
     with monkeypatch.context() as patched:
-        patched.setattr(os, step, broken)
+        patched.setattr(os, step, fail)
         with pytest.raises(StorageError, match="Input/output error"):
             await store.create(f"{base}/x", b"x")
     assert sorted(path.name for path in (tmp_path / "warehouse/corner").iterdir()) == ["warm"]

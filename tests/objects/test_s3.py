@@ -266,7 +266,7 @@ async def test_uploads_that_the_store_cannot_list_are_an_error_with_the_reason(s
             [upload async for upload in store.uploads(f"s3://{s3_bucket}/warehouse")]
 
 
-def without_a_store() -> Settings:
+def make_settings_without_store() -> Settings:
     return Settings(
         warehouse="s3://bucket/warehouse",
         s3_endpoint=f"http://127.0.0.1:{free_port()}",
@@ -278,7 +278,7 @@ def without_a_store() -> Settings:
 
 
 async def test_no_further_upload_is_aborted_while_the_store_does_not_answer() -> None:
-    async with open_objects(without_a_store(), SystemClock()) as store:
+    async with open_objects(make_settings_without_store(), SystemClock()) as store:
         uploads = [Upload(f"s3://bucket/warehouse/t/{number}.parquet", "id", 0) for number in range(3)]
         with structlog.testing.capture_logs() as logged:
             assert await store.abort_uploads(uploads) == 0
@@ -289,6 +289,6 @@ async def test_environment_that_the_upload_client_rejects_is_a_storage_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AWS_PROFILE", "missing")
-    async with open_objects(without_a_store(), SystemClock()) as store:
+    async with open_objects(make_settings_without_store(), SystemClock()) as store:
         with pytest.raises(StorageError, match="missing"):
             [upload async for upload in store.uploads("s3://bucket/warehouse")]

@@ -103,7 +103,7 @@ async def test_icebergs_java_client_can_access_only_its_table(signer: Signer) ->
         *(f"{name}={value}" for name, value in properties.items()),
     ]
     java = await asyncio.create_subprocess_exec(
-        *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=_without_aws_keys()
+        *argv, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, env=_drop_aws_keys()
     )
     try:
         output, _ = await asyncio.wait_for(java.communicate(), 120)
@@ -159,6 +159,6 @@ def _slf4j() -> list[Path]:
     return list((Path(pyspark.__file__).parent / "jars").glob("slf4j-api-*.jar"))
 
 
-def _without_aws_keys() -> dict[str, str]:
+def _drop_aws_keys() -> dict[str, str]:
 
     return {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}

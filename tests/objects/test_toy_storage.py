@@ -27,7 +27,7 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.settings.sources import load
 from tests.connector.served import Served
 from tests.objects.contract import ObjectStoreContract
-from tests.objects.toy_storage import SECRET, registered_toy
+from tests.objects.toy_storage import SECRET, register_toy
 from tests.waits import block_until
 
 WAREHOUSE = "toy://shelf/lake"
@@ -46,7 +46,7 @@ def folder(tmp_path: Path) -> Iterator[Path]:
     """Return the folder of the toy's objects."""
     shelf = tmp_path / "toys"
     shelf.mkdir()
-    with registered_toy(shelf):
+    with register_toy(shelf):
         yield shelf
 
 

@@ -25,13 +25,13 @@ ADDRESS = {
 BOTH = "vended-credentials,remote-signing"
 
 
-def config_for(access: str, request: str | None) -> tuple[dict[str, str], list[dict[str, object]]]:
+def config_for(access: str, delegation: str | None) -> tuple[dict[str, str], list[dict[str, object]]]:
     settings = dataclasses.replace(BASE, s3_client_access=access)
-    return S3.client_access(settings, TABLE, delegation=request, sign_path=PATH)
+    return S3.client_access(settings, TABLE, delegation=delegation, sign_path=PATH)
 
 
 @pytest.mark.parametrize(
-    ("access", "request", "given"),
+    ("access", "delegation", "expected"),
     [
         ("none", None, "address"),
         ("none", BOTH, "address"),
@@ -49,13 +49,15 @@ def config_for(access: str, request: str | None) -> tuple[dict[str, str], list[d
         ("static", " , ", "address"),
     ],
 )
-def test_client_gets_its_first_requested_access_that_is_allowed(access: str, request: str | None, given: str) -> None:
-    config, credentials = config_for(access, request)
+def test_client_gets_its_first_requested_access_that_is_allowed(
+    access: str, delegation: str | None, expected: str
+) -> None:
+    config, credentials = config_for(access, delegation)
     assert ADDRESS.items() <= config.items()
-    assert ("s3.remote-signing-enabled" in config) is (given == "signing")
-    assert (config.get("s3.secret-access-key") == "SECRET") is (given == "keys")
-    assert bool(credentials) is (given == "keys")
-    if given != "keys":
+    assert ("s3.remote-signing-enabled" in config) is (expected == "signing")
+    assert (config.get("s3.secret-access-key") == "SECRET") is (expected == "keys")
+    assert bool(credentials) is (expected == "keys")
+    if expected != "keys":
         assert "SECRET" not in f"{config}{credentials}"
 
 
@@ -85,12 +87,12 @@ def test_aws_itself_uses_virtual_hosts_and_needs_no_endpoint() -> None:
     assert config["s3.path-style-access"] == "false"
 
 
-@pytest.mark.parametrize("request", [None, "vended-credentials", BOTH])
-def test_clients_get_the_gateways_address_and_credentials_of_the_table(request: str | None) -> None:
+@pytest.mark.parametrize("delegation", [None, "vended-credentials", BOTH])
+def test_clients_get_the_gateways_address_and_credentials_of_the_table(delegation: str | None) -> None:
     settings = dataclasses.replace(BASE, s3_client_access="gateway", gateway_port=8182, s3_path_style=False)
     keys = VendedKeys("AK", "VENDED", "token", 1_000)
     options = {"sign_path": PATH, "refresh_path": "v1/refresh", "vend": lambda: keys}
-    config, [credential] = S3.client_access(settings, TABLE, delegation=request, **options)
+    config, [credential] = S3.client_access(settings, TABLE, delegation=delegation, **options)
     assert config["s3.endpoint"] == "http://127.0.0.1:8182"
     assert config["s3.path-style-access"] == "true"
     assert (config["s3.secret-access-key"], config["s3.session-token"]) == ("VENDED", "token")

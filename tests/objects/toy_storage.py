@@ -9,7 +9,7 @@ The example for a new storage. It has all that a storage needs, and nothing else
   `metaserver/objects/storages.py`.
 - `ToyClient`, the part of readers, writers and jobs. A storage of the product is in `connector/client/file_systems.py`.
 
-`registered_toy` shows the three registries. The tests of a storage inherit `tests/objects/contract.py`.
+`register_toy` shows the three registries. The tests of a storage inherit `tests/objects/contract.py`.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class ToyClient(ClientStorage):
 
 
 @contextmanager
-def registered_toy(folder: Path) -> Iterator[None]:
+def register_toy(folder: Path) -> Iterator[None]:
     """Register the storage, whose objects are in `folder`, for the block."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(STORAGES, Toy.scheme, ToyStorage.rules)

@@ -138,9 +138,9 @@ class Faults:
     def divide(self, number: int) -> None:
         """Cut the replicas off from each other, so that reads avoid them; all reach the database and the storage."""
         assert self._network is not None
-        before = self._passed_over()
+        before = self._count_passed_over()
         with self._network.divide():
-            block_until(lambda: self._passed_over() > before)
+            block_until(lambda: self._count_passed_over() > before)
             time.sleep(self._rng.uniform(0.1, 8))  # Leases last 3 seconds.
 
     def disconnect(self, number: int) -> None:
@@ -167,7 +167,7 @@ class Faults:
         time.sleep(2)
         self._disk.free()
 
-    def _passed_over(self) -> float:
+    def _count_passed_over(self) -> float:
         """Return the number of reads that were answered although a replica did not answer."""
         sources = ("hedged", "failed", "skipped")
         return sum(peer_reads(replica, source) for replica in self._fleet.replicas for source in sources)

@@ -25,11 +25,11 @@ def replica_at(address: str, *, protocol: int = VERSION) -> Replica:
     return Replica(address=address, weight=1, version="0", protocol=protocol, started_ms=0)
 
 
-def beside(node: Node, *args: Replica) -> None:
+def add_peers(node: Node, *args: Replica) -> None:
     node.peers.membership.replace([node.peers.membership.replica, *args])
 
 
-def owned_by(node: Node, address: str, files: dict[str, bytes]) -> dict[str, bytes]:
+def select_owned(node: Node, address: str, files: dict[str, bytes]) -> dict[str, bytes]:
     return {
         location: content
         for location, content in files.items()
@@ -70,10 +70,10 @@ async def test_missing_replica_is_avoided_after_a_few_reads_and_its_substitute_r
             taken_socket.bind(("127.0.0.1", 0))  # Bound, not listening: connections are refused.
             removed_replica = replica_at(f"127.0.0.1:{taken_socket.getsockname()[1]}")
             for node, other in ((a, b), (b, a)):
-                beside(node, other.peers.membership.replica, removed_replica)
+                add_peers(node, other.peers.membership.replica, removed_replica)
                 patient(node)
             files = await create([a], 60, 100)
-            lost = owned_by(a, removed_replica.address, files)
+            lost = select_owned(a, removed_replica.address, files)
             assert len(lost) > 6
             for location, content in files.items():
                 assert await a.read(location) == content
@@ -93,8 +93,8 @@ async def test_hanging_replica_costs_a_short_wait_and_is_then_avoided(tmp_path: 
         return web.Response()
 
     async with peer(hang) as address, open_node(tmp_path, "a") as a:
-        beside(a, replica_at(address))
-        files = owned_by(a, address, await create([a], 40, 100))
+        add_peers(a, replica_at(address))
+        files = select_owned(a, address, await create([a], 40, 100))
         for location, content in files.items():
             async with asyncio.timeout(30):  # The other replica would take twice as long.
                 assert await a.read(location) == content
@@ -112,9 +112,9 @@ async def test_storage_overtakes_a_replica_that_begins_an_answer_and_never_ends_
         return response
 
     async with peer(begin) as address, open_node(tmp_path, "a") as a:
-        beside(a, replica_at(address))
+        add_peers(a, replica_at(address))
         a.peers.objects._began = Percentile(30.0, min_s=30.0, max_s=30.0)
-        files = owned_by(a, address, await create([a], 10, 100))
+        files = select_owned(a, address, await create([a], 10, 100))
         for location, content in files.items():
             assert await a.read(location) == content
         assert a.peers.objects.counts.hedged == len(files)
@@ -127,9 +127,9 @@ async def test_answer_of_the_replica_is_used_when_the_storage_is_slow_and_a_hedg
         a.stored.is_away = True
         a.peers.objects._began = a.peers.objects._from_storage = Percentile(0.0, min_s=0.0, max_s=0.0)
         b.stored.delay_s = 0.05
-        for location, content in owned_by(a, b.address, files).items():
+        for location, content in select_owned(a, b.address, files).items():
             assert await a.read(location) == content
-        for location in owned_by(a, a.address, files):
+        for location in select_owned(a, a.address, files):
             with pytest.raises(RetryLater):
                 await a.read(location)
 
@@ -158,9 +158,9 @@ async def test_answer_changed_in_transit_is_never_used(tmp_path: Path) -> None:
         async with peer(relay) as address:
             # `b` has the relay's address as its own, as behind a forwarded port.
             b.peers._server._address = address
-            beside(a, replica_at(address))
+            add_peers(a, replica_at(address))
             patient(a)
-            location, content = next(iter(owned_by(a, address, await create([a], 30, 120)).items()))
+            location, content = next(iter(select_owned(a, address, await create([a], 30, 120)).items()))
             assert await a.read(location) == content
             assert a.peers.objects.counts.hits == 1
             for change["at"] in range(HEAD_BYTES + len(content)):
@@ -186,15 +186,15 @@ async def test_peer_that_does_not_speak_the_protocol_is_ignored(tmp_path: Path, 
         return web.Response(status=status, body=b"x" * 200, headers={"Location": "http://127.0.0.1:9/"})
 
     async with peer(answer) as address, open_node(tmp_path, "a") as a:
-        beside(a, replica_at(address))
-        for location, content in owned_by(a, address, await create([a], 8, 100)).items():
+        add_peers(a, replica_at(address))
+        for location, content in select_owned(a, address, await create([a], 8, 100)).items():
             assert await a.read(location) == content
         assert a.peers.objects.counts.hits == a.peers.objects.counts.fetched == 0
 
 
 async def test_replicas_with_another_protocol_version_are_not_used(tmp_path: Path) -> None:
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
-        beside(a, b.peers.membership.replica, replica_at("127.0.0.1:9", protocol=VERSION + 1))
+        add_peers(a, b.peers.membership.replica, replica_at("127.0.0.1:9", protocol=VERSION + 1))
         assert [replica.address for replica in a.peers.membership.replicas] == [a.address, b.address]
         for location, content in (await create([a], 20, 100)).items():
             assert await a.read(location) == content
@@ -206,7 +206,7 @@ async def test_changed_file_of_the_disk_cache_is_read_from_the_storage_again(tmp
     async with open_node(tmp_path, "a") as a, open_node(tmp_path, "b") as b:
         await meet(a, b)
         patient(a), patient(b)
-        files = owned_by(a, b.address, await create([a], 24, 200_000))
+        files = select_owned(a, b.address, await create([a], 24, 200_000))
         for location, content in files.items():
             assert await a.read(location) == content
         await b.peers.cache._stack._queue.join()
@@ -229,7 +229,7 @@ async def test_requests_over_the_limit_are_rejected_and_read_the_storage(tmp_pat
         await meet(a, b)
         patient(a)
         b.stored.delay_s = 0.05
-        files = owned_by(a, b.address, await create([a], 20, 100))
+        files = select_owned(a, b.address, await create([a], 20, 100))
         results = await asyncio.gather(*(a.read(location) for location in files))
         assert results == list(files.values())
         assert a.peers.objects.counts.failed > 0

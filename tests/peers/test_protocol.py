@@ -32,7 +32,7 @@ from seamark.metaserver.peers.protocol import (
     is_immutable,
 )
 from seamark.metaserver.peers.used_tickets import UsedTickets
-from tests.access.keyrings import fixed_keyring
+from tests.access.keyrings import make_fixed_keyring
 from tests.peers.rig import Node, meet, open_node
 from tests.peers.test_files import create, name_of, patient
 from tests.services.authority import Authority
@@ -79,7 +79,7 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(served: Served) ->
     ticket = headers[TICKET_HEADER]
     raw = base64.urlsafe_b64decode(ticket)
     other = served.location.replace("/t/", "/u/")
-    forged = PeerTickets(fixed_keyring(b"x"), SystemClock(), NeverUsed(), leeway_s=30)
+    forged = PeerTickets(make_fixed_keyring(b"x"), SystemClock(), NeverUsed(), leeway_s=30)
     for bad in (
         {},
         {LOCATION_HEADER: headers[LOCATION_HEADER]},
@@ -209,7 +209,7 @@ async def test_replicas_with_a_certificate_use_https_and_verify_each_other(
 
 def test_ticket_is_valid_for_seconds_within_the_leeway_of_both_clocks() -> None:
     clock = SimulatedClock(seed=1)
-    keyring = fixed_keyring(b"s", clock)
+    keyring = make_fixed_keyring(b"s", clock)
     tickets = PeerTickets(keyring, clock, NeverUsed(), leeway_s=30)
     headers, mac = tickets.issue(ADDRESS, LOCATION)
     arguments = headers[LOCATION_HEADER], headers[TICKET_HEADER]
@@ -226,10 +226,10 @@ def test_ticket_is_valid_for_seconds_within_the_leeway_of_both_clocks() -> None:
 
 def test_ticket_of_a_retired_key_is_rejected() -> None:
     clock = SimulatedClock(seed=1)
-    keyring = fixed_keyring(b"s", clock)
+    keyring = make_fixed_keyring(b"s", clock)
     tickets = PeerTickets(keyring, clock, NeverUsed(), leeway_s=30)
     headers, mac = tickets.issue(ADDRESS, LOCATION)
-    keyring.replace(fixed_keyring(b"n", clock).keys)
+    keyring.replace(make_fixed_keyring(b"n", clock).keys)
     with pytest.raises(Unauthenticated):
         tickets.open(ADDRESS, headers[LOCATION_HEADER], headers[TICKET_HEADER])
     with pytest.raises(BadAnswer):
@@ -238,7 +238,7 @@ def test_ticket_of_a_retired_key_is_rejected() -> None:
 
 def test_answer_belongs_to_one_request() -> None:
     clock = SimulatedClock(seed=1)
-    tickets = PeerTickets(fixed_keyring(b"s", clock), clock, NeverUsed(), leeway_s=30)
+    tickets = PeerTickets(make_fixed_keyring(b"s", clock), clock, NeverUsed(), leeway_s=30)
     macs = [tickets.issue(ADDRESS, LOCATION)[1] for _ in range(2)]
     head = AnswerHead(Outcome.FOUND, 5, bytes(range(32)))
     sealed = tickets.seal(macs[0], head)
@@ -269,5 +269,5 @@ def test_only_names_with_a_uuid_are_immutable(name: str, expected: bool) -> None
 
 def test_keys_of_one_catalog_differ_from_those_of_others() -> None:
     clock = SimulatedClock(seed=1)
-    keyring: Keyring = fixed_keyring(b"s", clock)
+    keyring: Keyring = make_fixed_keyring(b"s", clock)
     assert keyring.signing_key("peer")[1] != keyring.signing_key("service-token")[1]

@@ -274,7 +274,7 @@ def in_json(kind: str, value: Any) -> Any:
     return str(UUID(bytes=value)) if kind == "uuid" else value.hex().upper()
 
 
-def within_python(kind: str, value: Any) -> bool:
+def fits_python(kind: str, value: Any) -> bool:
     """Return whether Python's types can represent the values; blocks represent null by the least long."""
     if value == -(2**63):
         return False
@@ -287,7 +287,7 @@ def within_python(kind: str, value: Any) -> bool:
 @pytest.mark.parametrize("column", KINDS)
 def test_partition_values_have_the_specifications_json_form(column: int) -> None:
     rng, kind = random.Random(column), KINDS[column]
-    values: list[Any] = [value for value in pool(rng, kind, 60) if within_python(kind, value)]
+    values: list[Any] = [value for value in pool(rng, kind, 60) if fits_python(kind, value)]
     rng.shuffle(values)
     values = [*values, None, *values]
     spec = (PartitionField(1000, "p", column, "identity"),)
@@ -487,7 +487,7 @@ def test_pyiceberg_reads_partitions_as_from_a_manifest_or_they_are_rejected() ->
 def test_pyiceberg_parses_every_answer() -> None:
     rng = random.Random(11)
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate(KINDS))
-    pools = {column: [v for v in pool(rng, kind, 9) if within_python(kind, v)] for column, kind in KINDS.items()}
+    pools = {column: [v for v in pool(rng, kind, 9) if fits_python(kind, v)] for column, kind in KINDS.items()}
     files: list[ContentFile] = [
         a_file(f"f{n}", tuple(rng.choice([*pools[column], None]) for column in KINDS), sequence=3) for n in range(40)
     ]

@@ -232,11 +232,11 @@ def test_equality_delete_is_dropped_only_when_statistics_exclude_it(
     key: int, kind: str, gone: tuple[Any, ...], held: tuple[Any, ...], kept: bool
 ) -> None:
     def metrics(lower: Any, upper: Any, nulls: int | None = 0) -> dict[int, ColumnMetrics]:
-        def written(value: Any) -> bytes | None:
+        def write_value(value: Any) -> bytes | None:
             value = value.ljust(16, b"\0") if kind == "uuid" else value
             return None if value is None else to_bytes(kind, value)
 
-        return {key: stats(written(lower), written(upper), nulls)}
+        return {key: stats(write_value(lower), write_value(upper), nulls)}
 
     delete = delete_file(EQUALITY_DELETES, equality_ids=[key], metrics=metrics(*gone))
     data = data_file(metrics=metrics(*held))

@@ -64,7 +64,7 @@ class Listed:
     entries: list[Entry] = field(default_factory=list)
 
 
-def same(kind: str, left: Any, right: Any) -> bool:
+def are_same(kind: str, left: Any, right: Any) -> bool:
     """Return whether some reader considers two values of a column equal."""
     if kind in FLOATS and left is not None and right is not None and left != left:
         return bool(right != right)
@@ -279,7 +279,10 @@ class Situation:
             return True
         kinds = [self.kinds[1][key] for key in removal.equality_ids]
         return any(
-            all(same(kind, row[key], value) for kind, key, value in zip(kinds, removal.equality_ids, item, strict=True))
+            all(
+                are_same(kind, row[key], value)
+                for kind, key, value in zip(kinds, removal.equality_ids, item, strict=True)
+            )
             for row in file.rows
             for item in removal.keys
         )

@@ -30,7 +30,7 @@ from tests.planner.lakes.manifests import Manifest
 from tests.planner.lakes.tables import (
     STORED,
     Table,
-    between,
+    make_between,
     numbers,
     numbers_of,
     on_day,
@@ -98,7 +98,7 @@ async def _let_go(planner: Planner) -> None:
             await asyncio.sleep(0.001)
 
 
-def planned_by_fastavro(manifests: list[Manifest]) -> list[str] | None:
+def plan_by_fastavro(manifests: list[Manifest]) -> list[str] | None:
     """Return the paths of live data files in order, or None if fastavro cannot read the manifests."""
     results = []
     try:
@@ -134,7 +134,7 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
             except Corrupt as error:
                 seen["corrupt" if "m1.avro" in error.message else f"{context}: {error.message}"] += 1
                 continue
-            expected = planned_by_fastavro(manifests)
+            expected = plan_by_fastavro(manifests)
             located = (scan.view.locate(row) for row in scan.entry_ids.tolist())
             texts = [block.text("file_path", row) for block, row in located]
             if expected is not None:
@@ -304,7 +304,7 @@ async def test_plans_are_right_again_once_storage_is_back(tmp_path: Path, seed: 
         counts = Counter[str]()
         for _ in range(12):
             expected = [(low, low + rng.randrange(20)) for low in (rng.randrange(60) for _ in range(4))]
-            plans = [numbers(planner, table.metadata, between(low, high)) for low, high in expected]
+            plans = [numbers(planner, table.metadata, make_between(low, high)) for low, high in expected]
             for (low, high), result in zip(expected, await asyncio.gather(*plans, return_exceptions=True), strict=True):
                 if isinstance(result, BaseException):
                     assert isinstance(result, RetryLater | StorageError), result
@@ -332,7 +332,7 @@ def zero(data: bytearray, rng: random.Random) -> None:
     data[start : start + 4096] = bytes(len(data[start : start + 4096]))
 
 
-def cut(data: bytearray, rng: random.Random) -> None:
+def cut_data(data: bytearray, rng: random.Random) -> None:
     del data[rng.randrange(len(data)) :]
 
 
@@ -340,7 +340,7 @@ def grow(data: bytearray, rng: random.Random) -> None:
     data += rng.randbytes(rng.randint(1, 5000))
 
 
-DAMAGES: list[Damage] = [flip, zero, cut, grow]
+DAMAGES: list[Damage] = [flip, zero, cut_data, grow]
 FOLDER_BYTES = 64 << 20
 
 
@@ -372,7 +372,7 @@ async def test_cache_files_damaged_between_two_runs_are_replaced(tmp_path: Path,
     rng = random.Random(how.__name__)
     for path in files:
         damage(path, how, rng)
-    for filter, expected in ((between(100, 3500), everything[100:3501]), (True, everything)):
+    for filter, expected in ((make_between(100, 3500), everything[100:3501]), (True, everything)):
         async with open_test_planner(tmp_path, plan_disk_bytes=FOLDER_BYTES) as planner:
             assert await numbers(planner, table.metadata, filter) == expected
             # Damage in a column that no plan reads is not detected and is harmless.
@@ -392,7 +392,9 @@ async def test_cache_files_damaged_during_a_run_change_no_answer(tmp_path: Path,
         for turn in range(40):
             low = rng.randrange(200)
             context = f"seed {seed}, turn {turn}"
-            assert await numbers(planner, table.metadata, between(low, low + 9)) == list(range(low, low + 10)), context
+            assert await numbers(planner, table.metadata, make_between(low, low + 9)) == list(range(low, low + 10)), (
+                context
+            )
             await _let_go(planner)
             files = list_block_files(tmp_path)
             for path in rng.sample(files, min(len(files), rng.randrange(4))):

@@ -26,7 +26,7 @@ def lakes(tmp_path_factory: pytest.TempPathFactory) -> list[Lake]:
     return [random_lake(seed, folder / str(seed)) for seed in range(LAKES)]
 
 
-def partitioned_by_fixed(lake: Lake) -> bool:
+def is_partitioned_by_fixed(lake: Lake) -> bool:
     """Return whether the lake is partitioned by fixed values, which Java writes and cannot read."""
     columns = lake.all_columns
     fields = [part for spec in lake.specs.values() for part in spec]
@@ -39,7 +39,7 @@ def test_java_finds_the_live_files_and_delete_files_of_every_snapshot(lakes: lis
     counts: Counter[str] = Counter()
     for (lake, snapshot), answer in zip(queries, answers, strict=True):
         if answer.error is not None:
-            assert partitioned_by_fixed(lake), f"seed {lake.seed}: {answer.error}"
+            assert is_partitioned_by_fixed(lake), f"seed {lake.seed}: {answer.error}"
             continue
         # Without a filter Java does not use metrics, and keeps files without rows.
         assert set(answer.tasks) == {file.path for file in snapshot.data_files}, f"seed {lake.seed}"
@@ -103,12 +103,12 @@ def test_java_keeps_every_matching_file_with_residuals_equal_to_the_filter(tmp_p
 
 
 def test_one_seed_always_makes_the_same_table(tmp_path: Path) -> None:
-    def told(lake: Lake) -> list[Any]:
+    def describe(lake: Lake) -> list[Any]:
         files = [file for snapshot in lake.snapshots.values() for file in snapshot.data_files]
         return [repr((file.partition, file.rows, file.sequence, file.metrics)) for file in files]
 
     first, second = (random_lake(7, tmp_path / name) for name in ("one", "two"))
-    assert told(first) == told(second)
+    assert describe(first) == describe(second)
     assert first.metadata["schemas"] == second.metadata["schemas"]
 
 

@@ -17,11 +17,11 @@ LETTERS = "aAbB%_#\\.*[(\n éÉßİK"
 COLUMN = DimensionColumn(1, "string")
 
 
-def drawn_text(rng: random.Random, length: int) -> str:
+def draw_text(rng: random.Random, length: int) -> str:
     return "".join(rng.choice(LETTERS) for _ in range(rng.randint(0, length)))
 
 
-def drawn_pattern(rng: random.Random) -> str:
+def draw_pattern(rng: random.Random) -> str:
     """Return a random pattern in which # occurs only as the escape character."""
     parts = [rng.choice(["%", "_", "#%", "#_", "##", *LETTERS.replace("#", "")]) for _ in range(rng.randint(0, 4))]
     return "".join(parts)
@@ -30,7 +30,7 @@ def drawn_pattern(rng: random.Random) -> str:
 @pytest.mark.parametrize("lake", quick(range(6), 2))
 def test_matching_rows_are_kept_and_the_plan_is_exact_without_conversions(lake: int) -> None:
     rng = random.Random(f"{first_seed()}/{lake}")
-    texts = [None if rng.random() < 0.1 else drawn_text(rng, 6) for _ in range(rng.choice([0, 1, 300]))]
+    texts = [None if rng.random() < 0.1 else draw_text(rng, 6) for _ in range(rng.choice([0, 1, 300]))]
     texts += ["a" * 2000 + rng.choice("ab") for _ in range(rng.choice([0, 3]))]  # The text is longer than a key.
     array = pa.chunked_array([pa.array(texts, pa.string())])
     column = FileColumn.from_array(array.dictionary_encode() if rng.random() < 0.5 else array, "string")
@@ -40,7 +40,7 @@ def test_matching_rows_are_kept_and_the_plan_is_exact_without_conversions(lake: 
         con.register("t", table)
         for _ in range(60):
             function, negated = rng.choice([None, None, "lower", "upper"]), rng.random() < 0.4
-            predicate = LikePredicate("c", drawn_pattern(rng), "#", function, negated)
+            predicate = LikePredicate("c", draw_pattern(rng), "#", function, negated)
             term = "c" if function is None else f"{function}(c)"
             text = f"{term} {'NOT ' if negated else ''}LIKE $1 ESCAPE '#'"
             rows = con.execute(f"SELECT i FROM t WHERE {text} ORDER BY i", [predicate.pattern]).fetchall()

@@ -28,7 +28,7 @@ from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_arrays, keys_of_json
 from seamark.metaserver.settings.settings import Settings
 from tests.api.client import Api
-from tests.api.indexes.test_lookups import LOOKUP, ask, found_rows
+from tests.api.indexes.test_lookups import LOOKUP, ask, decode_found_rows
 from tests.api.rest.stored import Stored
 from tests.server.rig import running
 
@@ -166,7 +166,7 @@ async def test_rows_stay_undecided_when_delete_files_exceed_the_limit(
     paths = [file.path for file in stored.snapshots[-1].data]
     for path in paths:
         await stored.commit(deletes=[stored.position_deletes([(path, 20)], named=True)])
-    assert len(found_rows(await ask(stored.api, [1], index="keys"))) == 38
+    assert len(decode_found_rows(await ask(stored.api, [1], index="keys"))) == 38
     monkeypatch.setattr(delete_files, "FILE_LIMIT_BYTES", 10)
     fresh = await ask(stored.api, [1], index="keys")
     assert fresh["undecided"] == 0, "what was read once is kept"

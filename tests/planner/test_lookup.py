@@ -441,11 +441,11 @@ def test_rows_outside_a_block_are_rejected() -> None:
     def longs(layout: Any, segments: Any, picks: Any) -> Any:
         return _lookup.longs((layout,), segments, picks)
 
-    def written(layout: Any, segments: Any, picks: Any) -> Any:
+    def check_layout(layout: Any, segments: Any, picks: Any) -> Any:
         rows = max(0, int(segments[0, 2]))
         return _lookup.write_integers(layout, segments, picks, np.zeros(rows * 8, np.uint8), 8, np.zeros(0, np.uint8))
 
-    for read in (longs, written, _lookup.rows, _lookup.doubles, _lookup.strings):
+    for read in (longs, check_layout, _lookup.rows, _lookup.doubles, _lookup.strings):
         for segment in ([1, 0, 1, -1], [0, 3, 3, -1], [0, -1, 2, -1], [0, 0, 1, 0], [0, 0, -1, -1]):
             with pytest.raises(IndexError):
                 read(layout, np.array([segment], dtype=np.int64), none)

@@ -127,7 +127,7 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
         assert result == (bool(there) and allowed()), op
 
 
-def bound_predicate(kind: str, op: Op, *values: Any) -> Bound:
+def make_bound(kind: str, op: Op, *values: Any) -> Bound:
     return Bound(op, 1000, "p", kind, "identity", kind, values)
 
 
@@ -138,10 +138,10 @@ ALL_NULL = FieldSummary(True, None, None, None)
 @pytest.mark.parametrize("op", [Op.LT, Op.GT_EQ, Op.EQ, Op.IN, Op.NOT_NULL, Op.STARTS_WITH])
 def test_manifest_of_nulls_is_kept_only_if_null_satisfies_the_filter(op: Op) -> None:
     values = {Op.NOT_NULL: (), Op.IN: ("a", "b")}.get(op, ("a",))
-    assert not is_needed(bound_predicate("string", op, *values), ALL_NULL)
-    assert is_needed(bound_predicate("string", Op.IS_NULL), ALL_NULL)
-    assert is_needed(bound_predicate("string", Op.NOT_EQ, "a"), ALL_NULL)
-    assert not is_needed(bound_predicate("string", Op.IS_NULL), FieldSummary(False, None, b"a", b"b"))
+    assert not is_needed(make_bound("string", op, *values), ALL_NULL)
+    assert is_needed(make_bound("string", Op.IS_NULL), ALL_NULL)
+    assert is_needed(make_bound("string", Op.NOT_EQ, "a"), ALL_NULL)
+    assert not is_needed(make_bound("string", Op.IS_NULL), FieldSummary(False, None, b"a", b"b"))
 
 
 @pytest.mark.parametrize(
@@ -158,11 +158,11 @@ def test_unreadable_bounds_prune_nothing(
 ) -> None:
     """This includes bounds beside nulls: existing bounds mean that a value exists."""
     for contains_null in (True, False, None):
-        assert is_needed(bound_predicate(kind, op, *values), FieldSummary(contains_null, None, lower, upper))
+        assert is_needed(make_bound(kind, op, *values), FieldSummary(contains_null, None, lower, upper))
 
 
 def test_missing_bounds_in_the_manifest_list_prune_nothing() -> None:
-    never = bound_predicate("string", Op.EQ, "zzz")
+    never = make_bound("string", Op.EQ, "zzz")
     results = [FieldSummary(False, None, b"a", b"b")]
     listing = [manifest(None), manifest(()), manifest(results, spec_id=4), manifest(results)]
     assert ManifestSummaries(listing).find_needed({3: never}, [SPEC_OF_ONE]) == [0, 1, 2]
@@ -215,15 +215,15 @@ def test_in_list_is_prepared_once_for_all_manifests(monkeypatch: pytest.MonkeyPa
     """Preparing a hundred thousand values for each of a thousand manifests would take minutes."""
     made = 0
 
-    def counted(form: Form, kind: str, value: Value) -> Any:
+    def count_call(form: Form, kind: str, value: Value) -> Any:
         nonlocal made
         made += 1
         return key_of(form, kind, value)
 
-    monkeypatch.setattr(manifests, "key_of", counted)
+    monkeypatch.setattr(manifests, "key_of", count_call)
     bounds = [to_bytes("long", value) for value in range(201)]
     listed_manifests = [manifest([FieldSummary(False, None, low, high)]) for low, high in pairwise(bounds)]
-    query = bound_predicate("long", Op.IN, *range(1, 1000, 4))
+    query = make_bound("long", Op.IN, *range(1, 1000, 4))
     result = ManifestSummaries(listed_manifests).find_needed({3: query}, [SPEC_OF_ONE])
     assert result == [low for low in range(200) if low % 4 in (0, 1)]
     assert made == len(query.values) + 2 * len(listed_manifests)
@@ -234,11 +234,11 @@ async def test_long_in_list_is_evaluated_off_the_event_loop(tmp_path: Path, monk
 
     find_needed = ManifestSummaries.find_needed
 
-    def watched(*args: Any) -> list[int]:
+    def note_thread(*args: Any) -> list[int]:
         threads.append(threading.current_thread())
         return find_needed(*args)
 
-    monkeypatch.setattr(ManifestSummaries, "find_needed", watched)
+    monkeypatch.setattr(ManifestSummaries, "find_needed", note_thread)
     table = Table(tmp_path / "t")
     table.commit(1, [table.manifest(f"m{day}", [day], day=day) for day in range(4)])
     async with open_test_planner(tmp_path) as opened:

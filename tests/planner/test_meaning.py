@@ -38,7 +38,7 @@ def predicate(op: Op, kind: str, *values: Any) -> Bound:
     return Bound(op, 1, "c", kind, "identity", kind, values)
 
 
-def below(left: Any, right: Any, *, java: bool) -> bool:
+def is_below(left: Any, right: Any, *, java: bool) -> bool:
     """Return whether left < right, in Java's order of floats or in IEEE's."""
     if isinstance(left, float) and java:
         if math.isnan(left) or math.isnan(right):
@@ -48,9 +48,9 @@ def below(left: Any, right: Any, *, java: bool) -> bool:
     return bool(left < right)
 
 
-def same(left: Any, right: Any, *, java: bool) -> bool:
+def are_same(left: Any, right: Any, *, java: bool) -> bool:
     if isinstance(left, float) and java:
-        return not below(left, right, java=True) and not below(right, left, java=True)
+        return not is_below(left, right, java=True) and not is_below(right, left, java=True)
     return bool(left == right)
 
 
@@ -69,17 +69,17 @@ def matches(bound: Bound, value: Any, *, java: bool) -> bool:
         case Op.NOT_NAN:
             return not nan
         case Op.LT:
-            return below(value, values[0], java=java)
+            return is_below(value, values[0], java=java)
         case Op.LT_EQ:
-            return below(value, values[0], java=java) or same(value, values[0], java=java)
+            return is_below(value, values[0], java=java) or are_same(value, values[0], java=java)
         case Op.GT:
-            return below(values[0], value, java=java)
+            return is_below(values[0], value, java=java)
         case Op.GT_EQ:
-            return below(values[0], value, java=java) or same(value, values[0], java=java)
+            return is_below(values[0], value, java=java) or are_same(value, values[0], java=java)
         case Op.EQ | Op.IN:
-            return any(same(value, other, java=java) for other in values)
+            return any(are_same(value, other, java=java) for other in values)
         case Op.NOT_EQ | Op.NOT_IN:
-            return not any(same(value, other, java=java) for other in values)
+            return not any(are_same(value, other, java=java) for other in values)
         case Op.STARTS_WITH:
             return bool(value.startswith(values[0]))
         case Op.NOT_STARTS_WITH:

@@ -35,7 +35,7 @@ def equals(value: Any, kind: str, transform: str = "identity", column_id: int = 
 
 
 @pytest.mark.parametrize(
-    ("request", "now", "term", "serves"),
+    ("filter_kind", "index_kind", "term", "serves"),
     [
         ("int", "long", "c", True),
         ("float", "double", "c", True),
@@ -49,9 +49,9 @@ def equals(value: Any, kind: str, transform: str = "identity", column_id: int = 
     ],
 )
 def test_filter_with_an_older_type_uses_an_index_only_for_values_with_equal_keys(
-    request: str, now: str, term: str, serves: bool
+    filter_kind: str, index_kind: str, term: str, serves: bool
 ) -> None:
-    project_result = project(equals("A" if request == "string" else 7, request), [index_on(now, term)])
+    project_result = project(equals("A" if filter_kind == "string" else 7, filter_kind), [index_on(index_kind, term)])
     assert (project_result is not None) == serves
 
 

@@ -96,7 +96,7 @@ class Uuids:
     def any(self) -> bytes:
         return self.rng.choice(self.halves) + self.rng.choice(self.halves)
 
-    def left(self, op: Op, *values: bytes) -> set[int]:
+    def find_remaining(self, op: Op, *values: bytes) -> set[int]:
         return set(remaining_files(self.view, Bound(op, ELEMENT, "u", "uuid", "identity", "uuid", values)))
 
 
@@ -108,9 +108,9 @@ def test_uuid_bounds_in_either_order_keep_files_with_members_of_a_list(length: i
         others = (rng.choice(files.halves) + rng.randbytes(8) for _ in range(length - 1))
         listing = sorted([rng.choice(rng.choice(files.held)), *others])
         dynamic_filters = {number for number, some in enumerate(files.held) if set(some) & set(listing)}
-        assert dynamic_filters <= files.left(Op.IN, *listing), listing
+        assert dynamic_filters <= files.find_remaining(Op.IN, *listing), listing
     near_zero = tuple(number.to_bytes(16, "big") for number in range(length))
-    assert len(files.left(Op.IN, *near_zero)) < len(files.held)
+    assert len(files.find_remaining(Op.IN, *near_zero)) < len(files.held)
 
 
 @pytest.mark.parametrize(("op", "holds"), [(Op.LT, lt), (Op.LT_EQ, le), (Op.GT, gt), (Op.GT_EQ, ge)])
@@ -121,7 +121,7 @@ def test_uuid_bounds_in_either_order_keep_files_for_readers_of_the_other_order(
     dropped = 0
     for _ in range(40):
         literal = files.any()
-        result = files.left(op, literal)
+        result = files.find_remaining(op, literal)
         for order in UUID_ORDERS:
             matching = {
                 number
@@ -143,19 +143,19 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
     copies = looks = 0
     copy = Selection.copy
 
-    def counted(self: Selection) -> Selection:
+    def count_copies(self: Selection) -> Selection:
         nonlocal copies
         copies += 1
         return copy(self)
 
-    def expired() -> bool:
+    def count_looks() -> bool:
         nonlocal looks
         looks += 1
         return looks > 10
 
-    monkeypatch.setattr(Selection, "copy", counted)
+    monkeypatch.setattr(Selection, "copy", count_copies)
     selection = Selection.everything(table)
-    narrow_by_stats(selection, branches, expired)
+    narrow_by_stats(selection, branches, count_looks)
     assert selection.entry_ids().tolist() == list(range(20))
     assert copies < 10
 
@@ -167,12 +167,12 @@ def test_view_size_can_be_read_while_threads_add_columns(monkeypatch: pytest.Mon
     for column in (ColumnStatistics, PartitionValues):
         size = column.size_bytes.fget
 
-        def grown(self: object, size: Callable[[object], int] = size) -> int:
+        def grow_size(self: object, size: Callable[[object], int] = size) -> int:
             table.stats(next(fresh), "long")
             table.partition(next(fresh), "long")
             return size(self)
 
-        monkeypatch.setattr(column, "size_bytes", property(grown))
+        monkeypatch.setattr(column, "size_bytes", property(grow_size))
     table.stats(1, "long")
     table.stats(2, "string")
     table.partition(1000, "long")

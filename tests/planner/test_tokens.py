@@ -17,7 +17,7 @@ from seamark.metaserver.planner.scan.tokens import (
     pack,
     page_count,
 )
-from tests.access.keyrings import fixed_keyring
+from tests.access.keyrings import make_fixed_keyring
 
 ids = st.integers(-(2**63), 2**63 - 1)
 requests = st.builds(
@@ -38,7 +38,7 @@ ASKED = PinnedRequest(
 
 @given(asked=requests, first=st.integers(0, ROWS_MAX), end=st.integers(0, ROWS_MAX), uuid=st.uuids())
 def test_token_opens_on_any_replica_with_its_content(asked: PinnedRequest, first: int, end: int, uuid: object) -> None:
-    tokens, there = Tokens(fixed_keyring()), Tokens(fixed_keyring())
+    tokens, there = Tokens(make_fixed_keyring()), Tokens(make_fixed_keyring())
     task = there.open_plan_task(tokens.plan_task(pack(asked), first, end, str(uuid)), str(uuid))
     assert task is not None
     assert (task.request, task.first_row, task.end_row) == (asked, first, end)
@@ -46,35 +46,35 @@ def test_token_opens_on_any_replica_with_its_content(asked: PinnedRequest, first
 
 
 def test_token_of_another_table_purpose_or_server_is_rejected() -> None:
-    tokens = Tokens(fixed_keyring())
+    tokens = Tokens(make_fixed_keyring())
     task, plan = tokens.plan_task(pack(ASKED), 0, 9, "one"), tokens.plan_id(pack(ASKED), "one")
     assert tokens.open_plan_task(task, "other") is None
     assert tokens.open_plan_id(plan, "other") is None
     assert tokens.open_plan_id(task, "one") is None
     assert tokens.open_plan_task(plan, "one") is None
-    assert Tokens(fixed_keyring(b"t")).open_plan_task(task, "one") is None
+    assert Tokens(make_fixed_keyring(b"t")).open_plan_task(task, "one") is None
 
 
 @given(data=st.data())
 def test_token_changed_at_any_byte_is_rejected(data: st.DataObject) -> None:
-    token = Tokens(fixed_keyring()).plan_task(pack(ASKED), 0, 9, "one")
+    token = Tokens(make_fixed_keyring()).plan_task(pack(ASKED), 0, 9, "one")
     raw = bytearray(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
     raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
     changed = base64.urlsafe_b64encode(raw).decode().rstrip("=")
-    assert Tokens(fixed_keyring()).open_plan_task(changed, "one") is None
+    assert Tokens(make_fixed_keyring()).open_plan_task(changed, "one") is None
 
 
 @given(token=st.text(st.characters(codec="utf-8")))
 def test_invented_token_is_rejected(token: str) -> None:
-    assert Tokens(fixed_keyring()).open_plan_task(token, "one") is None
-    assert Tokens(fixed_keyring()).open_plan_id(token, "one") is None
+    assert Tokens(make_fixed_keyring()).open_plan_task(token, "one") is None
+    assert Tokens(make_fixed_keyring()).open_plan_id(token, "one") is None
 
 
 def test_token_of_another_version_is_rejected() -> None:
-    token = Tokens(fixed_keyring()).plan_task(pack(ASKED), 0, 9, "one")
+    token = Tokens(make_fixed_keyring()).plan_task(pack(ASKED), 0, 9, "one")
     raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
     later = base64.urlsafe_b64encode(bytes((VERSION + 1,)) + raw[1:]).decode()
-    assert Tokens(fixed_keyring()).open_plan_task(later, "one") is None
+    assert Tokens(make_fixed_keyring()).open_plan_task(later, "one") is None
 
 
 @pytest.mark.parametrize(
@@ -100,6 +100,6 @@ def test_plan_is_split_into_pages_unless_tokens_would_be_larger_than_the_pages(
 @given(files=st.integers(0, 10**7), size=st.integers(0, 3 << 20))
 def test_tokens_of_one_answer_stay_within_their_limit(files: int, size: int) -> None:
     pages = page_count(files, size, inline_limit=1000, page_size=4000)
-    token = Tokens(fixed_keyring()).plan_task(b"x" * size, 0, ROWS_MAX, "one") if pages else ""
+    token = Tokens(make_fixed_keyring()).plan_task(b"x" * size, 0, ROWS_MAX, "one") if pages else ""
     assert pages * len(token) <= TOKENS_BYTES_MAX
     assert pages <= files

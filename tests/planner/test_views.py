@@ -33,7 +33,15 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from tests.api.client import Api
 from tests.api.plans.planned import append, file_of
 from tests.planner.lakes.manifests import Manifest
-from tests.planner.lakes.tables import RecordingObjects, Table, between, numbers, numbers_of, on_day, open_test_planner
+from tests.planner.lakes.tables import (
+    RecordingObjects,
+    Table,
+    make_between,
+    numbers,
+    numbers_of,
+    on_day,
+    open_test_planner,
+)
 from tests.server.rig import running
 from tests.waits import until
 
@@ -63,7 +71,7 @@ async def test_concurrent_plans_of_a_cold_table_decode_each_manifest_once(tmp_pa
     async with open_test_planner(tmp_path, wrap) as planner:
         expected = [(n % 40, n % 40 + n % 23) for n in range(60)]
         results = await asyncio.gather(
-            *(numbers(planner, table.metadata, between(low, high)) for low, high in expected),
+            *(numbers(planner, table.metadata, make_between(low, high)) for low, high in expected),
             *(numbers(planner, table.metadata) for _ in range(20)),
             *(numbers(planner, table.metadata, on_day(n % DAYS)) for n in range(20)),
         )
@@ -123,12 +131,12 @@ async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests_a
 async def test_repeated_plan_is_served_from_the_cache(tmp_path: Path) -> None:
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path) as planner:
-        first = await plan(planner, table, between(3, 44))
-        plan_result = await plan(planner, table, between(3, 44))
+        first = await plan(planner, table, make_between(3, 44))
+        plan_result = await plan(planner, table, make_between(3, 44))
         assert plan_result.entry_ids.tolist() == first.entry_ids.tolist()
         assert numbers_of(plan_result) == list(range(3, 45))
         assert planner.stats().plan_hits == 1
-        assert numbers_of(await plan(planner, table, between(3, 45))) == list(range(3, 46))
+        assert numbers_of(await plan(planner, table, make_between(3, 45))) == list(range(3, 46))
         assert planner.stats().plan_hits == 1
 
 
@@ -144,7 +152,7 @@ async def test_cancelled_waiter_does_not_affect_the_others(tmp_path: Path, readi
     async with open_test_planner(tmp_path, wrap) as planner:
         storage = watcheds[0]
         storage.hold = reading
-        waiting = [asyncio.create_task(numbers(planner, table.metadata, between(n, n + 1))) for n in range(6)]
+        waiting = [asyncio.create_task(numbers(planner, table.metadata, make_between(n, n + 1))) for n in range(6)]
         while not storage.held:
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.01)
@@ -213,11 +221,11 @@ async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: P
         for turn in range(60):
             number = rng.randrange(len(tables))
             low = rng.randrange(80)
-            assert await numbers(planner, tables[number].metadata, between(low, low + 5)) == [
+            assert await numbers(planner, tables[number].metadata, make_between(low, low + 5)) == [
                 n for n in range(low, low + 6) if n < (2 + number) * 40
             ], f"turn {turn}"
             # Memory that the answer derived from the blocks counts from the next plan on.
-            await plan(planner, tables[number], between(low, low + 90))
+            await plan(planner, tables[number], make_between(low, low + 90))
             await asyncio.sleep(0)
             stats = planner.stats()
             planner.check_invariants()
@@ -229,14 +237,14 @@ async def test_memory_stays_within_the_budget_and_answers_stay_right(tmp_path: P
 async def test_memory_account_counts_the_blocks_that_are_alive(tmp_path: Path) -> None:
     tables = [create_filled_table(tmp_path / f"t{n}", days=3)[0] for n in range(3)]
     async with open_test_planner(tmp_path) as planner:
-        held_plans = [await plan(planner, table, between(1, 25)) for table in tables]
+        held_plans = [await plan(planner, table, make_between(1, 25)) for table in tables]
         alive = blocks_alive(tmp_path)
         assert len(alive) == planner.stats().blocks == 9
         assert sum(block.size_bytes for block in alive) == planner.stats().live_bytes
         watch = [weakref.ref(block) for block in alive]
         del alive, held_plans
         planner._views.budget_bytes = 0
-        await plan(planner, tables[0], between(1, 2))
+        await plan(planner, tables[0], make_between(1, 2))
         await asyncio.sleep(0)  # The event loop keeps a reference to what woke this task until the task sleeps again.
         gc.collect()
         assert [item() for item in watch] == [None] * 9
@@ -249,21 +257,21 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
     expected = await sizes(tmp_path, tables)
     rng = random.Random(5)
 
-    async def planned(planner: Planner, principal: str, numbers_planned: list[int]) -> None:
+    async def plan_numbers(planner: Planner, principal: str, numbers_planned: list[int]) -> None:
         for number in numbers_planned:
             low = rng.randrange(70)
             with set_principal(principal):
-                kept_numbers = await numbers(planner, tables[number].metadata, between(low, low + 5))
+                kept_numbers = await numbers(planner, tables[number].metadata, make_between(low, low + 5))
             assert kept_numbers == list(range(low, low + 6))
             planner.check_invariants()
 
     async with open_test_planner(tmp_path, plan_memory_bytes=sum(expected) * 8 // 12) as planner:
-        await planned(planner, "a", [0, 1])
+        await plan_numbers(planner, "a", [0, 1])
         for _ in range(3):
-            await planned(planner, "b", list(range(2, 12)))
+            await plan_numbers(planner, "b", list(range(2, 12)))
         decoded = planner.stats().decoded
         assert decoded > 3 * 2 * 6, "the tables of b have room beside those of a"
-        await planned(planner, "a", [1, 0])
+        await plan_numbers(planner, "a", [1, 0])
         assert planner.stats().decoded == decoded
 
 
@@ -273,11 +281,11 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
     looked: list[CachedView] = []
     holder: Any = CachedView.holder  # The descriptor of the slot
 
-    def watched(cached: CachedView) -> str:
+    def note_look(cached: CachedView) -> str:
         looked.append(cached)
         return str(holder.__get__(cached))
 
-    monkeypatch.setattr(CachedView, "holder", property(watched, lambda cached, name: holder.__set__(cached, name)))
+    monkeypatch.setattr(CachedView, "holder", property(note_look, lambda cached, name: holder.__set__(cached, name)))
     async with open_test_planner(tmp_path, plan_memory_bytes=4_000_000) as planner:
         with set_principal("a"):
             await numbers(planner, table.metadata, on_day(0))
@@ -308,7 +316,7 @@ async def test_single_principal_can_use_the_whole_budget(tmp_path: Path) -> None
         for _ in range(2):
             for principal, table in zip("aaaaaaab", tables, strict=True):
                 with set_principal(principal):
-                    assert await numbers(planner, table.metadata, between(3, 4)) == [3, 4]
+                    assert await numbers(planner, table.metadata, make_between(3, 4)) == [3, 4]
         assert planner.stats().decoded == 2 * 8
 
 
@@ -316,7 +324,7 @@ async def test_view_larger_than_the_budget_is_planned_and_released(tmp_path: Pat
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path, plan_memory_bytes=1) as planner:
         for _ in range(3):
-            assert await numbers(planner, table.metadata, between(5, 70)) == list(range(5, 71))
+            assert await numbers(planner, table.metadata, make_between(5, 70)) == list(range(5, 71))
             await asyncio.sleep(0)
             assert planner.stats().live_bytes == 0, "without the garbage collector's help"
         assert planner.stats().decoded == 3 * DAYS
@@ -333,7 +341,7 @@ async def test_snapshots_that_share_all_blocks_are_evicted_too(tmp_path: Path) -
     async with open_test_planner(tmp_path, plan_memory_bytes=budget) as planner:
         for snapshot_id in range(1, 102):
             request = {"snapshot_id": snapshot_id}
-            assert await numbers(planner, metadata, between(7, 9), **request) == [7, 8, 9]
+            assert await numbers(planner, metadata, make_between(7, 9), **request) == [7, 8, 9]
             assert planner.stats().live_bytes + planner.stats().added_bytes <= budget
         assert 1 < planner.stats().views < 50
         assert planner.stats().decoded == 40
@@ -342,7 +350,7 @@ async def test_snapshots_that_share_all_blocks_are_evicted_too(tmp_path: Path) -
 async def test_cached_plans_keep_no_reference_to_table_metadata(tmp_path: Path) -> None:
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path) as planner:
-        scan = await plan(planner, table, between(1, 2))
+        scan = await plan(planner, table, make_between(1, 2))
         assert table.metadata.snapshots
         assert (scan.metadata.snapshots, scan.metadata.snapshot_log, scan.metadata.refs) == ((), (), {})
 
@@ -363,7 +371,7 @@ async def test_closed_planners_leave_no_thread_file_or_mapping(tmp_path: Path) -
 
     async def cycle() -> int:
         async with open_test_planner(tmp_path, plan_disk_bytes=64 << 20) as planner:
-            scan = await plan(planner, table, between(10, 20))
+            scan = await plan(planner, table, make_between(10, 20))
             assert numbers_of(scan) == list(range(10, 21))
             assert planner.stats().decoded in (0, 1)
             return mappings()
@@ -385,7 +393,7 @@ async def test_plan_without_time_keeps_unchecked_files_reports_it_and_is_not_cac
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path, plan_time_budget_s=0) as planner:
         for _ in range(2):
-            scan = await plan(planner, table, between(33, 35))
+            scan = await plan(planner, table, make_between(33, 35))
             assert set(numbers_of(scan)) >= {33, 34, 35}
             assert not scan.complete
             assert all(scan.residual(row) != parse_expression(False) for row in scan.entry_ids.tolist())
@@ -433,7 +441,7 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
     small, _ = create_filled_table(tmp_path / "small")
     async with open_test_planner(tmp_path) as planner:
         for _ in range(2):  # This loads modules and objects that are created only once.
-            await numbers(planner, small.metadata, between(1, 5))
+            await numbers(planner, small.metadata, make_between(1, 5))
         metadata = table.metadata
         gc.collect()
         tracemalloc.start()

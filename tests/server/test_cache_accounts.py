@@ -354,13 +354,13 @@ async def test_cache_accounts_the_memory_of_its_entries(
     for attempt in range(ATTEMPTS):  # The measurement includes allocations of other threads of the process.
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        charged, held = await _charged_and_held(cache, make(folder))
+        charged, held = await _measure_charged_and_held(cache, make(folder))
         if abs(charged - held) < held / 10 + LAST_READ_BYTES:
             return
     pytest.fail(f"the cache accounts {charged:,} bytes, but {held:,} are allocated")
 
 
-async def _charged_and_held(cache: str, made: AbstractAsyncContextManager[Fill]) -> tuple[int, int]:
+async def _measure_charged_and_held(cache: str, made: AbstractAsyncContextManager[Fill]) -> tuple[int, int]:
     async with made as fill:
         kept_fill = await fill()  # This imports modules and creates objects that all entries share.
         del kept_fill

@@ -175,7 +175,7 @@ async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> 
     all_of_them[1]._next_keepalive_close_time = 5_000.5  # It has sent another request.
     looks = 0
 
-    def looked(one: Connection) -> float | None:
+    def count_looks(one: Connection) -> float | None:
         nonlocal looks
         looks += 1
         return idle_since(one)
@@ -183,7 +183,7 @@ async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> 
     idle_since = vars(Connection)["idle_since"].fget
     assert idle_since is not None
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Connection, "idle_since", property(looked))
+        patch.setattr(Connection, "idle_since", property(count_looks))
         all_of_them += [connect(6_000 + number) for number in range(600)]
     assert looks < 5_000 * 4
     kept = [one in guard._open for one in all_of_them]

@@ -156,10 +156,10 @@ async def test_valid_request_id_is_returned_and_an_invalid_one_is_replaced(serve
 
 
 async def test_bug_is_a_500_that_contains_only_the_request_id(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(*_: object) -> None:
+    async def fail(*_: object) -> None:
         raise KeyError("s3://bucket/very-secret")
 
-    monkeypatch.setattr(server.components.timeline, "read", broken)
+    monkeypatch.setattr(server.components.timeline, "read", fail)
     headers = {"X-Request-Id": "find-me"}
     status, body = await server.get("/api/v1/timeline", headers=headers)
     assert status == 500

@@ -120,14 +120,14 @@ async def test_readiness_requires_store_and_storage_and_liveness_does_not(
         status, body = await server.get("/readyz")
         assert (status, body["status"]) == (200, "ready")
 
-        async def away() -> None:
+        async def fail() -> None:
             raise RetryLater("postgresql://db.internal is away")
 
         async def hangs() -> None:
             await asyncio.sleep(60)
 
         monkeypatch.setattr("seamark.metaserver.api.admin.health.PING_TIMEOUT_S", 0.1)
-        monkeypatch.setattr(server.components.store, "ping", away)
+        monkeypatch.setattr(server.components.store, "ping", fail)
         monkeypatch.setattr(server.components.objects, "ping", hangs)
         status, body = await server.get("/readyz")
         assert status == 503

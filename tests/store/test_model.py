@@ -41,13 +41,13 @@ def _check_sqlite(tmp_path: Path, runs: int, steps: int) -> None:
 def _check_postgres(url: str, runs: int, steps: int) -> None:
     class Machine(StoreMachine):
         def fresh_url(self) -> str:
-            async def empty() -> None:
+            async def empty_database() -> None:
                 connection = await asyncpg.connect(url)
                 if await connection.fetchval("SELECT to_regclass('schema_version')"):
                     await connection.execute(f"TRUNCATE {_TABLES}")
                 await connection.close()
 
-            asyncio.run(empty())
+            asyncio.run(empty_database())
             return url
 
     _run(Machine, runs, steps)

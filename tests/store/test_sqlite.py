@@ -153,15 +153,15 @@ async def test_fifty_openings_leak_no_file_and_no_thread(path: Path, clock: Simu
             await store.entries(TABLE, NS, None, 1)
             await store.secret("s")
 
-    def held() -> tuple[int, set[str]]:
+    def count_held() -> tuple[int, set[str]]:
         return len(os.listdir("/proc/self/fd")), {thread.name for thread in threading.enumerate()}
 
     for _ in range(5):
         await cycle()
-    before = held()
+    before = count_held()
     for _ in range(50):
         await cycle()
-    files, threads = held()
+    files, threads = count_held()
     assert files < before[0] + 25  # A leak grows each time.
     # The loop's own executor may still be growing to its limit.
     assert {name for name in threads if "seamark" in name} == set()

@@ -30,7 +30,7 @@ def public_classes(source: str) -> Iterator[str]:
             yield node.name
 
 
-def repeated_classes(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
+def find_repeated_classes(sources: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
     """Return the public class names that several files define, with these files.
 
     `sources` has pairs of file and source.
@@ -57,7 +57,7 @@ def names(source: str) -> Iterator[str]:
 def test_public_class_name_is_defined_once_in_a_package(package: Path) -> None:
     paths = sorted(package.rglob("*.py"))
     assert paths
-    assert repeated_classes((str(path), path.read_text(encoding="utf-8")) for path in paths) == {}
+    assert find_repeated_classes((str(path), path.read_text(encoding="utf-8")) for path in paths) == {}
 
 
 def test_names_are_terms_of_the_field() -> None:
@@ -76,5 +76,5 @@ def test_checks_find_a_repeated_class_and_a_coined_name() -> None:
         "class Part: ...\nclass _Part: ...",
         "def f(told):\n    class _Part: ...\n    afar = told\nclass Part: ...",
     )
-    assert repeated_classes([("a.py", text), ("b.py", other)]) == {"Part": ["a.py", "b.py"]}
+    assert find_repeated_classes([("a.py", text), ("b.py", other)]) == {"Part": ["a.py", "b.py"]}
     assert {name for name in names(other) if COINED.fullmatch(name)} == {"told", "afar"}

@@ -72,7 +72,7 @@ def _is_orphan_task(node: ast.AST) -> bool:
         return called.id in ("create_task", "ensure_future")
     if not (isinstance(called, ast.Attribute) and called.attr in ("create_task", "ensure_future")):
         return False
-    return isinstance(called.value, ast.Name | ast.Call) and _spelled(called.value) in ("asyncio", "loop", "call")
+    return isinstance(called.value, ast.Name | ast.Call) and _spell(called.value) in ("asyncio", "loop", "call")
 
 
 def _examines_a_type(call: ast.Call) -> bool:
@@ -86,7 +86,7 @@ def _examines_a_type(call: ast.Call) -> bool:
     return called.startswith("msgspec.") and called.rpartition(".")[2] in ("Decoder", "convert")
 
 
-def _spelled(node: ast.expr) -> str:
+def _spell(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else "call"
 
 

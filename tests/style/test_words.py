@@ -86,7 +86,7 @@ def _statements(node: ast.AST) -> Iterator[ast.AST]:
             yield from _statements(child)
 
 
-def _raised_texts(source: str) -> Iterator[str]:
+def _list_raised_texts(source: str) -> Iterator[str]:
     """Yield the string literals of the raise statements; a value in an f-string is `…`."""
     for statement in _statements(ast.parse(source)):
         if not isinstance(statement, ast.Raise) or statement.exc is None:
@@ -105,7 +105,7 @@ def test_error_messages_use_no_banned_word() -> None:
     actual = {}
     for package in ("commands", "metaserver", "connector", "formats", "cache"):
         for path in sorted((REPO / package).rglob("*.py")):
-            texts = list(_raised_texts(path.read_text()))
+            texts = list(_list_raised_texts(path.read_text()))
             if hits := list(find_banned("\n\n".join(texts), RULES)):
                 actual[str(path.relative_to(REPO))] = hits
     assert actual == {}
@@ -134,7 +134,7 @@ def test_docstrings_and_comments_use_no_banned_word(package: str) -> None:
 
 def test_text_of_a_raise_statement_is_found() -> None:
     source = 'if x:\n    raise E(f"a {x}" " told", kind="b") from C("not this")\nnot_this = "c"\n'
-    assert sorted(_raised_texts(source)) == ["a … told", "b"]
+    assert sorted(_list_raised_texts(source)) == ["a … told", "b"]
 
 
 def test_banned_word_is_found_across_lines_and_not_in_code() -> None:

@@ -146,7 +146,7 @@ async def test_statement_requests_joins_from_a_server_with_such_a_certificate(tm
     files = {"tls_cert": str(authority.certificate), "tls_key": str(authority.key)}
     own = Certificate(authority.certificate, authority.key).leaves()
 
-    def joined_files(url: str) -> tuple[tuple[str, int], ...]:
+    def join_files(url: str) -> tuple[tuple[str, int], ...]:
         fields = [
             {"id": 1, "name": "id", "required": False, "type": "long"},
             {"id": 2, "name": "name", "required": False, "type": "string"},
@@ -162,7 +162,7 @@ async def test_statement_requests_joins_from_a_server_with_such_a_certificate(tm
             return session.explain(text).tables[0].joins
 
     async with running(tmp_path / "home", **files) as server:
-        assert await asyncio.to_thread(joined_files, server.url) == (("id", 1),)
+        assert await asyncio.to_thread(join_files, server.url) == (("id", 1),)
 
 
 def test_driver_of_a_spark_job_leaves_no_keys_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

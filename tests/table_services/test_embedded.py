@@ -215,20 +215,20 @@ def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
         transaction.set_properties({"seamark.compaction.enabled": "true"})
     block_until(lambda: any(run.state == "rolled_back" for run in client.timeline("db.bad", action="maintenance")))
 
-    def listed(*arguments: str) -> str:
+    def run_services(*arguments: str) -> str:
         completed = CliRunner().invoke(cli, ["services", *arguments], env={"SEAMARK_URL": server.base_url})
         assert completed.exit_code == 0, completed.output
         return completed.output
 
-    everything = listed()
+    everything = run_services()
     assert "db.t" in everything
     assert "failed: " in everything
-    of_table = listed("db.t")
+    of_table = run_services("db.t")
     assert "db.bad" not in of_table
     assert "a scan opens 7 fewer" in " ".join(of_table.split())
-    assert {run["service"] for run in json.loads(listed("db.t", "--json"))} == {"compaction", "expiration"}
+    assert {run["service"] for run in json.loads(run_services("db.t", "--json"))} == {"compaction", "expiration"}
     catalog.create_table("db.new", SCHEMA)
-    assert "did nothing to db.new yet" in listed("db.new")
+    assert "did nothing to db.new yet" in run_services("db.new")
 
 
 def runs(client: IndexClient) -> list[TimelineInstant]:

@@ -159,18 +159,18 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
     async with running(tmp_path) as server:
         await create(server, "a", "t1")
 
-        async def listed(path: str, kind: str = "jobs") -> list[dict[str, Any]]:
+        async def list_entries(path: str, kind: str = "jobs") -> list[dict[str, Any]]:
             async with server.http.get(f"{server.url}/api/v1/{path}") as answer:
                 assert answer.status == 200, await answer.text()
                 result: list[dict[str, Any]] = (await answer.json())[kind]
                 return result
 
-        assert await listed("jobs") == []
+        assert await list_entries("jobs") == []
         recorder = Recorder(takes_s=60, progress=JobProgress(3, 12, 1 << 20, 5 << 20))
         async with run_scheduler(server, recorder, lasts_s=0.3):
             await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.shown)  # After the renewal
-            assert len(await listed("jobs")) == 1
-            (job,) = await listed("tables/a/t1/jobs")
+            assert len(await list_entries("jobs")) == 1
+            (job,) = await list_entries("tables/a/t1/jobs")
             assert (job["service"], job["namespace"], job["table"], job["launcher"]) == (
                 *("every-table", ["a"], "t1"),
                 "worker",
@@ -185,16 +185,18 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
             output = await asyncio.to_thread(CliRunner().invoke, cli, ["services", "a.t1"], env=environment)
             assert "running: 3 of 12 files, 1 MiB of 5 MiB (20 %)" in " ".join(output.output.split()), output.output
             await create(server, "a", "t2")
-            assert await listed("tables/a/t2/jobs") == []
+            assert await list_entries("tables/a/t2/jobs") == []
             async with asyncio.timeout(60):
-                while not (waiting := await listed("tables/a/t2/jobs", "waiting")):  # The state of the next renewal
+                while not (
+                    waiting := await list_entries("tables/a/t2/jobs", "waiting")
+                ):  # The state of the next renewal
                     await asyncio.sleep(0.05)
             assert [(job["service"], job["table"], job["failures"]) for job in waiting] == [("every-table", "t2", 0)]
-            assert await listed("jobs", "waiting") == waiting
+            assert await list_entries("jobs", "waiting") == waiting
             output = await asyncio.to_thread(CliRunner().invoke, cli, ["services", "a.t2"], env=environment)
             assert "waiting, not before" in " ".join(output.output.split()), output.output
-        assert await listed("jobs") == []
-        assert await listed("jobs", "waiting") == []
+        assert await list_entries("jobs") == []
+        assert await list_entries("jobs", "waiting") == []
         assert recorder.shown[-1] == ("every-table", 0, 0, 0)
 
 

@@ -42,7 +42,7 @@ from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.metaserver.commit.engine_commits.rebase import PROPERTY as REBASE
-from tests.connector.jobs.test_expiration import needed_files, path_of, stored_files
+from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files, path_of
 from tests.connector.write.test_compaction import ARROW, SCHEMA
 from tests.seeds import first_seed
 from tests.services.seamark import Seamark
@@ -139,14 +139,14 @@ class Storm:
     def run(self, *works: Callable[[], None]) -> None:
         """Run all works until the time is over; the first error ends them all."""
 
-        def guarded(work: Callable[[], None]) -> None:
+        def guard_work(work: Callable[[], None]) -> None:
             try:
                 work()
             finally:
                 self.stop.set()
 
         with ThreadPoolExecutor(len(works)) as pool:
-            for future in [pool.submit(guarded, work) for work in works]:
+            for future in [pool.submit(guard_work, work) for work in works]:
                 future.result()
 
     def upsert(self, writer: Writer, seed: int) -> None:
@@ -393,6 +393,6 @@ def test_services_never_change_rows_or_stop_a_writer(
     statistics = {path_of(file.statistics_path) for file in table.metadata.statistics}
     statistics |= {path_of(file.statistics_path) for file in table.metadata.partition_statistics}
     assert statistics
-    paths = {path for path in stored_files(table) if "_seamark" not in path.parts}
-    assert paths | statistics == needed_files(table) | statistics
+    paths = {path for path in list_stored_files(table) if "_seamark" not in path.parts}
+    assert paths | statistics == list_needed_files(table) | statistics
     storm.check(client, At(), steps)

@@ -280,9 +280,9 @@ class QueryBlock:
         literal = self.outputs.literal(column)
         return class_of_kind(self.kind(column)) if literal is None else class_of_literal(literal)
 
-    def push_down(self, wanted: Condition | None) -> None:
+    def push_down(self, condition: Condition | None) -> None:
         if self.tree is not None:
-            self._push_to(self.tree, self._move_to_rows(wanted))
+            self._push_to(self.tree, self._move_to_rows(condition))
         # The subqueries are last, because the conditions on the sources also hold for equal columns of correlated
         # subqueries.
         for query in self.inner:
@@ -292,18 +292,18 @@ class QueryBlock:
 
     # Conditions on the joined rows
 
-    def _move_to_rows(self, wanted: Condition | None) -> Condition | None:
+    def _move_to_rows(self, condition: Condition | None) -> Condition | None:
         """Return a condition that is true for each joined row that can change the result."""
-        above = self._keep_before_windows(self._move_to_columns(wanted) if self.passes else None)
+        above = self._keep_before_windows(self._move_to_columns(condition) if self.passes else None)
         above = all_of([above, self.having, self.counted, self.correlated])
         if self.where is None:
             return above
         return self._imply(all_of([self.where.condition, above]), self.where.equalities)
 
-    def _move_to_columns(self, wanted: Condition | None) -> Condition | None:
+    def _move_to_columns(self, condition: Condition | None) -> Condition | None:
         """Translate a condition on the outputs into a condition on the columns of the sources."""
-        wanted = weaken(wanted, lambda atom: evaluate_literals(atom, self.outputs.literal))
-        above = move(weaken(wanted, self._keep_certain), lambda reference: self.outputs.reference(reference[1]))
+        condition = weaken(condition, lambda atom: evaluate_literals(atom, self.outputs.literal))
+        above = move(weaken(condition, self._keep_certain), lambda reference: self.outputs.reference(reference[1]))
         return above if self.keys is None else restrict_to_columns(above, self.keys)
 
     def _keep_certain(self, atom: Atom) -> Atom | None:
@@ -325,26 +325,26 @@ class QueryBlock:
 
     # Joins
 
-    def _push_to(self, tree: JoinTree, wanted: Condition | None) -> None:
+    def _push_to(self, tree: JoinTree, condition: Condition | None) -> None:
         """Push a condition down to the sources of a join.
 
         Args:
             wanted: A condition that is true for each row of the join that can change the result.
         """
         if isinstance(tree, SourceJoin):
-            (self._push_to_outer_join if tree.is_outer else self._push_to_inner_joins)(tree, wanted)
+            (self._push_to_outer_join if tree.is_outer else self._push_to_inner_joins)(tree, condition)
             return
-        own_part = move(restrict_to_sources(wanted, frozenset({tree})), lambda reference: (0, reference[1]))
+        own_part = move(restrict_to_sources(condition, frozenset({tree})), lambda reference: (0, reference[1]))
         if any(query.source == tree for query in self.inner):
             self._lateral_conditions[tree] = own_part
         else:
             self.sources[tree].push_down(own_part)
 
-    def _push_to_inner_joins(self, tree: SourceJoin, wanted: Condition | None) -> None:
+    def _push_to_inner_joins(self, tree: SourceJoin, condition: Condition | None) -> None:
         """Push a condition down through nested inner joins at once: each result row meets every ON condition."""
         sides, joins = flatten_inner_joins(tree)
         equalities = [equality for join in joins for equality in join.on.equalities]
-        implied = self._imply(all_of([wanted, *(join.on.condition for join in joins)]), equalities)
+        implied = self._imply(all_of([condition, *(join.on.condition for join in joins)]), equalities)
         side_of = {source: number for number, side in enumerate(sides) for source in sources_of(side)}
         parts_by_side: list[list[Condition]] = [[] for _ in sides]
         for part in parts_of(implied):
@@ -353,15 +353,15 @@ class QueryBlock:
         for side, parts in zip(sides, parts_by_side, strict=True):
             self._push_to(side, all_of(parts))
 
-    def _push_to_outer_join(self, tree: SourceJoin, wanted: Condition | None) -> None:
+    def _push_to_outer_join(self, tree: SourceJoin, wanted_condition: Condition | None) -> None:
         left, right = sources_of(tree.left), sources_of(tree.right)
         # If the condition from above is false for nulls, it removes each row without a partner. So the join need not
         # keep them.
-        keeps_left = tree.keeps_left and not rejects_null(restrict_to_sources(wanted, right))
-        keeps_right = tree.keeps_right and not rejects_null(restrict_to_sources(wanted, left))
+        keeps_left = tree.keeps_left and not rejects_null(restrict_to_sources(wanted_condition, right))
+        keeps_right = tree.keeps_right and not rejects_null(restrict_to_sources(wanted_condition, left))
         tree = replace(tree, keeps_left=keeps_left, keeps_right=keeps_right)
         if not tree.is_outer:
-            self._push_to_inner_joins(tree, wanted)
+            self._push_to_inner_joins(tree, wanted_condition)
             return
         equalities = tree.on.equalities
         on = all_of([tree.on.condition, *join_equivalences(equalities, self.sources)])
@@ -369,9 +369,9 @@ class QueryBlock:
             (tree.left, left, right, keeps_left, keeps_right),
             (tree.right, right, left, keeps_right, keeps_left),
         ):
-            condition = None if other_is_kept else restrict_to_sources(wanted, own)
+            condition = None if other_is_kept else restrict_to_sources(wanted_condition, own)
             if not is_kept:  # A row is used only with a partner that is itself needed and meets ON.
-                beside = all_of([restrict_to_sources(wanted, other), on])
+                beside = all_of([restrict_to_sources(wanted_condition, other), on])
                 implied = imply_by_equality(beside, equalities, self.kind_of)
                 condition = all_of([condition, restrict_to_sources(implied, own)])
             self._push_to(side, condition)

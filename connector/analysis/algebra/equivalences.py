@@ -230,9 +230,9 @@ def pairs_by_partner(equalities: Iterable[Equality]) -> dict[tuple[int, int], li
     """
     pairs: defaultdict[tuple[int, int], list[Pair]] = defaultdict(list)
     for left, right in equalities:
-        for here, there in ((left, right), (right, left)):
-            if here[0] != there[0]:
-                pairs[here[0], there[0]].append((here, there[1]))
+        for side, other_side in ((left, right), (right, left)):
+            if side[0] != other_side[0]:
+                pairs[side[0], other_side[0]].append((side, other_side[1]))
     return pairs
 
 
@@ -280,21 +280,21 @@ def _push_branch(
     if own_part is not None:
         return own_part
     for partner, pairs in partners.items():
-        wanted = restrict_to_sources(branch, frozenset({partner}))
-        semi_join = _make_semi_join(pairs, sources[partner], wanted)
+        condition = restrict_to_sources(branch, frozenset({partner}))
+        semi_join = _make_semi_join(pairs, sources[partner], condition)
         if semi_join is not None:
             return semi_join
     return None
 
 
-def _make_semi_join(pairs: Sequence[Pair], partner: Relation, wanted: Condition | None) -> SemiJoin | None:
+def _make_semi_join(pairs: Sequence[Pair], partner: Relation, condition: Condition | None) -> SemiJoin | None:
     """Return a semi-join with a row of the partner's table that meets the condition `wanted`.
 
     Comparisons that are true for null are left out, because null may represent a missing value. Comparisons of
     functions are left out too, because the server compares rows of a dimension by their stored values.
     """
     where = drop_functions(
-        weaken(wanted, lambda atom: atom if isinstance(atom, ColumnComparison) and atom.rejects_null else None)
+        weaken(condition, lambda atom: atom if isinstance(atom, ColumnComparison) and atom.rejects_null else None)
     )
     if where is None:
         return None

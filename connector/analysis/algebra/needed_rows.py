@@ -110,8 +110,8 @@ def likes_on(references: Sequence[Table]) -> tuple[tuple[Like, ...], ...]:
         return ()
     columns = references[0].columns or {}
     strings = {name for name, kind in columns.items() if kind == "string" and "." not in name}
-    wanted = likes_of(any_of(table.predicate for table in references))
-    likes = [either for either in wanted if all(like.column[1] in strings for like in either)]
+    needed_likes = likes_of(any_of(table.predicate for table in references))
+    likes = [either for either in needed_likes if all(like.column[1] in strings for like in either)]
     while sum(map(len, likes)) > LIKES_MAX:
         likes.pop()
     return tuple(likes)

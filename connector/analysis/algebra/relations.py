@@ -130,7 +130,7 @@ class Relation(Protocol):
         The result is None for other columns.
         """
 
-    def push_down(self, wanted: Condition | None) -> None:
+    def push_down(self, condition: Condition | None) -> None:
         """Push a condition down to the inputs of the relation. Callers call this once.
 
         Args:
@@ -174,8 +174,8 @@ class Table:
     def value_class(self, column: str) -> str | None:
         return class_of_kind(self.kind(column))
 
-    def push_down(self, wanted: Condition | None) -> None:
-        self.predicate = wanted
+    def push_down(self, condition: Condition | None) -> None:
+        self.predicate = condition
 
 
 Origin: TypeAlias = tuple[Table, tuple[str, ...]]
@@ -221,7 +221,7 @@ class UnknownRelation:
     def value_class(self, column: str) -> None:
         return None
 
-    def push_down(self, wanted: Condition | None) -> None:
+    def push_down(self, condition: Condition | None) -> None:
         for relation in self.inputs:
             relation.push_down(None)
 
@@ -263,7 +263,7 @@ class LiteralRows:
     def value_class(self, column: str) -> None:
         return None
 
-    def push_down(self, wanted: Condition | None) -> None:
+    def push_down(self, condition: Condition | None) -> None:
         return None
 
 
@@ -311,7 +311,7 @@ class PushdownBarrier(_SameColumns):
     def stored_rows(self) -> None:
         return None
 
-    def push_down(self, wanted: Condition | None) -> None:
+    def push_down(self, condition: Condition | None) -> None:
         for relation in (self.body, *self.dependencies):
             relation.push_down(None)
 
@@ -358,13 +358,13 @@ class SetOperation:
             return None
         return class_ if self.right.value_class(name) == class_ else None
 
-    def push_down(self, wanted: Condition | None) -> None:
+    def push_down(self, condition: Condition | None) -> None:
         def keep(atom: Atom) -> Atom | None:
             if isinstance(atom, ColumnComparison) and self.value_class(atom.column[1]) is not None:
                 return atom
             return atom.move_columns(lambda reference: reference if self.kind(reference[1]) is not None else None)
 
-        both = weaken(wanted, keep)
+        both = weaken(condition, keep)
 
         def on_right(reference: ColumnReference) -> ColumnReference | None:
             name = find_same_position(reference[1], self.left.names(), self.right.names())
@@ -432,12 +432,12 @@ class RenamedColumns:
         name = self._find_inner_name(column)
         return None if name is None else self.inner.value_class(name)
 
-    def push_down(self, wanted: Condition | None) -> None:
+    def push_down(self, condition: Condition | None) -> None:
         def inside(reference: ColumnReference) -> ColumnReference | None:
             name = self._find_inner_name(reference[1])
             return None if name is None else (0, name)
 
-        self.inner.push_down(move(wanted, inside))
+        self.inner.push_down(move(condition, inside))
 
     def _find_inner_name(self, column: str) -> str | None:
         """Return the name of the column in the inner relation, or None if the name is ambiguous."""
@@ -504,8 +504,8 @@ class NamedQuery:
             self._classes[column] = self.inner.value_class(column)
         return self._classes[column]
 
-    def push_down(self, wanted: Condition | None) -> None:
-        self.collected.append(wanted)
+    def push_down(self, condition: Condition | None) -> None:
+        self.collected.append(condition)
 
     def push_collected(self) -> None:
         wanted = any_of(self.collected) if self.collected else None
@@ -520,7 +520,7 @@ class WithClause(_SameColumns):
 
     named: tuple[NamedQuery, ...]
 
-    def push_down(self, wanted: Condition | None) -> None:
-        self.body.push_down(wanted)
+    def push_down(self, condition: Condition | None) -> None:
+        self.body.push_down(condition)
         for query in reversed(self.named):
             query.push_collected()

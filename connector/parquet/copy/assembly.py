@@ -171,9 +171,11 @@ class FileAssembler:
     def _keep_key_values(self, source: SourceFile) -> None:
         """Keep the key-values that are equal in all files. A schema is kept only if it still describes the columns."""
         is_same = [leaf.names for leaf in source.leaves] == [leaf.names for leaf in self.leaves]
-        stated = {key: value for key, value in source.footer.key_values if is_same or key not in _SCHEMAS}
-        common = stated if self._key_values is None else self._key_values
-        self._key_values = {key: value for key, value in common.items() if key in stated and stated[key] == value}
+        key_values = {key: value for key, value in source.footer.key_values if is_same or key not in _SCHEMAS}
+        common = key_values if self._key_values is None else self._key_values
+        self._key_values = {
+            key: value for key, value in common.items() if key in key_values and key_values[key] == value
+        }
 
     def _copy(self, pick: Pick, group: RowGroup) -> _CopiedChunks:
         source, columns = pick.source, np.asarray(pick.columns, dtype=np.int64)
@@ -347,12 +349,12 @@ def _divide_into_runs(
 def _translate_sorting(picks: Sequence[Pick]) -> Any:
     """Return the sorting columns of the first pick's row group, up to the first column missing in the new file."""
     pick = picks[0]
-    kind, stated = pick.source.footer.groups[pick.group].fields.get(SORTING, (0, None))
-    if kind != thrift.LIST or stated is None or stated[0] != thrift.STRUCT:
+    kind, columns = pick.source.footer.groups[pick.group].fields.get(SORTING, (0, None))
+    if kind != thrift.LIST or columns is None or columns[0] != thrift.STRUCT:
         return None
     targets = dict(zip(pick.columns, pick.targets, strict=True))
     sorting = []
-    for column in stated[1]:
+    for column in columns[1]:
         target = targets.get(column.get(_COLUMN, (0, -1))[1])
         if target is None:
             break

@@ -122,8 +122,8 @@ def open_footer(data: bytes, keys: FileKeys, *, encrypted: bool) -> OpenedFooter
         )
         fields = thrift.read(encryption_fields)[0]
     algorithm, file_aad, has_prefix = _read_algorithm(fields.get(_ALGORITHM, (0, None)), keys)
-    kind, stated = fields.get(_KEY_METADATA, (0, None))
-    metadata = bytes(stated) if kind == BINARY and isinstance(stated, bytes) else None
+    kind, value = fields.get(_KEY_METADATA, (0, None))
+    metadata = bytes(value) if kind == BINARY and isinstance(value, bytes) else None
     key, remaining = keys.key(metadata, None), data[end:]
     footer_cipher = ModuleCipher(key, file_aad, ctr_pages=algorithm == _GCM_CTR)
     if encrypted:
@@ -160,11 +160,11 @@ def _read_algorithm(value: tuple[int, object], keys: FileKeys) -> tuple[int, byt
     kind, union = value
     if kind != STRUCT or not isinstance(union, dict) or len(union) != 1:
         raise ValueError("it has no encryption algorithm")
-    number, (kind, stated) = next(iter(union.items()))
+    number, (kind, content) = next(iter(union.items()))
     if number not in (_GCM, _GCM_CTR) or kind != STRUCT:
         raise ValueError(f"its encryption algorithm {number} is unknown")
-    prefix, unique = (bytes(stated.get(field, (BINARY, b""))[1] or b"") for field in (_PREFIX, _UNIQUE))
-    if not prefix and stated.get(_SUPPLY, (thrift.FALSE,))[0] == thrift.TRUE:
+    prefix, unique = (bytes(content.get(field, (BINARY, b""))[1] or b"") for field in (_PREFIX, _UNIQUE))
+    if not prefix and content.get(_SUPPLY, (thrift.FALSE,))[0] == thrift.TRUE:
         if keys.aad_prefix is None:
             raise Undecryptable("its AAD prefix is not stored in the file, and the reader has no AAD prefix")
         prefix = keys.aad_prefix
@@ -258,8 +258,8 @@ class _Opening:
             if kind != LIST or names[0] != BINARY:
                 raise ValueError("the key of a column has no path")
             path = b".".join(names[1]).decode(errors="replace")
-            stated = value.get(2, (BINARY, None))[1]
-            metadata = bytes(stated) if isinstance(stated, bytes) else b""
+            content = value.get(2, (BINARY, None))[1]
+            metadata = bytes(content) if isinstance(content, bytes) else b""
             self.keys[path] = metadata
             cipher = ModuleCipher(self._keys.key(metadata, path), self._file_aad, ctr_pages=self._ctr_pages)
         else:
@@ -327,10 +327,10 @@ class FileEncryption:
         self._columns = columns
         unique = os.urandom(FILE_ID_BYTES)
         file_aad = (aad_prefix or b"") + unique
-        stated: thrift.Fields = {_UNIQUE: (BINARY, unique)}
+        fields: thrift.Fields = {_UNIQUE: (BINARY, unique)}
         if aad_prefix:
-            stated[_PREFIX] = BINARY, aad_prefix
-        self._algorithm = thrift.write({_GCM_CTR if ctr_pages else _GCM: (STRUCT, stated)})
+            fields[_PREFIX] = BINARY, aad_prefix
+        self._algorithm = thrift.write({_GCM_CTR if ctr_pages else _GCM: (STRUCT, fields)})
         self._cipher = ModuleCipher(footer.key, file_aad, ctr_pages=ctr_pages)
         self.ciphers: list[ModuleCipher | None] = [
             None
@@ -358,10 +358,10 @@ class FileEncryption:
         if key is self._footer:
             crypto: thrift.Fields = {_FOOTER_KEY: (STRUCT, {})}
         else:
-            stated: thrift.Fields = {1: (LIST, (BINARY, list(path)))}
+            structure: thrift.Fields = {1: (LIST, (BINARY, list(path)))}
             if key.metadata is not None:
-                stated[2] = BINARY, key.metadata
-            crypto = {_COLUMN_KEY: (STRUCT, stated)}
+                structure[2] = BINARY, key.metadata
+            crypto = {_COLUMN_KEY: (STRUCT, structure)}
         fields[_CRYPTO] = STRUCT, thrift.write(crypto)
         if self.signed or key is not self._footer:
             metadata = bytes(fields.pop(_METADATA)[1])

@@ -292,10 +292,10 @@ def add_partition_number(target: WriteTarget, batches: Iterable[pa.RecordBatch])
     for batch in batches:
         places = np.zeros(batch.num_rows, dtype=np.int32)
         if batch.num_rows:
-            for partition, chosen in target.partitioner.split(conform(batch, target.schema, target.arrow)):
+            for partition, rows in target.partitioner.split(conform(batch, target.schema, target.arrow)):
                 # Unlike Python's `hash` of strings, this hash is equal in every process.
                 number = zlib.crc32(repr(partition).encode()) & 0x7FFFFFFF
-                places[slice(None) if chosen is None else chosen] = number
+                places[slice(None) if rows is None else rows] = number
         yield batch.append_column(pa.field(_PLACE, pa.int32(), False), pa.array(places))
 
 

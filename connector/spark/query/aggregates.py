@@ -78,7 +78,7 @@ def _find_conditions(catalyst: Catalyst, aggregate: Node) -> list[Node]:
         case "CaseWhen":
             otherwise = value.elseValue()
             if otherwise.isEmpty() or _is_null(catalyst, otherwise.get()):
-                return [one._1() for one in to_list(value.branches())]
+                return [branch._1() for branch in to_list(value.branches())]
     return []
 
 

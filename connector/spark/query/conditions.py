@@ -137,7 +137,7 @@ def spark_columns(fields: Iterable[Mapping[str, Any]], within: str = "") -> tupl
     A struct is included if it has such fields.
     """
     columns = []
-    names_and_types = [(str(one["name"]), one["type"]) for one in fields]
+    names_and_types = [(str(field["name"]), field["type"]) for field in fields]
     # The server would read a name with a dot as a field of a struct.
     dotted = any("." in name for name, _ in names_and_types)
     for name, kind in names_and_types:
@@ -312,8 +312,8 @@ class _Reading:
         self._count(len(values))
         if term is None:
             return None
-        literals = [self._read_literal(one, term.kind) for one in values]
-        present = [one for one in literals if one is not None]
+        literals = [self._read_literal(value, term.kind) for value in values]
+        present = [literal for literal in literals if literal is not None]
         return term.compare("IN", *present) if present and len(present) == len(literals) else None
 
     def _read_like(self, node: Node, kind: str) -> ColumnComparison | None:
@@ -461,10 +461,10 @@ def _convert_literals(atom: Atom, kinds: Mapping[str, str]) -> Atom | None:
     if not isinstance(atom, ColumnComparison) or atom.transform != IDENTITY:
         return atom
     kind = kinds[atom.column[1]]
-    literal_moments = [_parse_moment(one) for one in atom.literals]
+    literal_moments = [_parse_moment(literal) for literal in atom.literals]
     if kind not in ("date", "timestamp", "timestamp_ntz") or None in literal_moments:
         return atom
-    moments = [one for one in literal_moments if one is not None]
+    moments = [moment for moment in literal_moments if moment is not None]
     if kind != "date":
         return replace(atom, literals=tuple(_make_time_literal(one, kind) for one in moments))
     days = tuple(Literal("date", one.date().isoformat(), LOCAL) for one in moments)

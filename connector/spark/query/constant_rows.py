@@ -41,11 +41,15 @@ def constant_columns(catalyst: Catalyst, node: Node) -> list[tuple[int, SparkCol
     for attribute, values in attribute_values:
         kind = catalyst.type_of(attribute)
         literals = (
-            tuple(dict.fromkeys(literal_of(one, kind) for one in values if one is not None)) if kind in _KINDS else ()
+            tuple(dict.fromkeys(literal_of(value, kind) for value in values if value is not None))
+            if kind in _KINDS
+            else ()
         )
         if literals and None not in literals:
             number = catalyst.id_of(attribute)
-            columns.append((number, SparkColumn(str(number), kind), tuple(one for one in literals if one is not None)))
+            columns.append(
+                (number, SparkColumn(str(number), kind), tuple(literal for literal in literals if literal is not None))
+            )
     return columns
 
 
@@ -56,7 +60,7 @@ def _read_value(row: Any, number: int, attribute: Node) -> Any:
 def _read_elements(catalyst: Catalyst, array: Node, attribute: Node) -> Iterable[Any]:
     if catalyst.kind(array) == "CreateArray":
         values = to_list(array.children())
-        if len(values) <= CONSTANT_ROWS_MAX and all(catalyst.kind(one) == "Literal" for one in values):
+        if len(values) <= CONSTANT_ROWS_MAX and all(catalyst.kind(value) == "Literal" for value in values):
             yield from (one.value() for one in values)
     elif (
         catalyst.kind(array) == "Literal"

@@ -95,7 +95,7 @@ class SparkExpressions:
         """Return a tree that is true, false or null where Spark's condition is, or a hidden expression."""
         kind = self._catalyst.kind(node)
         if kind in ("And", "Or"):
-            parts = [self.condition(one) for one in self._catalyst.operands(node, kind)]
+            parts = [self.condition(operand) for operand in self._catalyst.operands(node, kind)]
             return exp.and_(*parts) if kind == "And" else exp.or_(*parts)
         if kind == "Not":
             return exp.Not(this=exp.Paren(this=self.condition(node.child())))
@@ -149,7 +149,7 @@ class SparkExpressions:
                 text = self._write_text(node.child())
                 return None if text is None else (exp.Lower if kind == "Lower" else exp.Upper)(this=text)
             case "Coalesce":
-                values = [self.value(one) or hide() for one in to_list(node.children())]
+                values = [self.value(child) or hide() for child in to_list(node.children())]
                 return exp.Coalesce(this=values[0], expressions=values[1:])
             case "If" | "CaseWhen":
                 return self._write_case(node, kind, lambda one: self.value(one) or hide())
@@ -190,7 +190,7 @@ class SparkExpressions:
             values = self._leaves.row(row)
             if values is None and self._is_row(row):
                 values = [self._leaves.constant(one) for one in to_list(row.valExprs())]
-            if values is None or any(one is None or one.kind == "null" for one in values):
+            if values is None or any(value is None or value.kind == "null" for value in values):
                 return hide()
             tuples.append(exp.Tuple(expressions=[expression_of(one) for one in values if one is not None]))
         if not tuples or any(type(one) is not exp.Column for one in columns):
@@ -205,8 +205,8 @@ class SparkExpressions:
     def _write_array_contains(self, node: Node) -> exp.Expr:
         values = self._leaves.row(node.left())
         if values is None and self._catalyst.kind(node.left()) == "CreateArray":
-            values = [self._leaves.constant(one) for one in to_list(node.left().children())]
-        elements = [expression_of(one) for one in values or () if one is not None]
+            values = [self._leaves.constant(child) for child in to_list(node.left().children())]
+        elements = [expression_of(value) for value in values or () if value is not None]
         return self._write_in(node.right(), elements) if values and len(elements) == len(values) else hide()
 
     def _write_like(self, node: Node, kind: str) -> exp.Expr:
@@ -228,7 +228,7 @@ class SparkExpressions:
         if kind == "If":
             pairs, otherwise = [(node.predicate(), node.trueValue())], node.falseValue()
         else:
-            pairs = [(one._1(), one._2()) for one in to_list(node.branches())]
+            pairs = [(branch._1(), branch._2()) for branch in to_list(node.branches())]
             otherwise = node.elseValue().get() if node.elseValue().isDefined() else None
         branches = [exp.If(this=self.condition(when), true=read(then)) for when, then in pairs]
         return exp.Case(ifs=branches, default=None if otherwise is None else read(otherwise))

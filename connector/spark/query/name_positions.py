@@ -142,7 +142,7 @@ def _has_qualified_column(text: str, references: Sequence[ReferencePosition]) ->
     After `db.t` has been replaced by a name with an alias, Spark might resolve `db.t.c` as a struct field instead: as
     the field `t.c` of a column `db`, or as the field `c` of a column `t` in a relation with the alias `db`.
     """
-    text_without_tables = splice(text, [Replacement(one.start, one.end, "") for one in references])
+    text_without_tables = splice(text, [Replacement(reference.start, reference.end, "") for reference in references])
     names = {one.alias for one in references if one.alias is not None}
     forms = {form for name in names for form in (name, backquote(name), quote_name(name))}
     either = "|".join(map(re.escape, sorted(forms)))

@@ -421,7 +421,9 @@ class PlanReader:
         source_of = _sources_by_id([left, right])
         references = {str(number): (source, str(number)) for number, source in source_of.items()}
         block = QueryBlock([left.relation, right.relation], tree, AttributeOutputs(references))
-        columns = {number: one for rows in (left, right) for number, one in rows.columns.items() if number in source_of}
+        columns = {
+            number: column for rows in (left, right) for number, column in rows.columns.items() if number in source_of
+        }
         sources = frozenset(number for number in left.sources | right.sources if number in source_of)
         return _Rows(block, columns, sources)
 
@@ -456,7 +458,7 @@ class PlanReader:
         if len(parts) > EXACT_PARTS_MAX:
             return None
         comparisons = [self._conditions.read_exactly(part, columns) for part in parts]
-        if any(one is None for one in comparisons):
+        if any(comparison is None for comparison in comparisons):
             return None
         return _at_sources(all_of(comparisons), source_of)
 

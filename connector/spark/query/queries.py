@@ -273,7 +273,9 @@ class _Query:
         if self._is_write:  # The text of a statement that writes must not run here.
             return True
         execution = run_text(self._spark, self._text, self._args)._jdf.queryExecution()
-        return any("InMemory" in self._catalyst.kind(one) for one in self._catalyst.leaves(execution.withCachedData()))
+        return any(
+            "InMemory" in self._catalyst.kind(leaf) for leaf in self._catalyst.leaves(execution.withCachedData())
+        )
 
     # Tables of the query
 

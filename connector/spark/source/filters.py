@@ -39,7 +39,7 @@ _NAN = {
     Op.GT_EQ: Op.IS_NAN,
     Op.LT_EQ: Op.NOT_NULL,
 }
-"""For each comparison with NaN, the predicate with the same result. No value is greater than NaN."""
+"""The predicate that has the same result as a comparison with NaN, by operator. No value is greater than NaN."""
 
 
 class _Unfit(Exception):

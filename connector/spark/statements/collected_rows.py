@@ -80,7 +80,7 @@ def collect_rows(catalyst: Catalyst, build: PlanBuilder, plan: Node, role: str, 
         numbered = [build.name_output(one, f"c{number}") for number, one in enumerate(to_list(plan.output()))]
         distinct = build.project(numbered, limited)
     frame = build.frame(distinct)
-    if any(_COLLECTED_TYPE.fullmatch(one.dataType.simpleString()) is None for one in frame.schema.fields):
+    if any(_COLLECTED_TYPE.fullmatch(field.dataType.simpleString()) is None for field in frame.schema.fields):
         frame = build.frame(limited).localCheckpoint()
         _check_count(frame.count(), role, rows_max)
         checkpointed = frame._jdf.queryExecution().analyzed()

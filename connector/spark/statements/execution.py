@@ -346,7 +346,7 @@ class _LocatedStatement:
                 )
             return self._explain_keys(opened, key_values)
         candidates = keys_of_condition(self._catalyst, self._build, condition, columns)
-        by_index = [one for one in candidates if self._find_index_columns(opened, one)]
+        by_index = [candidate for candidate in candidates if self._find_index_columns(opened, candidate)]
         if by_index:
             return self._explain_keys(opened, by_index[0])
         read = [Conditions(self._catalyst).read(part, columns) for part in self._catalyst.operands(condition, "And")]

@@ -142,4 +142,6 @@ class PlanBuilder:
             if plan.fastEquals(old):
                 return by
         children = to_list(plan.children())
-        return plan.withNewChildren(self.seq([self.replace_nodes(one, new) for one in children])) if children else plan
+        return (
+            plan.withNewChildren(self.seq([self.replace_nodes(child, new) for child in children])) if children else plan
+        )

@@ -308,9 +308,9 @@ async def read_at_most(content: aiohttp.StreamReader | ClientBody, size_bytes: i
     return b"".join(parts), False
 
 
-def error_response(status: int, why: str) -> web.Response:
+def error_response(status: int, reason: str) -> web.Response:
     """Return an error response of the proxy itself."""
-    return web.Response(status=status, text=f"Seamark's proxy of Trino: {why}\n", headers={"Server": "seamark"})
+    return web.Response(status=status, text=f"Seamark's proxy of Trino: {reason}\n", headers={"Server": "seamark"})
 
 
 def _drop_headers(headers: CIMultiDictProxy[str], names: Iterable[str]) -> CIMultiDict[str]:

@@ -260,7 +260,7 @@ def resolve_literals(expression: Expression, schema: Schema, schemas: Iterable[S
             case Always(value):
                 return Always(value != negated)
             case Unbound() if node.literals:
-                literals = tuple(one for one in node.literals if isinstance(one, TypedLiteral))
+                literals = tuple(literal for literal in node.literals if isinstance(literal, TypedLiteral))
                 if len(literals) == len(node.literals):
                     return comparisons.bind_typed(node, literals, negated=negated)
         return Not(node) if negated else node

@@ -242,8 +242,8 @@ def _require_field(json: dict[str, object], field: str, path: _Path) -> object:
     return json[field]
 
 
-def _make_error(path: _Path, why: str) -> BadRequest:
-    return BadRequest(f"Invalid expression at {_render_path(path)}: {why}")
+def _make_error(path: _Path, reason: str) -> BadRequest:
+    return BadRequest(f"Invalid expression at {_render_path(path)}: {reason}")
 
 
 def _show_json(json: object) -> str:

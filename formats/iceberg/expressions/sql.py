@@ -174,8 +174,8 @@ def syntax_message(error: ParseError, subject: str) -> str:
         if detail.get("line") is not None:
             text = detail.get("highlight") or "the end"
             position = f"line {detail['line']}, column {detail['col']}"
-            why = str(detail.get("description", "")).partition(" for <class")[0]
-            return f"{subject} is not valid SQL: {why} at {position}, near {text[:40]!r}"
+            reason = str(detail.get("description", "")).partition(" for <class")[0]
+            return f"{subject} is not valid SQL: {reason} at {position}, near {text[:40]!r}"
     return f"{subject} is not valid SQL: {error if error.errors else 'it is empty'}"[:_SHOWN_MAX]
 
 

@@ -110,9 +110,9 @@ def _measure_values(values: pa.Array) -> npt.NDArray[np.int64]:
     kind = values.type
     if pa.types.is_dictionary(kind):
         sizes = np.zeros(len(values), dtype=np.int64)
-        there = values.indices.is_valid().to_numpy(zero_copy_only=False)
-        if there.any():
-            sizes[there] = _measure_values(values.dictionary)[values.indices.drop_null().to_numpy()]
+        is_present = values.indices.is_valid().to_numpy(zero_copy_only=False)
+        if is_present.any():
+            sizes[is_present] = _measure_values(values.dictionary)[values.indices.drop_null().to_numpy()]
         return sizes
     if pa.types.is_run_end_encoded(kind):
         # The ends of runs may exceed the number of rows by any amount, and a product of lengths would overflow.

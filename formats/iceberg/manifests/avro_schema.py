@@ -91,7 +91,7 @@ class PartitionRecord:
 @dataclass(frozen=True, slots=True, eq=False)
 class RecordReader:
     fields: Mapping[int, tuple[str, Wanted]]
-    """For each field id, (the standard name, the reader of the field)."""
+    """The standard name and the reader of each field, by field id."""
     required: tuple[int, ...] = ()
     status: str | None = None
     """The name of the status field. Rows with status DELETED are dropped."""

@@ -83,8 +83,10 @@ def _has_wrong_counts(decoded: DecodedManifest) -> Iterator[bool]:
             total = decoded.counts.get("value_counts", {}).get(column)
             if name in _PART_COUNTS and total is not None:
                 places = np.searchsorted(total[0], rows)
-                here = total[0].take(places, mode="clip") == rows if len(total[0]) else np.zeros(len(rows), np.bool_)
-                yield bool((counts[here] > total[1].take(places[here])).any())
+                is_present = (
+                    total[0].take(places, mode="clip") == rows if len(total[0]) else np.zeros(len(rows), np.bool_)
+                )
+                yield bool((counts[is_present] > total[1].take(places[is_present])).any())
 
 
 def _has_wrong_bounds(decoded: DecodedManifest, type_of: TypeOf) -> Iterator[bool]:

@@ -65,9 +65,9 @@ def _read_by_column(columns: dict[int, Any], rows: Longs, of: int) -> dict[int, 
             by_column[column] = (np.arange(len(rows), dtype=at.dtype), *(array[rows] for array in values))
             continue
         positions = at.searchsorted(rows)
-        here = np.flatnonzero(at.take(positions, mode="clip") == rows) if len(at) else positions[:0]
-        if len(here):
-            by_column[column] = (here.astype(at.dtype), *(array[positions[here]] for array in values))
+        is_present = np.flatnonzero(at.take(positions, mode="clip") == rows) if len(at) else positions[:0]
+        if len(is_present):
+            by_column[column] = (is_present.astype(at.dtype), *(array[positions[is_present]] for array in values))
     return by_column
 
 

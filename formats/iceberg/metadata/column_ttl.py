@@ -104,9 +104,9 @@ class TtlPolicy:
                     "month, year or hour"
                 )
         elif len({time.column_id for time in times}) != 1:
-            why = f"by several: {', '.join(time.name for time in times)}" if times else "by no time column"
+            reason = f"by several: {', '.join(time.name for time in times)}" if times else "by no time column"
             raise BadRequest(
-                f"Columns expire by the time column of the table's partitions, but the table is partitioned {why}"
+                f"Columns expire by the time column of the table's partitions, but the table is partitioned {reason}"
                 + (f"; set {TIME_COLUMN}" if times else "")
             )
         return times[0]

@@ -124,11 +124,11 @@ def _clear_views_of_nulls(array: pa.Array) -> pa.Array:
     """
     if array.null_count == 0:
         return array
-    there = array.is_valid()
+    is_present = array.is_valid()
     views = np.frombuffer(array.buffers()[1], dtype=np.int32).reshape(-1, _VIEW_NUMBERS)
     views = views[array.offset : array.offset + len(array)].copy()
-    views[~there.to_numpy(zero_copy_only=False)] = 0
-    validity = pc.if_else(there, True, None).buffers()[0]
+    views[~is_present.to_numpy(zero_copy_only=False)] = 0
+    validity = pc.if_else(is_present, True, None).buffers()[0]
     return pa.Array.from_buffers(array.type, len(array), [validity, pa.py_buffer(views), *array.buffers()[2:]])
 
 

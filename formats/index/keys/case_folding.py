@@ -136,7 +136,7 @@ def _compile_unknown_pattern() -> re.Pattern[str]:
 
 
 def _list_unassigned_ranges() -> list[tuple[int, int]]:
-    ranges = (one.split("-") for one in UNASSIGNED.split())
+    ranges = (part.split("-") for part in UNASSIGNED.split())
     return [*((int(first, 16), int(last, 16)) for first, last in ranges), _SURROGATES]
 
 

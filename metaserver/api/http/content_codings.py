@@ -133,8 +133,8 @@ class Inflater:
             self._stream = zlib.decompressobj(_GZIP)
         return self._stream
 
-    def _to_bad_request(self, why: str) -> BadRequest:
-        return BadRequest(f"The {self._coding} request body {why}: check its encoding")
+    def _to_bad_request(self, reason: str) -> BadRequest:
+        return BadRequest(f"The {self._coding} request body {reason}: check its encoding")
 
 
 _LISTED = f"{', '.join(ACCEPTED)}, identity"

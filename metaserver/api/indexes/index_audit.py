@@ -212,7 +212,7 @@ async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
         known=sum(info.location in registered_locations for info in folder_objects),
         registered=registered,
         redundant=redundant,
-        left_out=[SkippedIndexFile(location, why) for location, why in sorted(left_out.items())[:_LEFT_OUT_MAX]],
+        left_out=[SkippedIndexFile(location, reason) for location, reason in sorted(left_out.items())[:_LEFT_OUT_MAX]],
         left_out_files=len(left_out),
     )
 

@@ -409,7 +409,7 @@ class _Page:
             deletes=self._body.deletes,
             exact=all(file.exact for file in self._files),
             not_used=self._predicate.unused,
-            problems=[FileProblem(path, why) for path, why in self._evaluator.problems.items()],
+            problems=[FileProblem(path, reason) for path, reason in self._evaluator.problems.items()],
             next_page_token=token,
         )
 

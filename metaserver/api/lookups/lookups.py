@@ -313,7 +313,7 @@ class _LookupAnswer:
             uncovered_files=len(located.uncovered),
             uncovered=uncovered,
             undecided=int(np.count_nonzero(located.undecided)),
-            problems=[FileProblem(path, why) for path, why in located.problems.items()],
+            problems=[FileProblem(path, reason) for path, reason in located.problems.items()],
         )
 
     def _list_missing(self) -> Longs:

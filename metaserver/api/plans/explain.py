@@ -324,7 +324,7 @@ def _explain_scan(
         not_used=read.unused,
         not_used_reasons=read.reasons,
         terms=[_describe_term(effect) for effect in effects_of_terms(scan, samples)],
-        layouts=[ExplainedLayout(list(one.columns), one.files_in, one.files) for one in estimates.layouts],
+        layouts=[ExplainedLayout(list(layout.columns), layout.files_in, layout.files) for layout in estimates.layouts],
         unknown_layouts=[UnknownLayout(column, reason) for column, reason in estimates.unknown.items()],
         columns=list(_collect_columns(scan.bound, set())),
         residuals=residuals,

@@ -17,7 +17,7 @@ from seamark.metaserver.streams.pauses import pause_of
 
 
 class ListedStream(StreamStatus, frozen=True, rename="kebab"):
-    """A stream table, and what of it waits for a flush."""
+    """A stream table, and the rows that wait for a flush."""
 
     namespace: list[str]
     table: str

@@ -232,7 +232,7 @@ async def _wait_for_rows(
             watcher.woken.clear()
             _, table, log = await _load(call, uuid=entry.uuid)
             step = await _choose(call, choose, table)
-            choose = partial(choose.func, step.position, **choose.keywords)  # What was passed is not read again.
+            choose = partial(choose.func, step.position, **choose.keywords)  # Rows that were passed are not read again.
             left_s = until_s - clock.monotonic()
             if not isinstance(step, End) or left_s <= 0 or call.components.timeline.is_draining:
                 return step, table, log

@@ -197,13 +197,13 @@ class OrphanRemoval:
         entry = await context.require_entry(EntryKind.TABLE, namespace, name)
         metadata = await context.documents.table(entry.metadata_location)
         check_uuid(entry, metadata)
-        why = None
+        reason = None
         if not is_collectable(metadata):
-            why = "its gc.enabled is false, so others may use its files"
+            reason = "its gc.enabled is false, so others may use its files"
         elif await context.store.names_of(entry.uuid) != 1:
-            why = "several names, live or dropped, share its UUID and with it its files"
-        if why is not None:
-            raise BadRequest(f"Cannot remove orphan files of {show(namespace, name)}: {why}")
+            reason = "several names, live or dropped, share its UUID and with it its files"
+        if reason is not None:
+            raise BadRequest(f"Cannot remove orphan files of {show(namespace, name)}: {reason}")
         return entry, metadata
 
     def _check_age(self, metadata: TableMetadata, request: RemoveOrphanFilesRequest, passed: PassedTime) -> int:

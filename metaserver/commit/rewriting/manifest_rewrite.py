@@ -327,21 +327,21 @@ def _identify(manifest: ManifestFile) -> tuple[str, int, int | None]:
 
 def _choose(members: Sequence[ManifestFile]) -> list[ManifestFile]:
     """Return the smallest manifests within the limits of a group, in the order of the manifest list."""
-    chosen: set[str] = set()
+    paths: set[str] = set()
     size_bytes = entries = 0
     for manifest in sorted(members, key=lambda manifest: manifest.manifest_length):
         size_bytes += manifest.manifest_length
         entries += (manifest.added_files_count or 0) + (manifest.existing_files_count or 0)
         if size_bytes > GROUP_BYTES_MAX or entries > GROUP_ENTRIES_MAX:
             break
-        chosen.add(manifest.manifest_path)
-    return [manifest for manifest in members if manifest.manifest_path in chosen]
+        paths.add(manifest.manifest_path)
+    return [manifest for manifest in members if manifest.manifest_path in paths]
 
 
 def _divide_entries(
     spec_id: int,
     content: int,
-    chosen: Sequence[ManifestFile],
+    manifests: Sequence[ManifestFile],
     read: Sequence[Sequence[ManifestEntry]],
     metadata: TableMetadata,
 ) -> _Group:
@@ -354,7 +354,7 @@ def _divide_entries(
     chunks = divide(entries, _count_fitting_entries(entries, metadata, spec_id, content), clustering_bound(metadata))
     before, partitions = count_touches(read)
     after = count_touches(chunks)[0]
-    return _Group(spec_id, content, tuple(chosen), chunks, before, after, partitions, repaired)
+    return _Group(spec_id, content, tuple(manifests), chunks, before, after, partitions, repaired)
 
 
 def _count_fitting_entries(

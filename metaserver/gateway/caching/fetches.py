@@ -296,7 +296,9 @@ class Fetches:
         async def write() -> None:
             try:
                 name, owner = fetch.record.name, fetch.owner
-                await asyncio.gather(*(self._blocks.write(name, one, fetch.block(one), owner) for one in numbers))
+                await asyncio.gather(
+                    *(self._blocks.write(name, number, fetch.block(number), owner) for number in numbers)
+                )
             finally:
                 fetch.writes -= 1
                 self._retire(fetch)

@@ -120,7 +120,7 @@ async def _await_usable(attempts: list[_Attempt]) -> _Attempt:
 
     If all attempts failed, return the first attempt.
     """
-    waiting = {one.opening for one in attempts}
+    waiting = {attempt.opening for attempt in attempts}
     while waiting:
         _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         usable = [one for one in attempts if one.is_usable]

@@ -138,7 +138,7 @@ class Coverage:
 
     @property
     def by_position(self) -> tuple[Longs, Longs]:
-        """For each position in the view, (number of the index file, number of the data file in the index file).
+        """The number of the index file, and of the data file in it, by position in the view.
 
         Both are int64[files of the view]; -1 for files that are not covered.
         """
@@ -213,9 +213,9 @@ def find_ids(ordered: Words, ids: Words) -> Longs:
     left = np.flatnonzero(at < end)
     # A second iteration occurs only if two identities share the first word.
     while len(left):
-        here = low[at[left]] == ids[left, 1]
-        positions[left[here]] = at[left[here]]
-        left = left[~here]
+        is_same = low[at[left]] == ids[left, 1]
+        positions[left[is_same]] = at[left[is_same]]
+        left = left[~is_same]
         at[left] += 1
         left = left[at[left] < end[left]]
     return positions

@@ -152,13 +152,13 @@ async def join_filters(dimensions: Dimensions, joins: Sequence[RequestedJoin], u
     for number in dict.fromkeys(join.any_of for join in joins):
         alternatives = [(join, result) for join, result in pairs if join.any_of == number]
         if number is None:
-            parts += [_condition_of([one]) for one in alternatives]
+            parts += [_condition_of([alternative]) for alternative in alternatives]
         elif all(result.outcomes[0].used for _, result in alternatives):
             parts.append(_condition_of(alternatives))
         else:
             pairs = [(join, _mark_unused(result) if join.any_of == number else result) for join, result in pairs]
     return JoinFilters(
-        tuple(one for join, result in pairs if join.is_filter for one in result.dynamic_filters),
+        tuple(dynamic_filter for join, result in pairs if join.is_filter for dynamic_filter in result.dynamic_filters),
         tuple(outcome for _, result in pairs for outcome in result.outcomes),
         all_of(*parts),
     )

@@ -340,8 +340,11 @@ class Planner:
         metadata = bound_scan.metadata
         await self.check_paths(metadata, uuid_of(entry, metadata), list_locations(bound_scan))
         manifests = await self._lists.manifests(bound_scan)
-        chosen = [*manifests.deletes, *(manifests.data[number] for number in await manifests.select(bound_scan))]
-        return sum(count_entries(manifest) for manifest in self._blocks.missing(chosen))
+        selected_manifests = [
+            *manifests.deletes,
+            *(manifests.data[number] for number in await manifests.select(bound_scan)),
+        ]
+        return sum(count_entries(manifest) for manifest in self._blocks.missing(selected_manifests))
 
     def stats(self) -> PlannerStats:
         return PlannerStats(
@@ -418,24 +421,26 @@ class Planner:
             cached = self._views.get(made_key)
             if cached is not None:
                 return cached
-        chosen = [data[ordinal] for ordinal in ordinals]
+        selected_manifests = [data[ordinal] for ordinal in ordinals]
         deletes = manifests.deletes
         if check_paths is not None:
             # Concurrent requests of several tables share `load`, so each request checks the paths for its own table.
-            await check_paths([manifest.manifest_path for manifest in (*chosen, *deletes)])
+            await check_paths([manifest.manifest_path for manifest in (*selected_manifests, *deletes)])
 
         async def load() -> CachedView:
-            shared_blocks = self._views.find_shared_blocks(chosen)
-            missing = [manifest for manifest, block in zip(chosen, shared_blocks, strict=True) if block is None]
+            shared_blocks = self._views.find_shared_blocks(selected_manifests)
+            missing = [
+                manifest for manifest, block in zip(selected_manifests, shared_blocks, strict=True) if block is None
+            ]
             loaded = await self._blocks.load([*missing, *deletes])
-            count = len(chosen)
+            count = len(selected_manifests)
             remaining = iter(loaded)
             blocks = [next(remaining) if block is None else block for block in shared_blocks] + loaded[len(missing) :]
             # The delete index reads all delete blocks, so they are verified first.
             if deletes and not await asyncio.to_thread(_verify_all, blocks[count:]):
                 raise CacheDamaged("The local copy of a delete manifest is damaged; repeat the request")
             base = self._views.find_sharing(blocks[:count])
-            view = TableView(chosen, blocks[:count], deletes, blocks[count:], ordinals=ordinals, base=base)
+            view = TableView(selected_manifests, blocks[:count], deletes, blocks[count:], ordinals=ordinals, base=base)
             index = await self._run(view, lambda: DeleteIndex(view, metadata.partition_specs, metadata.schemas))
             left_out = set(range(len(data))).difference(ordinals)
             files = view.file_count + sum(count_live_entries(data[number]) for number in left_out)

@@ -128,14 +128,16 @@ class _Column:
     def __init__(self, summaries: Sequence[FieldSummary | None], kind: str) -> None:
         self.kind = kind
         self.form = form_of(kind)
-        self.nulls = np.array([_read_state(one and one.contains_null) for one in summaries], dtype=np.uint8)
+        self.nulls = np.array([_read_state(summary and summary.contains_null) for summary in summaries], dtype=np.uint8)
         self.nans = np.array([_read_state(one and one.contains_nan) for one in summaries], dtype=np.uint8)
         unbounded = [one is not None and one.lower is None and one.upper is None for one in summaries]
         self.unbounded: Flags = np.array(unbounded, dtype=np.bool_)
         self.summaries = summaries if self.form is Form.STRINGS and kind != "uuid" else ()
         if self.form is Form.INTEGERS:
-            stated = [_EMPTY_SUMMARY if one is None else one for one in summaries]
-            low, high = ([_read_key(Form.INTEGERS, kind, data) for data in side] for side in _read_sides(stated))
+            present_summaries = [_EMPTY_SUMMARY if one is None else one for one in summaries]
+            low, high = (
+                [_read_key(Form.INTEGERS, kind, data) for data in side] for side in _read_sides(present_summaries)
+            )
             is_known = [one is not None and other is not None for one, other in zip(low, high, strict=True)]
             self.is_known: Flags = np.array(is_known, dtype=np.bool_)
             self.low: Longs = np.array([key or 0 for key in low], dtype=np.int64)
@@ -149,7 +151,7 @@ class _Column:
         if self.form is Form.INTEGERS:
             flags = ~self.is_known | self._overlaps(bound.op, keys.sort_keys(bound, self.form))
         elif self.summaries:
-            flags = np.array([_may_match(bound, one, keys) for one in self.summaries], dtype=np.bool_)
+            flags = np.array([_may_match(bound, summary, keys) for summary in self.summaries], dtype=np.bool_)
         else:
             # Bounds prove nothing about floats, because of NaN and zeros, and about UUIDs, because clients order them
             # differently.
@@ -176,12 +178,12 @@ class _Column:
         return flags
 
 
-def _read_state(stated: bool | FieldSummary | None) -> int:
-    return _UNKNOWN if stated is None else _YES if stated else _NO
+def _read_state(state: bool | FieldSummary | None) -> int:
+    return _UNKNOWN if state is None else _YES if state else _NO
 
 
 def _read_sides(summaries: Sequence[FieldSummary]) -> tuple[list[bytes | None], list[bytes | None]]:
-    return [one.lower for one in summaries], [one.upper for one in summaries]
+    return [summary.lower for summary in summaries], [one.upper for one in summaries]
 
 
 def _may_match(bound: Bound, summary: FieldSummary | None, keys: _Keys) -> bool:

@@ -40,10 +40,10 @@ def keys_of_json(terms: Sequence[Term], rows: Sequence[Any]) -> tuple[list[Keys]
     Raises:
         BadRequest: A key is invalid; the message contains the key's number.
     """
-    possibleble = np.ones(len(rows), dtype=np.bool_)
+    possible = np.ones(len(rows), dtype=np.bool_)
     values = _transpose_keys(terms, rows)
-    columns = [_make_column(term, column, possibleble) for term, column in zip(terms, values, strict=True)]
-    return columns, None if possibleble.all() else possibleble
+    columns = [_make_column(term, column, possible) for term, column in zip(terms, values, strict=True)]
+    return columns, None if possible.all() else possible
 
 
 def arrays_of(terms: Sequence[Term], table: pa.Table) -> tuple[list[pa.Array], int]:

@@ -306,9 +306,9 @@ class TableView:
 
     def blocks_of(self, manifests: Sequence[ManifestFile]) -> list[Block | None]:
         """Return the view's block of each manifest, or None for a manifest whose object is not in the view."""
-        here, of_view = _find_shared(_list_identities(manifests), _list_identities(self.manifests))
+        positions, of_view = _find_shared(_list_identities(manifests), _list_identities(self.manifests))
         blocks = np.full(len(manifests), None, dtype=np.object_)
-        blocks[here] = objects(self.blocks)[of_view]
+        blocks[positions] = objects(self.blocks)[of_view]
         entry_blocks: list[Block | None] = blocks.tolist()
         return entry_blocks
 

@@ -124,8 +124,8 @@ def has_local_spark() -> bool:
 
 def launcher_of(properties: Mapping[str, str]) -> str:
     """Return the launcher that the table's property names; `auto` if the value of the property is invalid."""
-    chosen = properties.get(PROPERTY, AUTO)
-    return chosen if chosen in CHOICES else AUTO
+    launcher_name = properties.get(PROPERTY, AUTO)
+    return launcher_name if launcher_name in CHOICES else AUTO
 
 
 def why_ignored(launcher: str, permitted: Sequence[str]) -> str | None:

@@ -178,11 +178,11 @@ class SparkSubmit:
         try:
             return from_json((folder / ANSWER).read_bytes(), JobAnswer)
         except FileNotFoundError:
-            why = "its output is left out, because it may quote values of encrypted files"
+            reason = "its output is left out, because it may quote values of encrypted files"
             if not any(self._environment.get(name) for name in _KEY_VARIABLES):
                 last = (folder / "output").read_bytes()[-_OUTPUT_BYTES:].decode(errors="replace")
-                why = " ".join(last.split())[-500:]
-            raise JobFailed(f"The Spark driver ended with code {code} and without an answer: {why}") from None
+                reason = " ".join(last.split())[-500:]
+            raise JobFailed(f"The Spark driver ended with code {code} and without an answer: {reason}") from None
 
 
 async def _wait_for_end(process: asyncio.subprocess.Process, progress: Path, report: Report) -> int:

@@ -157,18 +157,18 @@ async def test_finishing_a_build_is_idempotent_and_a_finished_build_accepts_no_f
 
 
 async def test_exclusive_build_yields_to_a_live_build_of_its_index(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def alone(name: str = "i") -> Any:
+    async def start_exclusive_build(name: str = "i") -> Any:
         return await table("POST", f"{INDEXES}/{name}/builds", {"exclusive": True})
 
-    first = (await alone()).json
-    assert (await alone()).error[:2] == (409, "CommitFailedException")
+    first = (await start_exclusive_build()).json
+    assert (await start_exclusive_build()).error[:2] == (409, "CommitFailedException")
     assert (await table("POST", f"{INDEXES}/i/builds", {"exclusive": 1})).error[0] == 400
     await define(table, "other", kind="bitmap", columns=["data"])
-    assert (await alone("other")).status == 200
+    assert (await start_exclusive_build("other")).status == 200
     await table("POST", at(first, "/finish"))
-    assert (await alone()).status == 200
+    assert (await start_exclusive_build()).status == 200
     monkeypatch.setattr(build_state, "EXCLUSIVE_MS", -1)
-    assert (await alone()).status == 200
+    assert (await start_exclusive_build()).status == 200
 
 
 async def test_only_one_of_concurrent_exclusive_builds_continues(table: Api) -> None:

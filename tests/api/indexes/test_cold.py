@@ -13,7 +13,7 @@ import pytest
 from seamark.metaserver.index.files import remote as cold
 from tests.api.client import Api
 from tests.api.indexes.test_bitmaps import create_indexed_table, decode_rows, filter_json, pages, some_tree
-from tests.api.indexes.test_lookups import a_table, ask, expected_rows, found_rows, key_as_json
+from tests.api.indexes.test_lookups import a_table, ask, decode_found_rows, find_expected_rows, key_as_json
 from tests.api.rest.stored import Stored, some_row
 from tests.planner.lakes.tables import RecordingObjects
 from tests.server.rig import Running, running
@@ -59,7 +59,7 @@ async def test_few_keys_are_looked_up_by_range_in_every_snapshot(served: Running
             keys = [some_row(rng, 1)[:2] for _ in range(count)]
             json_keys = [key_as_json((name, id)) for id, name in keys]
             answer = await ask(api, json_keys, index="keys", **{"snapshot-id": snapshot.id})
-            assert found_rows(answer) == expected_rows(table, snapshot, keys, (1, 2))
+            assert decode_found_rows(answer) == find_expected_rows(table, snapshot, keys, (1, 2))
             assert answer["complete"]
     assert storage.ranges
     assert not any(name.endswith(".puffin") for name in storage.reads)
@@ -75,7 +75,7 @@ async def test_many_keys_wait_for_the_whole_file(served: Running) -> None:
     await asyncio.sleep(0.1)
     assert not asking.done()
     storage.let_go()
-    assert found_rows(await asking) == expected_rows(table, table.snapshots[-1], keys, (1,))
+    assert decode_found_rows(await asking) == find_expected_rows(table, table.snapshots[-1], keys, (1,))
 
 
 async def test_rows_by_predicate_are_the_same_by_range(served: Running) -> None:

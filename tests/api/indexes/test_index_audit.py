@@ -31,10 +31,10 @@ REBUILD = f"{INDEXES}/rebuild-registry"
 @pytest.fixture
 async def table(api: Api) -> Api:
     """Return the API with `db.t` of 6 files, and a bloom index `i` without index files."""
-    return await made(api)
+    return await create_index(api)
 
 
-async def made(api: Api) -> Api:
+async def create_index(api: Api) -> Api:
     await api.table()
     await append(api, "t", FILES, snapshot_id=1, manifests=2)
     await define(api, kind="bloom", columns=["id"], fpp=1e-6)
@@ -51,7 +51,7 @@ def valid_index_file(build: Mapping[str, Any], files: Sequence[DataFile], **othe
     return b"".join(assemble(build["definition-id"], "bloom", listed_table, blob, **given))
 
 
-async def built(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str, Any], list[str]]:
+async def create_build(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str, Any], list[str]]:
     """Return a build with a registered index file for each group, and their locations."""
     build = await begin(api)
     registrations = [write(build, str(number), valid_index_file(build, group)) for number, group in enumerate(groups)]
@@ -59,7 +59,7 @@ async def built(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str, Any], 
     return build, [one["location"] for one in registrations]
 
 
-async def kept_paths(api: Api, where: str) -> list[str]:
+async def find_kept_paths(api: Api, where: str) -> list[str]:
     """Return the paths of the files that a plan keeps."""
     answer = await api("POST", "/api/v1/tables/db/t/explain", {"where": where, "files": True})
     assert answer.status == 200, answer.raw
@@ -85,11 +85,11 @@ def flip(location: str, place: int) -> None:
 
 
 async def test_quarantined_index_file_is_unused_and_built_again(table: Api) -> None:
-    build, (first, second) = await built(table, FILES[:3], FILES[3:])
-    assert await kept_paths(table, "id = 102") == [FILES[1].path]
+    build, (first, second) = await create_build(table, FILES[:3], FILES[3:])
+    assert await find_kept_paths(table, "id = 102") == [FILES[1].path]
     answer = await quarantine(table, first)
     assert (answer.status, answer.json) == (200, {"location": first, "state": "quarantined", "reason": "it lies"})
-    assert await kept_paths(table, "id = 102") == [file.path for file in FILES[:3]]
+    assert await find_kept_paths(table, "id = 102") == [file.path for file in FILES[:3]]
     index = await load_index(table)
     assert (index["health"], index["files"], index["quarantined"]) == ("damaged", 3, 1)
     assert {index_file["location"]: index_file["state"] for index_file in index["index-files"]} == {
@@ -99,11 +99,11 @@ async def test_quarantined_index_file_is_unused_and_built_again(table: Api) -> N
     assert await missing(table, build) == [file.path for file in FILES[:3]]
     await register(table, build, write(build, "again", valid_index_file(build, FILES[:3])))
     assert (await load_index(table))["health"] == "ok"
-    assert await kept_paths(table, "id = 102") == [FILES[1].path]
+    assert await find_kept_paths(table, "id = 102") == [FILES[1].path]
 
 
 async def test_quarantine_is_idempotent_and_a_superseded_file_stays_superseded(table: Api) -> None:
-    build, (first, second) = await built(table, FILES[:3], FILES[3:])
+    build, (first, second) = await create_build(table, FILES[:3], FILES[3:])
     merged = write(build, "merged", valid_index_file(build, FILES[3:], level=1))
     await register(table, build, merged, replaces=[second])
     await quarantine(table, first)
@@ -113,7 +113,7 @@ async def test_quarantine_is_idempotent_and_a_superseded_file_stays_superseded(t
 
 
 async def test_checked_index_file_is_quarantined_only_if_it_is_damaged(table: Api) -> None:
-    _, (first, second) = await built(table, FILES[:3], FILES[3:])
+    _, (first, second) = await create_build(table, FILES[:3], FILES[3:])
     assert (await quarantine(table, first, check=True)).json == {"location": first, "state": "live", "reason": None}
     flip(first, place_of_blob(first))
     answer = (await quarantine(table, first, "found by night", check=True)).json
@@ -125,7 +125,7 @@ async def test_checked_index_file_is_quarantined_only_if_it_is_damaged(table: Ap
 
 
 async def test_only_registered_index_files_of_the_index_are_quarantined(table: Api) -> None:
-    build, (first,) = await built(table, FILES)
+    build, (first,) = await create_build(table, FILES)
     await define(table, "other", kind="bitmap", columns=["data"])
     unlisted = write(build, "unlisted", valid_index_file(build, FILES))["location"]
     for name, location in (("i", unlisted), ("i", "nope"), ("i", ""), ("other", first), ("nope", first)):
@@ -137,16 +137,16 @@ async def test_only_registered_index_files_of_the_index_are_quarantined(table: A
 
 
 async def test_long_quarantine_reason_is_truncated(table: Api) -> None:
-    _, (first,) = await built(table, FILES)
+    _, (first,) = await create_build(table, FILES)
     assert (await quarantine(table, first, "x" * 5000)).json["reason"] == "x" * 1000
 
 
 async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same(tmp_path: Path) -> None:
     warehouse = (tmp_path / "warehouse").as_uri()
     async with running(tmp_path / "first", warehouse=warehouse) as server:
-        api = await made(Api(server))
-        _, locations = await built(api, FILES[:2], FILES[2:5])
-        before = [await kept_paths(api, f"id = {100 + n}") for n in range(9)]
+        api = await create_index(Api(server))
+        _, locations = await create_build(api, FILES[:2], FILES[2:5])
+        before = [await find_kept_paths(api, f"id = {100 + n}") for n in range(9)]
         location = (await api("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
     assert [len(paths) for paths in before] == [1, 2, 2, 2, 2, 2, 1, 1, 1]
     async with running(tmp_path / "second", warehouse=warehouse) as server:
@@ -154,13 +154,13 @@ async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same
         answer = await api("POST", "/v1/namespaces/db/register", {"name": "t", "metadata-location": location})
         assert answer.status == 200
         assert (await load_index(api))["files"] == 0
-        assert [len(await kept_paths(api, f"id = {100 + n}")) for n in range(9)] == [6] * 9
+        assert [len(await find_kept_paths(api, f"id = {100 + n}")) for n in range(9)] == [6] * 9
         reported = (await api("POST", REBUILD)).json
         assert reported["registered"] == [
             {"index": "i", "index-files": 2, "files": 5, "rows": 15, "size-in-bytes": sum(map(size, locations))}
         ]
         assert (reported["known"], reported["redundant"], reported["left-out"]) == (0, 0, [])
-        assert [await kept_paths(api, f"id = {100 + n}") for n in range(9)] == before
+        assert [await find_kept_paths(api, f"id = {100 + n}") for n in range(9)] == before
         index = await load_index(api)
         assert {index_file["location"]: index_file["state"] for index_file in index["index-files"]} == dict.fromkeys(
             locations, "live"
@@ -193,7 +193,7 @@ async def test_merged_and_newer_files_are_preferred_among_equal_coverage(table: 
 
 
 async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(table: Api) -> None:
-    build, (first,) = await built(table, FILES[:3])
+    build, (first,) = await create_build(table, FILES[:3])
     await quarantine(table, first)
     twin = write(build, "twin", valid_index_file(build, FILES[:3]))["location"]
     reported = (await table("POST", REBUILD)).json
@@ -203,7 +203,7 @@ async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(tab
 
 
 async def test_already_covered_file_is_registered_only_if_the_others_are_unreadable(table: Api) -> None:
-    build, (first,) = await built(table, FILES[:3])
+    build, (first,) = await create_build(table, FILES[:3])
     write(build, "twin", valid_index_file(build, FILES[:3]))
     reported = (await table("POST", REBUILD)).json
     assert (reported["registered"], reported["redundant"]) == ([], 1)

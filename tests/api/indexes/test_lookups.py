@@ -50,7 +50,7 @@ async def ask_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
     return pa.ipc.open_stream(answer.raw).read_all()
 
 
-def expected_rows(table: Stored, snapshot: Snapshot, keys: Sequence[Row], columns: Sequence[int]) -> list[Found]:
+def find_expected_rows(table: Stored, snapshot: Snapshot, keys: Sequence[Row], columns: Sequence[int]) -> list[Found]:
     """Return all live rows with these keys.
 
     The keys are compared as texts, so that NaN equals NaN.
@@ -63,7 +63,7 @@ def expected_rows(table: Stored, snapshot: Snapshot, keys: Sequence[Row], column
     )
 
 
-def found_rows(answer: dict[str, Any]) -> list[Found]:
+def decode_found_rows(answer: dict[str, Any]) -> list[Found]:
     assert not any("undecided" in row for row in answer["rows"])
     return sorted((row["key"], row["file-path"], row["position"]) for row in answer["rows"])
 
@@ -131,8 +131,8 @@ async def test_lookups_equal_scans_in_every_snapshot(
             rows = [some_row(rng, 1) for _ in range(rng.choice([1, 30]))]
             keys = [tuple(row[at - 1] for at in ids) for row in rows]
             answer = await ask(api, list(map(key_as_json, keys)), index="keys", **{"snapshot-id": snapshot.id})
-            expected = expected_rows(table, snapshot, keys, ids)
-            assert found_rows(answer) == expected, f"seed {seed}"
+            expected = find_expected_rows(table, snapshot, keys, ids)
+            assert decode_found_rows(answer) == expected, f"seed {seed}"
             assert answer["complete"]
             assert answer["missing"] == [n for n in range(len(keys)) if n not in {one[0] for one in expected}]
         assert (await api("DELETE", "/v1/namespaces/db/tables/t")).status == 204
@@ -153,7 +153,7 @@ async def test_arrow_batch_answer_equals_the_answers_of_its_keys(api: Api) -> No
     table = pa.table({"id": pa.array([one for one, _ in keys], pa.int32()), "name": [two for _, two in keys]})
     for query in ("index=keys", "partitions=true"):
         arrow = await ask_arrow(api, table, query)
-        expected = expected_rows(stored_table, stored_table.snapshots[-1], keys, (1, 2))
+        expected = find_expected_rows(stored_table, stored_table.snapshots[-1], keys, (1, 2))
         columns = [arrow.column(name).to_pylist() for name in ("key", "file_path", "position")]
         assert sorted(zip(*columns, strict=True)) == expected
         assert columns[0] == sorted(columns[0])
@@ -168,7 +168,7 @@ async def test_lookup_reports_live_files_that_the_index_does_not_cover(api: Api)
     table, files = await two_files(api)
     await table.index("keys", "record", ["id"], files[:1])
     answer = await ask(api, [5, 105], index="keys")
-    assert found_rows(answer) == [(0, files[0].path, 5)]
+    assert decode_found_rows(answer) == [(0, files[0].path, 5)]
     assert (answer["complete"], answer["uncovered-files"], answer["uncovered"]) == (False, 1, [files[1].path])
     assert answer["missing"] == [1]
     await table.commit(removed=[files[1].path])
@@ -193,7 +193,7 @@ async def test_row_covered_by_two_index_files_is_returned_once(api: Api) -> None
     table, files = await two_files(api)
     await table.index("keys", "record", ["id"], files)
     await table.index("keys", "record", ["id"], files[:1])
-    assert found_rows(await ask(api, [5, 105], index="keys")) == [(0, files[0].path, 5), (1, files[1].path, 5)]
+    assert decode_found_rows(await ask(api, [5, 105], index="keys")) == [(0, files[0].path, 5), (1, files[1].path, 5)]
 
 
 async def test_rows_have_their_partition_on_request(api: Api) -> None:
@@ -220,7 +220,9 @@ async def test_zeros_are_two_keys_and_a_delete_that_equates_them_leaves_the_row_
     file = table.data_file([(1, "a", 0.0, 1), (2, "b", -0.0, 1), (3, "c", float("nan"), 1), (4, "d", None, 1)])
     await table.commit([file])
     await table.index("keys", "record", ["price"], [file])
-    assert found_rows(await ask(api, [0.0, -0.0, "NaN", None], index="keys")) == [(n, file.path, n) for n in range(4)]
+    assert decode_found_rows(await ask(api, [0.0, -0.0, "NaN", None], index="keys")) == [
+        (n, file.path, n) for n in range(4)
+    ]
     await table.commit(deletes=[table.equality_deletes([3], [(-0.0,), (float("nan"),)])])
     answer = await ask(api, [0.0, -0.0, "NaN", None], index="keys")
     assert [(row["key"], row.get("undecided", False)) for row in answer["rows"]] == [(0, True), (3, False)]
@@ -264,7 +266,7 @@ async def test_rows_of_an_unreadable_data_file_are_undecided(api: Api) -> None:
     table, files = await two_files(api)
     await table.index("keys", "record", ["id"], files)
     await table.commit(deletes=[table.equality_deletes([2], [("n5",)])])
-    assert found_rows(await ask(api, [5, 6, 105], index="keys")) == [(1, files[0].path, 6)]
+    assert decode_found_rows(await ask(api, [5, 6, 105], index="keys")) == [(1, files[0].path, 6)]
     Path(files[0].path.removeprefix("file://")).unlink()
     answer = await ask(api, [5, 6, 105], index="keys")
     assert [(row["key"], row.get("undecided")) for row in answer["rows"]] == [(0, True), (1, True)]

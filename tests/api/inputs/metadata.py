@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.api.client import SCHEMA, VIEW_VERSION
-from tests.api.inputs.bad_input import BAD, BEYOND_LONG, BadInput, D, T, V, new_table, table_commit
+from tests.api.inputs.bad_input import BAD, BEYOND_LONG, BadInput, D, T, V, make_table, table_commit
 
 
 def _field(type_: Any, **more: Any) -> dict[str, Any]:
-    return new_table(
+    return make_table(
         schema={"type": "struct", "fields": [{"id": 1, "name": "a", "required": False, "type": type_, **more}]}
     )
 
@@ -38,9 +38,9 @@ def schemas() -> Iterator[BadInput]:
         return BadInput("New tables", description, "POST", T, body, status, type_)
 
     yield make("no schema", {"name": "new"})
-    yield make("a schema that is no object", new_table(schema=[]))
-    yield make("a schema without fields", new_table(schema={"type": "struct"}))
-    yield make("a schema that is a list", new_table(schema={"type": "list", "fields": []}))
+    yield make("a schema that is no object", make_table(schema=[]))
+    yield make("a schema without fields", make_table(schema={"type": "struct"}))
+    yield make("a schema that is a list", make_table(schema={"type": "list", "fields": []}))
     yield make("a type nobody knows", _field("quaternion"))
     yield make("a decimal of 39 digits", _field("decimal(39, 2)"))
     yield make("a decimal without bounds", _field("decimal(99999999999999999999, 2)"))
@@ -53,9 +53,9 @@ def schemas() -> Iterator[BadInput]:
     yield make("a field id beyond 64 bits", _field("int", id=2**64))
     yield make("a field without a name", _field("int", name=None))
     twice = [{"id": n, "name": "same", "required": False, "type": "int"} for n in (1, 2)]
-    yield make("two fields of one name", new_table(schema={"type": "struct", "fields": twice}))
+    yield make("two fields of one name", make_table(schema={"type": "struct", "fields": twice}))
     same_id = [{"id": 1, "name": n, "required": False, "type": "int"} for n in ("a", "b")]
-    yield make("two fields of one id", new_table(schema={"type": "struct", "fields": same_id}))
+    yield make("two fields of one id", make_table(schema={"type": "struct", "fields": same_id}))
     yield make(
         "a field name that is a lone surrogate",
         b'{"name": "new", "schema": {"type": "struct", "fields": '
@@ -63,7 +63,7 @@ def schemas() -> Iterator[BadInput]:
     )
 
     def spec(**field: Any) -> dict[str, Any]:
-        return new_table(**{"partition-spec": {"spec-id": 0, "fields": [{"name": "p", "source-id": 1, **field}]}})
+        return make_table(**{"partition-spec": {"spec-id": 0, "fields": [{"name": "p", "source-id": 1, **field}]}})
 
     yield make("a partition transform that is a number", spec(transform=5))
     yield make("zero buckets", spec(transform="bucket[0]"))
@@ -75,13 +75,13 @@ def schemas() -> Iterator[BadInput]:
         "order-id": 1,
         "fields": [{"transform": "identity", "source-id": 1, "direction": "up", "null-order": "nulls-first"}],
     }
-    yield make("a sort direction nobody knows", new_table(**{"write-order": order}))
-    yield make("format version 0", new_table(properties={"format-version": "0"}))
-    yield make("format version 99", new_table(properties={"format-version": "99"}))
-    yield make("a format version that is no number", new_table(properties={"format-version": "two"}))
-    yield make("a codec nobody knows", new_table(properties={"write.metadata.compression-codec": "rar"}))
-    yield make("a name that is taken", new_table(name="t"), 409, "AlreadyExistsException")
-    yield make("a name that a view has", new_table(name="v"), 409, "AlreadyExistsException")
+    yield make("a sort direction nobody knows", make_table(**{"write-order": order}))
+    yield make("format version 0", make_table(properties={"format-version": "0"}))
+    yield make("format version 99", make_table(properties={"format-version": "99"}))
+    yield make("a format version that is no number", make_table(properties={"format-version": "two"}))
+    yield make("a codec nobody knows", make_table(properties={"write.metadata.compression-codec": "rar"}))
+    yield make("a name that is taken", make_table(name="t"), 409, "AlreadyExistsException")
+    yield make("a name that a view has", make_table(name="v"), 409, "AlreadyExistsException")
 
 
 def commits() -> Iterator[BadInput]:
@@ -156,7 +156,7 @@ def commits() -> Iterator[BadInput]:
     yield missing
 
 
-def others() -> Iterator[BadInput]:
+def list_other_inputs() -> Iterator[BadInput]:
     def send(
         description: str, path: str, body: Any, status: int = 400, type_: str = BAD, group: str = "Views"
     ) -> BadInput:

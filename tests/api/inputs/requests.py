@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.api.client import SCHEMA, VIEW_VERSION
-from tests.api.inputs.bad_input import BAD, BODY_LIMIT_BYTES, BadInput, D, N, T, V, new_table, table_commit
+from tests.api.inputs.bad_input import BAD, BODY_LIMIT_BYTES, BadInput, D, N, T, V, make_table, table_commit
 
 
 def bodies() -> Iterator[BadInput]:
@@ -68,14 +68,14 @@ def names() -> Iterator[BadInput]:
     )
     yield post("a namespace without levels", N, {"namespace": []})
     yield post("a level that URLs take for the parent folder", N, {"namespace": [".."]})
-    yield post("a table's name that URLs take for nothing", T, new_table(name="."))
+    yield post("a table's name that URLs take for nothing", T, make_table(name="."))
     yield post("an empty level in a body", N, {"namespace": ["a", ""]})
     yield post("the separator inside a level", N, {"namespace": ["a\x1fb"]})
     yield post("a level of 256 characters", N, {"namespace": ["n" * 256]})
     yield post("10,000 levels", N, {"namespace": ["n"] * 10_000})
-    yield post("a table without a name", T, new_table(name=""))
-    yield post("a table's name with a tabulator", T, new_table(name="a\tb"))
-    yield post("a table's name of 256 characters", T, new_table(name="x" * 256))
+    yield post("a table without a name", T, make_table(name=""))
+    yield post("a table's name with a tabulator", T, make_table(name="a\tb"))
+    yield post("a table's name of 256 characters", T, make_table(name="x" * 256))
     yield post("a view's name with a NUL", V, {"name": "a\x00", "schema": SCHEMA, "view-version": VIEW_VERSION})
     ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "\x00"}}
     yield post("a rename to a control character", "/v1/tables/rename", ends)
@@ -102,7 +102,7 @@ def locations() -> Iterator[BadInput]:
         ("a query", "{warehouse}/t?x=1"),
         ("5,000 characters", "{warehouse}/" + "x" * 5_000),
     ):
-        yield BadInput("Locations", f"a table at: {description}", "POST", T, new_table(location=location))
+        yield BadInput("Locations", f"a table at: {description}", "POST", T, make_table(location=location))
         update = {"action": "set-location", "location": location}
         yield BadInput("Locations", f"a table moved to: {description}", "POST", f"{T}/t", table_commit(update))
         body = {"name": "new", "metadata-location": location}

@@ -160,7 +160,7 @@ def joins() -> Iterator[BadInput]:
         fields = {"table": ["db", "t"], "on": {"id": "id"}} | more
         return {name.replace("_", "-"): value for name, value in fields.items() if value is not None}
 
-    def nested_joins(depth: int) -> dict[str, Any]:
+    def nest_joins(depth: int) -> dict[str, Any]:
         text = join()
         for _ in range(depth - 1):
             text = join(joins=[text])
@@ -212,7 +212,7 @@ def joins() -> Iterator[BadInput]:
     yield ask("a field nobody knows", [join(kind="outer")])
     yield ask("joins within joins that are none", [join(joins={})])
     yield ask("a mistake two levels down", [join(joins=[join(predicate="idd = 1")])])
-    yield ask("five levels", [nested_joins(5)])
+    yield ask("five levels", [nest_joins(5)])
     yield ask("33 joins", [join()] * 33)
     level = b'{"table": ["db", "t"], "on": {"id": "id"}, "joins": ['
     for description, depth in (("400 levels", 400), ("4,000 levels", 4_000)):

@@ -56,7 +56,7 @@ class Star:
         answer_body: dict[str, Any] = answer.json
         return answer_body
 
-    async def kept_files(self, *joins: dict[str, Any], **body: Any) -> list[int]:
+    async def find_kept_files(self, *joins: dict[str, Any], **body: Any) -> list[int]:
         """Return the numbers of the remaining files, and check that `explain` and a plan table agree."""
         answer = await self("POST", f"{OWN}/fact/explain", {**body, "joins": list(joins), "files": True})
         assert answer.status == 200, answer.raw
@@ -95,10 +95,10 @@ def supplier(predicate: str | None = None, **more: Any) -> dict[str, Any]:
 
 
 async def test_files_that_may_have_a_row_of_the_joined_table_are_kept(star: Star) -> None:
-    assert await star.kept_files(supplier("s_key BETWEEN 250 AND 449")) == [2, 3, 4]
-    assert await star.kept_files(supplier("s_key IN (255, 1990)")) == [2, 19]
-    assert await star.kept_files(supplier("s_key BETWEEN 250 AND 1449")) == list(range(2, 15))
-    assert await star.kept_files(supplier("s_key > 5000")) == []
+    assert await star.find_kept_files(supplier("s_key BETWEEN 250 AND 449")) == [2, 3, 4]
+    assert await star.find_kept_files(supplier("s_key IN (255, 1990)")) == [2, 19]
+    assert await star.find_kept_files(supplier("s_key BETWEEN 250 AND 1449")) == list(range(2, 15))
+    assert await star.find_kept_files(supplier("s_key > 5000")) == []
 
 
 async def test_outcome_of_each_join_is_reported_parents_first(star: Star) -> None:
@@ -117,7 +117,7 @@ async def test_outcome_of_each_join_is_reported_parents_first(star: Star) -> Non
 
 async def test_join_columns_ignore_case_and_all_conditions_apply(star: Star) -> None:
     upper = {"table": ["db", "supplier"], "on": {"F_SUPPLIER": "S_Key"}, "predicate": "S_KEY BETWEEN 100 AND 999"}
-    assert await star.kept_files(upper, supplier("s_key BETWEEN 500 AND 1999"), where="f_key < 7000") == [5, 6]
+    assert await star.find_kept_files(upper, supplier("s_key BETWEEN 500 AND 1999"), where="f_key < 7000") == [5, 6]
 
 
 async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
@@ -152,7 +152,7 @@ async def test_join_that_keys_cannot_decide_is_skipped_with_a_reason(star: Star)
     assert plan["files"] == 1
     # If a join has several columns, the server uses those that it can use.
     both = {"table": ["db", "supplier"], "on": {"f_rate": "s_rate", "f_supplier": "s_key"}, "predicate": "s_key = 5"}
-    assert await star.kept_files(both) == [0]
+    assert await star.find_kept_files(both) == [0]
 
 
 @pytest.mark.parametrize(
@@ -178,7 +178,7 @@ async def test_missing_data_file_skips_the_join(star: Star) -> None:
     assert (plan["joins"][0]["used"], plan["files"]) == (False, 20)
 
 
-def nested_joins(levels: int) -> dict[str, Any]:
+def nest_joins(levels: int) -> dict[str, Any]:
     join: dict[str, Any] = {"table": ["db", "supplier"], "on": {"s_key": "s_key"}}
     for _ in range(levels - 2):
         join = {**join, "joins": [join]}
@@ -197,7 +197,7 @@ async def test_invalid_joins_are_rejected_with_the_reason(star: Star) -> None:
         ([{"table": ["db", "supplier"]}], "on"),
         ([{**supplier(), "where": "true"}], "where"),
         ([supplier(**{"snapshot-id": 77})], "Cannot find snapshot 77"),
-        ([nested_joins(5)], "deeper than 4"),
+        ([nest_joins(5)], "deeper than 4"),
         ([supplier()] * 33, "has 33 joins"),
     ]
     for joins, expected in cases:
@@ -205,7 +205,7 @@ async def test_invalid_joins_are_rejected_with_the_reason(star: Star) -> None:
             code, kind, message = (await star("POST", f"{OWN}/fact/{route}", {"joins": joins})).error
             assert (code, kind) == (400, "BadRequestException"), expected
             assert expected in message, expected
-    assert (await star.plan(nested_joins(4)))["joins"][3]["used"]
+    assert (await star.plan(nest_joins(4)))["joins"][3]["used"]
 
 
 async def test_missing_joined_table_is_not_found(star: Star) -> None:
@@ -281,7 +281,7 @@ async def test_damaged_index_never_loses_a_file_of_a_join(tmp_path: Path, part: 
                 data[at] ^= 0x55
             path.write_bytes(data)
         joins = [supplier(f"{MISSING_SUPPLIERS} OR s_key = 705")]
-        assert 7 in await star.kept_files(*joins, where="f_key < 9000 AND f_key <> 3")
+        assert 7 in await star.find_kept_files(*joins, where="f_key < 9000 AND f_key <> 3")
 
 
 async def test_tables_that_share_files_use_defaults_of_their_own_columns(api: Api) -> None:
@@ -306,8 +306,8 @@ async def test_narrowest_conditions_are_used_when_there_are_too_many(star: Star)
     for name in ("f_key", "f_supplier"):
         assert await star.fact.index(name, "bitmap", [name], star.fact.data)
     where = " AND ".join(f"f_key > {number}" for number in range(601, 641))
-    assert await star.kept_files(supplier("s_key BETWEEN 0 AND 50"), where=where) == []
-    assert await star.kept_files(supplier("s_key BETWEEN 0 AND 65"), where=where) == [0]
+    assert await star.find_kept_files(supplier("s_key BETWEEN 0 AND 50"), where=where) == []
+    assert await star.find_kept_files(supplier("s_key BETWEEN 0 AND 65"), where=where) == [0]
 
 
 async def test_joined_table_that_decodes_to_more_than_the_limit_is_skipped(tmp_path: Path) -> None:

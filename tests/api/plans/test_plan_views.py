@@ -166,7 +166,7 @@ async def test_plan_view_name_belongs_to_the_view_as_it_was_read(late: Late) -> 
 OUTER = "SELECT id FROM db.\"V\" WHERE data <> 'x' "
 
 
-async def over_view(api: Api, name: str) -> dict[str, Any]:
+async def make_view_request(api: Api, name: str) -> dict[str, Any]:
     """Return the body of a request for a plan view of `w` that reads the plan view `name` of `v`."""
     await api.view("w", **{"view-version": version(OUTER)})
     location = (await api("GET", f"{VIEWS}/w")).json["metadata-location"]
@@ -178,7 +178,7 @@ async def over_view(api: Api, name: str) -> dict[str, Any]:
 async def test_plan_view_of_an_outer_view_may_use_the_plan_view_of_its_inner_view(late: Late) -> None:
     await late.view(**{"view-version": version()}, properties=OWNED)
     inner = await make_plan_view(late)
-    body = await over_view(late, inner)
+    body = await make_view_request(late, inner)
     answer = await late("POST", f"{OWN}/w/plan-views", body)
     assert answer.status == 200, answer.raw
     loaded = (await late("GET", f"{VIEWS}/{answer.json['name']}")).json
@@ -190,7 +190,7 @@ async def test_plan_view_of_an_outer_view_may_use_the_plan_view_of_its_inner_vie
 async def test_inner_name_must_be_a_plan_of_the_same_view(late: Late) -> None:
     await late.view(**{"view-version": version()})
     inner = await make_plan_view(late)
-    body = await over_view(late, inner)
+    body = await make_view_request(late, inner)
     (table,) = body["tables"]
     plan = (await late("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
     outer = (await late("POST", f"{OWN}/w/plan-views", body)).json["name"]
@@ -209,7 +209,7 @@ async def test_plan_view_over_a_changed_inner_view_names_a_missing_view(late: La
     """Trino fails on the name, and the proxy then runs the statement without plans."""
     await late.view(**{"view-version": version()}, properties=OWNED)
     inner = await make_plan_view(late)
-    body = await over_view(late, inner)
+    body = await make_view_request(late, inner)
     outer = (await late("POST", f"{OWN}/w/plan-views", body)).json["name"]
     assert (await late("POST", f"{VIEWS}/v", set_properties(comment="another"))).status == 200
     assert (await late("GET", f"{VIEWS}/{inner}")).status == 404

@@ -50,7 +50,7 @@ VALUES = [math.inf, -math.inf, math.nan, None, 0.0, -0.0, 1.5, -2.5]
 COMPARED = (EqualTo, NotEqualTo, LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual)
 
 
-def bound(json: Any) -> Expression:
+def bind_filter(json: Any) -> Expression:
     schema = types.Schema((types.Field(1, "d", True, "double"), types.Field(2, "n", False, "long")), 0)
     return bind(parse_expression(json, unknown=True), schema, (), case_sensitive=True)
 
@@ -59,18 +59,18 @@ def bound(json: Any) -> Expression:
 def test_predicate_with_an_unknown_literal_matches_every_row_negated_or_not(op: str) -> None:
     predicate = {"type": op, "term": "d", "value": None}
     for json in (predicate, {"type": "not", "child": predicate}):
-        actual = bound(json)
+        actual = bind_filter(json)
         assert isinstance(actual, AnyOf)
         assert {child.op.value for child in actual.children if isinstance(child, Bound)} == {"is-null", "not-null"}
     known_values = {"type": "eq", "term": "n", "value": 5}
-    joined = bound({"type": "and", "left": predicate, "right": known_values})
+    joined = bind_filter({"type": "and", "left": predicate, "right": known_values})
     assert isinstance(joined, AllOf)
-    assert bound(known_values) in joined.children
+    assert bind_filter(known_values) in joined.children
 
 
 def test_null_literal_is_rejected_for_columns_without_infinities_and_exact_filters() -> None:
     with pytest.raises(BadRequest, match="null is not a literal"):
-        bound({"type": "eq", "term": "n", "value": None})
+        bind_filter({"type": "eq", "term": "n", "value": None})
     with pytest.raises(BadRequest, match="null is not a literal"):
         parse_expression({"type": "eq", "term": "d", "value": None})
 

@@ -64,7 +64,7 @@ class Stored(LiveTable):
         columns = list(zip(*rows, strict=True)) or [()] * len(FIELDS)
         write(
             path,
-            {number: (name, pa.array(columns[number - 1], kind)) for number, (name, kind) in numbered()},
+            {number: (name, pa.array(columns[number - 1], kind)) for number, (name, kind) in number_fields()},
             group_rows,
         )
         parts = {row[3] for row in rows}
@@ -169,7 +169,7 @@ class Stored(LiveTable):
         return results
 
 
-def numbered() -> list[tuple[int, tuple[str, pa.DataType]]]:
+def number_fields() -> list[tuple[int, tuple[str, pa.DataType]]]:
     return list(enumerate(FIELDS, 1))
 
 

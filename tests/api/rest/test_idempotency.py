@@ -134,7 +134,7 @@ async def _state(api: Api) -> list[str]:
     return [str(instant.id) for instant in instants] + namespaces
 
 
-def _same(first: Answer, second: Answer) -> None:
+def _check_same(first: Answer, second: Answer) -> None:
     assert (second.status, second.raw) == (first.status, first.raw)
     assert second.headers.get("ETag") == first.headers.get("ETag")
 
@@ -152,7 +152,7 @@ async def test_success_is_replayed_without_a_second_execution(api: Api, case: Ca
     assert first.status == case.status, first.raw
     state = await _state(api)
     for again in (key, key.upper()):
-        _same(first, await api(case.method, case.path, body, key=again))
+        _check_same(first, await api(case.method, case.path, body, key=again))
     assert await _state(api) == state
 
 
@@ -167,7 +167,7 @@ async def test_final_error_is_replayed_whatever_has_changed(api: Api, case: Case
     assert record.status == case.refused_status
     await api("POST", "/v1/namespaces", {"namespace": ["none"]})
     await api.table("none")
-    _same(first, await api(case.method, case.refused_path, body, key=key))
+    _check_same(first, await api(case.method, case.refused_path, body, key=key))
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.operation)
@@ -190,7 +190,7 @@ async def test_one_of_concurrent_requests_with_a_key_runs_and_all_get_its_answer
     answers = await asyncio.gather(*(api(case.method, case.path, body, key=key) for _ in range(8)))
     for answer in answers:
         assert answer.status == case.status, answer.raw
-        _same(answers[0], answer)
+        _check_same(answers[0], answer)
 
 
 async def test_request_that_loses_a_commit_to_its_duplicate_gets_its_success(api: Api) -> None:
@@ -232,7 +232,7 @@ async def test_equal_body_in_other_bytes_is_the_same_request(api: Api) -> None:
     )
     first, second = [await api("POST", "/v1/namespaces", body, key=key) for body in bodies]
     assert first.status == 200
-    _same(first, second)
+    _check_same(first, second)
 
 
 async def test_large_body_is_compared_by_its_bytes(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ async def test_large_body_is_compared_by_its_bytes(api: Api, monkeypatch: pytest
     key, body = new_key(), {"name": "t", "schema": SCHEMA, "properties": {"long": "x" * QUICK_BYTES}}
     first, second = [await api("POST", T, body, key=key) for _ in range(2)]
     assert first.status == 200
-    _same(first, second)
+    _check_same(first, second)
     other = await api("POST", T, {**body, "properties": {"long": "y" * QUICK_BYTES}}, key=key)
     assert other.error[:2] == (422, "UnprocessableEntityException")
 
@@ -261,12 +261,12 @@ async def test_conflict_that_may_be_retried_is_not_recorded(api: Api) -> None:
 
 
 async def test_server_error_is_not_recorded(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def full(location: str, data: bytes) -> None:
+    async def fail_on_full_disk(location: str, data: bytes) -> None:
         raise StorageError("the disk is full")
 
     key, body = new_key(), {"name": "t", "schema": SCHEMA}
     with monkeypatch.context() as patch:
-        patch.setattr(api.server.components.objects, "create", full)
+        patch.setattr(api.server.components.objects, "create", fail_on_full_disk)
         assert (await api("POST", T, body, key=key)).status == 500
     assert (await api("POST", T, body, key=key)).status == 200
 
@@ -276,7 +276,7 @@ async def test_replayed_commit_returns_its_own_outcome_and_not_a_later_one(api: 
     key = new_key()
     first = await api("POST", f"{T}/t", set_properties(x="1"), key=key)
     await api("POST", f"{T}/t", set_properties(x="2"))
-    _same(first, await api("POST", f"{T}/t", set_properties(x="1"), key=key))
+    _check_same(first, await api("POST", f"{T}/t", set_properties(x="1"), key=key))
     assert (await api("GET", f"{T}/t")).json["metadata"]["properties"]["x"] == "2"
 
 
@@ -288,7 +288,7 @@ async def test_key_survives_a_restart_of_the_server(tmp_path: Path) -> None:
             api = Api(server)
             answers.append(await api("POST", "/v1/namespaces", {"namespace": ["n"]}, key=key))
     assert answers[0].status == 200
-    _same(answers[0], answers[1])
+    _check_same(answers[0], answers[1])
 
 
 async def test_expired_key_counts_as_new(tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def _list_outside(client: Appender, commit: Commit) -> None:
     commit[1][0]["snapshot"]["manifest-list"] = "file:///etc/passwd"
 
 
-def _cut_manifest(client: Appender, commit: Commit) -> None:
+def _truncate_manifest(client: Appender, commit: Commit) -> None:
     path = local(client.manifests[0])
     path.write_bytes(path.read_bytes()[:-1])
 
@@ -100,7 +100,7 @@ def _change_counts(client: Appender, commit: Commit) -> None:
 
 
 REQUESTS = [
-    _schema_change, _other_operation, _second_requirement, _other_parent, _no_list, _list_outside, _cut_manifest,
+    _schema_change, _other_operation, _second_requirement, _other_parent, _no_list, _list_outside, _truncate_manifest,
     _change_counts,
 ]  # fmt: skip
 OLD = {"file_path": "a", "record_count": 1, "content": 0, "file_format": "PARQUET", "partition": {}}

@@ -147,13 +147,13 @@ class Comparisons:
     def word(self, text: str) -> str:
         return self.rng.choice([text, text, text.lower()])
 
-    def spelled(self, name: str) -> str:
+    def spell(self, name: str) -> str:
         """Return the identifier in random case, with or without quotes."""
         if self.chance(0.2):
             name = "".join(self.rng.choice([one.upper(), one]) if one.isascii() else one for one in name)
         if name.isascii() and name.isidentifier() and name.lower() not in WORDS and self.chance(0.7):
             return name
-        return quoted(name)
+        return quote(name)
 
     def operator(self) -> str:
         return self.rng.choice(["=", "<>", "<", "<=", ">", ">="])
@@ -171,8 +171,8 @@ class Comparisons:
     def reference(self, column: Column, scope: Scope) -> str:
         alone = [one.name.lower() for one in scope].count(column.name.lower()) == 1
         if alone and column.plain and (column.owner is None or self.chance(0.5)):
-            return self.spelled(column.name)
-        return f"{self.spelled(str(column.owner))}.{self.spelled(column.name)}"
+            return self.spell(column.name)
+        return f"{self.spell(str(column.owner))}.{self.spell(column.name)}"
 
     def literal(self, kind: str) -> str:
         if self.chance(0.03):
@@ -219,7 +219,7 @@ class Comparisons:
                     texts.append(f"year({time}) = {reported}")
         return texts
 
-    def across(self, scope: Scope) -> str:
+    def draw_cross_condition(self, scope: Scope) -> str:
         """Return a condition that equates columns of two tables."""
         owner = self.rng.choice([one.owner for one in scope])
         sides = ([one for one in scope if one.owner == owner], [one for one in scope if one.owner != owner])
@@ -282,7 +282,7 @@ class Comparisons:
         if kind in ("date", "timestamp"):
             shapes += self.time_shapes(name, kind)
         if kind in (*NUMBERS, "date", "timestamp") and self.chance(0.3):
-            shapes = self.mixed_shapes(column, name, scope)
+            shapes = self.list_mixed_shapes(column, name, scope)
         return self.rng.choice(shapes)()
 
     # Shapes of comparisons; a test draws one of them.
@@ -322,7 +322,7 @@ class Comparisons:
         )
         return shapes
 
-    def mixed_shapes(self, column: Column, name: str, scope: Scope) -> Shapes:
+    def list_mixed_shapes(self, column: Column, name: str, scope: Scope) -> Shapes:
         """Return comparisons whose operands have several types.
 
         Engines convert all operands to a common type before they compare any of them.
@@ -474,5 +474,5 @@ class Comparisons:
         return shapes
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'

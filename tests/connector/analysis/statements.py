@@ -21,7 +21,7 @@ from tests.connector.analysis.comparisons import (
     Comparisons,
     Scope,
     Stored,
-    quoted,
+    quote,
 )
 
 
@@ -48,11 +48,11 @@ class Statements(Comparisons):
             names = self.rng.sample(COLUMN_NAMES, self.rng.randint(1, 4))
             columns = {one: self.rng.choice([*KINDS, *["long"] * 8, *["string"] * 2]) for one in names}
             self.tables.append(Stored(name, columns))
-            typed = ", ".join(f"{quoted(one)} {KINDS[kind]}" for one, kind in columns.items())
-            statements.append(f"CREATE TABLE {quoted(name)} ({typed})")
+            typed = ", ".join(f"{quote(one)} {KINDS[kind]}" for one, kind in columns.items())
+            statements.append(f"CREATE TABLE {quote(name)} ({typed})")
             for _ in range(self.rng.choice([0, *[self.rng.randint(4, ROWS_MAX)] * 9])):
                 row = ", ".join("NULL" if self.chance(0.25) else self.value(kind) for kind in columns.values())
-                statements.append(f"INSERT INTO {quoted(name)} VALUES ({row})")
+                statements.append(f"INSERT INTO {quote(name)} VALUES ({row})")
         return statements
 
     # Queries
@@ -71,8 +71,8 @@ class Statements(Comparisons):
                     words, renamed = "WITH RECURSIVE", " (rn)"
                 elif self.chance(0.3):
                     columns = [(f"w{number}", kind) for number, (_, kind) in enumerate(columns)]
-                    renamed = f" ({', '.join(self.spelled(one) for one, _ in columns)})"
-                clauses.append(f"{self.spelled(name)}{renamed} AS{self.space()}({text})")
+                    renamed = f" ({', '.join(self.spell(one) for one, _ in columns)})"
+                clauses.append(f"{self.spell(name)}{renamed} AS{self.space()}({text})")
                 known = [one for one in known if one.name.lower() != name.lower()]
                 known.append(Stored(name, dict(columns)))
         text, columns = self.body(known, depth, outer)
@@ -85,10 +85,10 @@ class Statements(Comparisons):
             if [kind for _, kind in columns] == [kind for _, kind in others]:
                 word = self.rng.choice(["UNION", "UNION ALL", "INTERSECT", "EXCEPT", "EXCEPT ALL", "INTERSECT ALL"])
                 text = f"({left}){self.space()}{word}{self.space()}({right})"
-                return text + (self.ordered(len(columns)) if self.chance(0.4) else ""), columns
+                return text + (self.draw_order(len(columns)) if self.chance(0.4) else ""), columns
         return self.select(named, depth, outer)
 
-    def ordered(self, columns: int) -> str:
+    def draw_order(self, columns: int) -> str:
         """Return an ORDER BY, in most cases with a LIMIT.
 
         The rows are ordered by all columns, so every engine keeps the same rows.
@@ -107,15 +107,15 @@ class Statements(Comparisons):
             where = f"{self.space()}{self.word('WHERE')} {self.condition(scope, named, depth, outer)}"
         shape = self.rng.random()
         if shape < 0.05 and kinds is None:
-            return self.filtered(source, where, scope)
+            return self.draw_filtered_query(source, where, scope)
         if shape < 0.2 and kinds is None:
-            return self.grouped(source, where, scope, named, depth)
+            return self.draw_grouped_query(source, where, scope, named, depth)
         items, columns = self.projections(scope, named, depth, outer, kinds, window=shape < 0.35)
         distinct = "DISTINCT " if self.chance(0.1) else ""
         text = f"{self.word('SELECT')} {distinct}{', '.join(items)}{self.space()}{self.word('FROM')} {source}{where}"
-        text += self.qualified(scope)
+        text += self.draw_qualify(scope)
         if not set_part and self.chance(0.25):
-            text += self.ordered(len(columns))
+            text += self.draw_order(len(columns))
         return text, columns
 
     def projections(
@@ -128,7 +128,7 @@ class Statements(Comparisons):
         if kinds is None and owners and self.chance(0.1) and all(one.plain for one in scope):
             owner = self.rng.choice(sorted(owners))
             own = [one for one in scope if one.owner == owner]
-            return [f"{self.spelled(owner)}.*", "1 AS one"], [*((one.name, one.kind) for one in own), ("one", "long")]
+            return [f"{self.spell(owner)}.*", "1 AS one"], [*((one.name, one.kind) for one in own), ("one", "long")]
         items, columns = [], []
         for number, kind in enumerate(kinds or [None] * self.rng.randint(1, 4)):
             text, result, name = self.projection(scope, named, depth, outer, kind)
@@ -138,7 +138,7 @@ class Statements(Comparisons):
             if name is None or name.lower() in used_names or self.chance(0.3):
                 name = self.rng.choice([f"p{number}", *COLUMN_NAMES])
                 name = f"p{number}" if name.lower() in used_names else name
-                text = f"{text} {self.rng.choice(['AS ', ''])}{quoted(name)}"
+                text = f"{text} {self.rng.choice(['AS ', ''])}{quote(name)}"
             items.append(text)
             columns.append((name, result))
         return items, columns
@@ -164,7 +164,7 @@ class Statements(Comparisons):
             return f"coalesce({self.reference(self.rng.choice(same), scope)}, {self.literal(kind)})", kind, None
         return f"CAST({self.literal(kind)} AS {KINDS[kind]})", kind, None
 
-    def qualified(self, scope: Scope) -> str:
+    def draw_qualify(self, scope: Scope) -> str:
         """Return a QUALIFY clause, or an empty text."""
         return ""
 
@@ -176,7 +176,7 @@ class Statements(Comparisons):
             [f"count(*) OVER (PARTITION BY {self.rng.choice(keys)})", f"rank() OVER (ORDER BY {', '.join(keys)})"]
         )
 
-    def grouped(
+    def draw_grouped_query(
         self, source: str, where: str, scope: Scope, named: list[Stored], depth: int
     ) -> tuple[str, list[tuple[str, str]]]:
         able = [one for one in scope if self.can_name(one, scope)]
@@ -206,7 +206,7 @@ class Statements(Comparisons):
             text += f" HAVING {f' {word} '.join(f'({condition})' for condition in self.rng.sample(conditions, 2))}"
         return text, columns
 
-    def filtered(self, source: str, where: str, scope: Scope) -> tuple[str, list[tuple[str, str]]]:
+    def draw_filtered_query(self, source: str, where: str, scope: Scope) -> tuple[str, list[tuple[str, str]]]:
         """Return a query with one group of all rows.
 
         In most cases each aggregate has a FILTER and counts only the rows that pass it.
@@ -237,14 +237,14 @@ class Statements(Comparisons):
         The rows are ordered by all columns, so the first row is always the same.
         """
         table = self.rng.choice(self.tables)
-        names = [quoted(column) for column in table.columns]
+        names = [quote(column) for column in table.columns]
         keys = ", ".join(self.rng.sample(names, self.rng.randint(1, min(2, len(names)))))
         order = ", ".join(f"{name} {self.rng.choice(['', 'DESC'])} NULLS LAST" for name in names)
         function = self.rng.choice(["row_number", "row_number", "rank", "dense_rank"])
         number = f"{function}() OVER (PARTITION BY {keys} ORDER BY {order})"
         if self.chance(0.2):
             number = f"{number} + count(*) OVER (PARTITION BY {self.rng.choice(names)})"
-        text = f"SELECT {', '.join(names)}, {number} AS rn FROM main.{quoted(table.name)}"
+        text = f"SELECT {', '.join(names)}, {number} AS rn FROM main.{quote(table.name)}"
         columns = [*table.columns.items(), ("rn", "long")]
         if self.chance(0.6):
             return f"SELECT * FROM ({text}) AS ranked WHERE rn = 1", columns
@@ -263,10 +263,10 @@ class Statements(Comparisons):
         scope = [Column(column, kind, "step") for column, kind in table.columns.items()]
         long = [one for one in scope if one.kind == "long"]
         start, before, after = (self.rng.choice(long) for _ in range(3))
-        from_table = f"{self.spelled(table.name)} AS step"
+        from_table = f"{self.spell(table.name)} AS step"
         first = f"SELECT {self.reference(start, scope)} FROM {from_table} WHERE {self.simple(scope)}"
-        more = f"{self.simple(scope)} AND step.{quoted(before.name)} = {self.spelled(name)}.rn"
-        text = f"SELECT step.{quoted(after.name)} FROM {from_table}, {self.spelled(name)} WHERE {more}"
+        more = f"{self.simple(scope)} AND step.{quote(before.name)} = {self.spell(name)}.rn"
+        text = f"SELECT step.{quote(after.name)} FROM {from_table}, {self.spell(name)} WHERE {more}"
         return f"{first} UNION {text}", [("rn", "long")]
 
     # FROM
@@ -277,7 +277,7 @@ class Statements(Comparisons):
             used_names = {one.owner.lower() for one in scope if one.owner is not None}
             if self.chance(0.2):
                 right, more = (
-                    self.unnested(used_names)
+                    self.draw_unnest(used_names)
                     if self.chance(self.listed_share)
                     else self.source(named, depth, outer, used_names)
                 )
@@ -287,14 +287,14 @@ class Statements(Comparisons):
                 text, scope = self.lateral(text, scope, named, used_names)
                 continue
             right, more = self.bracket(named, depth, outer, used_names)
-            text, scope = self.joined(text, scope, right, more, named, depth, outer)
+            text, scope = self.draw_join(text, scope, right, more, named, depth, outer)
         return text, scope
 
-    def unnested(self, used_names: set[str]) -> tuple[str, Scope]:
+    def draw_unnest(self, used_names: set[str]) -> tuple[str, Scope]:
         """Return a list of literals as a source after a comma, because Trino does not join UNNEST with a condition."""
         alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
         column = self.rng.choice(COLUMN_NAMES)
-        text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spelled(alias)} ({quoted(column)})"
+        text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spell(alias)} ({quote(column)})"
         return text, [Column(column, "long", alias)]
 
     def lateral(self, text: str, scope: Scope, named: list[Stored], used_names: set[str]) -> tuple[str, Scope]:
@@ -307,25 +307,25 @@ class Statements(Comparisons):
             on = ""
             if kind not in ("CROSS JOIN", ","):
                 on = f" ON {self.simple([*scope, *more]) if self.chance(0.4) else 'TRUE'}"
-            return f"{text} {kind} LATERAL ({inner}) AS {self.spelled(alias)}{on}", [*scope, *more]
+            return f"{text} {kind} LATERAL ({inner}) AS {self.spell(alias)}{on}", [*scope, *more]
         aggregate = self.aggregate(scope, named, "count(*) AS n, min(1) AS m")
         if aggregate is None:
             return text, scope
         join, on = self.rng.choice([("CROSS JOIN", ""), ("LEFT JOIN", " ON TRUE")])
         more = [Column("n", "long", alias), Column("m", "long", alias)]
-        return f"{text} {join} LATERAL ({aggregate}) AS {self.spelled(alias)}{on}", [*scope, *more]
+        return f"{text} {join} LATERAL ({aggregate}) AS {self.spell(alias)}{on}", [*scope, *more]
 
     def lateral_query(self, scope: Scope, named: list[Stored]) -> tuple[str, list[tuple[str, str]]] | None:
         """Return a query for the rows of a table that have the outer row's value in a column.
 
         Some queries join the rows, group them, or return only the first of them.
         """
-        correlated_pair = self.correlated_pair(scope, named)
+        correlated_pair = self.draw_correlated_pair(scope, named)
         if correlated_pair is None:
             return None
         table, name, away = correlated_pair
         own = [Column(column, kind, "qq") for column, kind in table.columns.items()]
-        source, inner = f"{self.spelled(table.name)} AS qq", own
+        source, inner = f"{self.spell(table.name)} AS qq", own
         if self.chance(0.4):
             hidden = {one.name.lower() for one in named}
             other = self.rng.choice([one for one in self.tables if one.name.lower() not in hidden])
@@ -333,8 +333,8 @@ class Statements(Comparisons):
             inner = [*own, *more]
             on = f"{self.equality(own, more, inner)}{f' AND {self.simple(inner)}' if self.chance(0.3) else ''}"
             join = self.rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"])
-            source = f"{source} {join} {self.spelled(other.name)} AS rr ON {on}"
-        where = f"qq.{self.spelled(name)} = {away}{f' AND {self.simple(inner)}' if self.chance(0.4) else ''}"
+            source = f"{source} {join} {self.spell(other.name)} AS rr ON {on}"
+        where = f"qq.{self.spell(name)} = {away}{f' AND {self.simple(inner)}' if self.chance(0.4) else ''}"
         able = [one for one in inner if self.can_name(one, inner)]
         shown = self.rng.sample(able, min(len(able), self.rng.randint(1, 2)))
         columns = [(f"l{number}", one.kind) for number, one in enumerate(shown)]
@@ -344,19 +344,19 @@ class Statements(Comparisons):
             text = f"SELECT {', '.join([*items, 'count(*) AS ln'])} FROM {source} WHERE {where} GROUP BY {keys}"
             return text, [*columns, ("ln", "long")]
         text = f"SELECT {self.rng.choice(['', '', 'DISTINCT '])}{', '.join(items)} FROM {source} WHERE {where}"
-        return text + (self.ordered(len(columns)) if self.chance(0.4) else ""), columns
+        return text + (self.draw_order(len(columns)) if self.chance(0.4) else ""), columns
 
     def aggregate(self, scope: Scope, named: list[Stored], kind: str) -> str | None:
         """Return a query for an aggregate of the rows that have the outer row's value in a column."""
-        correlated_pair = self.correlated_pair(scope, named)
+        correlated_pair = self.draw_correlated_pair(scope, named)
         if correlated_pair is None:
             return None
         table, name, away = correlated_pair
         own = [Column(name, table.columns[name], "qq")]
         more = f" AND {self.simple(own)}" if self.chance(0.3) else ""
-        return f"SELECT {kind} FROM {self.spelled(table.name)} AS qq WHERE qq.{self.spelled(name)} = {away}{more}"
+        return f"SELECT {kind} FROM {self.spell(table.name)} AS qq WHERE qq.{self.spell(name)} = {away}{more}"
 
-    def correlated_pair(self, scope: Scope, named: list[Stored]) -> tuple[Stored, str, str] | None:
+    def draw_correlated_pair(self, scope: Scope, named: list[Stored]) -> tuple[Stored, str, str] | None:
         """Return a table, one of its columns, and a column of the outer row with the same type."""
         hidden = {one.name.lower() for one in named}
         pairs = [
@@ -370,21 +370,21 @@ class Statements(Comparisons):
         if not pairs:
             return None
         table, name, column = self.rng.choice(pairs)
-        return table, name, f"{self.spelled(str(column.owner))}.{self.spelled(column.name)}"
+        return table, name, f"{self.spell(str(column.owner))}.{self.spell(column.name)}"
 
     def bracket(self, named: list[Stored], depth: int, outer: Scope, used_names: set[str]) -> tuple[str, Scope]:
         text, scope = self.source(named, depth, outer, used_names)
         if self.chance(0.12):
             inner = {one.owner.lower() for one in scope if one.owner is not None} | used_names
             other, more = self.source(named, depth, outer, inner)
-            text, scope = self.joined(text, scope, other, more, named, depth, outer)
+            text, scope = self.draw_join(text, scope, other, more, named, depth, outer)
             return f"({text})", scope
         return text, scope
 
-    def beside(self, scope: Scope, more: Scope, both: Scope) -> str:
+    def draw_join_condition(self, scope: Scope, more: Scope, both: Scope) -> str:
         return self.inequality(scope, more, both) if self.chance(0.15) else self.equality(scope, more, both)
 
-    def joined(
+    def draw_join(
         self, text: str, scope: Scope, right: str, more: Scope, named: list[Stored], depth: int, outer: Scope
     ) -> tuple[str, Scope]:
         kind = self.rng.choice(["JOIN", "INNER JOIN", "LEFT JOIN", "LEFT OUTER JOIN", "RIGHT JOIN", "FULL JOIN"])
@@ -404,8 +404,8 @@ class Statements(Comparisons):
             column = self.rng.choice(shared)
             merged = Column(column.name, column.kind, None)
             rest = [other for other in both if other.name.lower() != column.name.lower()]
-            return f"{text} {kind} {right} USING ({self.spelled(column.name)})", [merged, *rest]
-        on = [self.simple(both)] if self.chance(0.3) else [self.beside(scope, more, both)]
+            return f"{text} {kind} {right} USING ({self.spell(column.name)})", [merged, *rest]
+        on = [self.simple(both)] if self.chance(0.3) else [self.draw_join_condition(scope, more, both)]
         if self.chance(0.35):
             on.append(self.simple(both))
         if depth > 1 and self.chance(0.12):
@@ -419,25 +419,25 @@ class Statements(Comparisons):
         if shape < 0.05:
             column = self.rng.choice(COLUMN_NAMES)
             rows = ", ".join(f"({one})" for one in VALUES["long"][:3])
-            text = f"(VALUES {rows}) AS {self.spelled(alias)} ({quoted(column)})"
+            text = f"(VALUES {rows}) AS {self.spell(alias)} ({quote(column)})"
             return text, [Column(column, "long", alias)]
         if shape < 0.11:
             text, columns = self.latest()
-            text = f"({text}) AS {self.spelled(alias)}"
+            text = f"({text}) AS {self.spell(alias)}"
         elif shape < 0.45 and depth > 1:
             text, columns = self.with_query(named, depth - 1, [])
-            text = f"({text}) {self.rng.choice(['AS ', ''])}{self.spelled(alias)}"
+            text = f"({text}) {self.rng.choice(['AS ', ''])}{self.spell(alias)}"
         else:
             hidden = {one.name.lower() for one in named}
             able = [*named, *(table for table in self.tables if table.name.lower() not in hidden)]
             one = self.rng.choice([*able, *self.rng.sample(named, min(len(named), 1))])
             columns = list(one.columns.items())
-            text = self.spelled(one.name)
+            text = self.spell(one.name)
             if one.name.lower() not in hidden and self.chance(0.2):
                 text = f"main{self.rng.choice(['.', ' . ', '/**/.'])}{text}"
             if one.name.lower() not in used_names and self.chance(0.4):
                 return text, [Column(name, kind, one.name) for name, kind in columns]
-            text = f"{text}{self.space()}{self.rng.choice(['AS ', ''])}{self.spelled(alias)}"
+            text = f"{text}{self.space()}{self.rng.choice(['AS ', ''])}{self.spell(alias)}"
         if self.chance(0.15):
             columns = [(f"r{number}", kind) for number, (_, kind) in enumerate(columns)]
             text += f" ({', '.join(name for name, _ in columns)})"
@@ -456,9 +456,9 @@ class Statements(Comparisons):
             elif depth > 1 and self.chance(0.2):
                 parts.append(self.subquery(scope, named, depth, outer))
             elif outer and self.chance(0.5):
-                parts.append(self.correlated(scope, outer))
+                parts.append(self.draw_correlated_condition(scope, outer))
             elif self.chance(0.2):
-                parts.append(self.across(scope))
+                parts.append(self.draw_cross_condition(scope))
             elif self.chance(0.25):
                 owners = sorted({str(one.owner) for one in scope if one.owner is not None})
                 sides = [[one for one in scope if one.owner == owner] for owner in owners]
@@ -536,13 +536,13 @@ class Statements(Comparisons):
         table, column = self.rng.choice(columns)
         scope = [Column(name, each, "q") for name, each in table.columns.items()]
         where = f" WHERE {self.simple(scope)}" if self.chance(0.6) else ""
-        rows = f"{quoted(table.name)} AS q{where}"
+        rows = f"{quote(table.name)} AS q{where}"
         if self.chance(0.15):
             rows = f"(SELECT {self.rng.choice(['', 'DISTINCT '])}q.* FROM {rows}) AS q"
-        extreme = f"{self.rng.choice(['max', 'min'])}(q.{quoted(column)})"
-        return extreme, rows, f"q.{quoted(self.rng.choice(list(table.columns)))}"
+        extreme = f"{self.rng.choice(['max', 'min'])}(q.{quote(column)})"
+        return extreme, rows, f"q.{quote(self.rng.choice(list(table.columns)))}"
 
-    def named_extreme_query(self) -> str | None:
+    def draw_named_extreme_query(self) -> str | None:
         """Return a query that compares a column with an extreme of a name in WITH, or None if no column fits."""
         table = self.rng.choice(self.tables)
         column, kind = self.rng.choice(list(table.columns.items()))
@@ -569,21 +569,21 @@ class Statements(Comparisons):
         if self.chance(0.4):
             names.append(f"n (e) AS ({self.rng.choice(['SELECT e FROM m', 'SELECT * FROM m WHERE e IS NOT NULL'])})")
         name, op = names[-1][0], self.rng.choice(["=", "=", "<", "<=", ">", ">="])
-        compared = f"o.{quoted(column)} {op} {{}}" if self.chance(0.7) else f"{{}} {op} o.{quoted(column)}"
+        compared = f"o.{quote(column)} {op} {{}}" if self.chance(0.7) else f"{{}} {op} o.{quote(column)}"
         condition, join = compared.format(f"{name}.e"), self.rng.choice(["JOIN", "LEFT JOIN", "RIGHT JOIN"])
-        source = f"{quoted(table.name)} AS o"
+        source = f"{quote(table.name)} AS o"
         body = self.rng.choice(
             [
                 f"SELECT o.* FROM {source}, {name} WHERE {condition}",
                 f"SELECT o.* FROM {source} {join} {name} ON {condition}",
                 f"SELECT o.* FROM {source} WHERE {compared.format(f'(SELECT e FROM {name})')}",
                 f"SELECT o.* FROM {source} WHERE EXISTS (SELECT 1 FROM {name} WHERE {condition})",
-                f"SELECT o.* FROM {source} WHERE o.{quoted(column)} IN (SELECT e FROM {name})",
+                f"SELECT o.* FROM {source} WHERE o.{quote(column)} IN (SELECT e FROM {name})",
             ]
         )
         return f"WITH {', '.join(names)} {body}"
 
-    def correlated(self, scope: Scope, outer: Scope) -> str:
+    def draw_correlated_condition(self, scope: Scope, outer: Scope) -> str:
         """Return a condition on a column of the outer query.
 
         The column is qualified by an alias that the inner scope does not have.
@@ -602,7 +602,7 @@ class Statements(Comparisons):
         if not pairs:
             return self.simple(scope)
         first, other = self.rng.choice(pairs)
-        away = f"{self.spelled(str(other.owner))}.{self.spelled(other.name)}"
+        away = f"{self.spell(str(other.owner))}.{self.spell(other.name)}"
         if self.chance(0.3):
             return f"{away} = {self.literal(other.kind)}"
         return f"{self.reference(first, scope)} = {away}"

@@ -34,16 +34,16 @@ STAR = "SELECT sum(price) FROM sales, items WHERE item = i_key AND color = 'red'
 RED = "\"color\" = 'red'"
 
 
-def all_joins_used(expected: TablePlanRequest) -> dict[str, Any]:
+def all_joins_used(request: TablePlanRequest) -> dict[str, Any]:
     """Return a plan response in which every join is used, at the requested snapshots."""
 
     def results_of(joins: tuple[JoinRequest, ...]) -> list[JoinResult]:
         return [each for join in joins for each in (JoinResult(join.snapshot_id, 77, True), *results_of(join.joins))]
 
-    return {"joins": tuple(results_of(expected.joins))}
+    return {"joins": tuple(results_of(request.joins))}
 
 
-async def rewritten(
+async def run_rewrite(
     statement: str,
     plan: Callable[[TablePlanRequest], dict[str, Any]] = all_joins_used,
     limits: RewriteLimits = PATIENT,
@@ -59,7 +59,7 @@ def requests_for(table: str, requests: list[TablePlanRequest]) -> list[TablePlan
 
 
 async def test_large_table_is_planned_with_its_joins_and_small_table_is_pinned() -> None:
-    done, plan_request = await rewritten(STAR)
+    done, plan_request = await run_rewrite(STAR)
     assert [request.joins for request in requests_for("sales", plan_request)] == [
         (JoinRequest(("db", "items"), (("item", "i_key"),), filter_of(RED), 20),)
     ]
@@ -102,7 +102,7 @@ async def test_join_request_has_the_body_that_the_api_defines() -> None:
 
 async def test_snowflake_is_planned_with_nested_joins_and_all_its_tables_are_pinned() -> None:
     sql = "SELECT 1 FROM sales, items, brands WHERE item = i_key AND brand = b_key AND name = 'x'"
-    done, plan_request = await rewritten(sql)
+    done, plan_request = await run_rewrite(sql)
     ((join,),) = [request.joins for request in requests_for("sales", plan_request)]
     assert (join.table, join.filter) == (("db", "items"), None)
     assert [(one.table, one.on, one.filter) for one in join.joins] == [
@@ -122,7 +122,7 @@ async def test_dimension_with_two_aliases_is_read_at_one_snapshot() -> None:
     The dimension has one file, so a plan could not leave any file out.
     """
     sql = "SELECT 1 FROM sales, days a, days b WHERE day = a.d_day AND ship = b.d_day AND a.year = 1 AND b.year = 2"
-    done, plan_request = await rewritten(sql)
+    done, plan_request = await run_rewrite(sql)
     (sales,) = requests_for("sales", plan_request)
     assert {(join.on, join.filter) for join in sales.joins} == {
         ((("day", "d_day"),), filter_of("year = 1")),
@@ -149,12 +149,12 @@ async def test_dimension_with_two_aliases_is_read_at_one_snapshot() -> None:
     ],
 )
 async def test_join_that_is_useless_or_expensive_is_not_requested(sql: str, tables: dict[str, KnownTable]) -> None:
-    _, plan_request = await rewritten(sql, tables=tables)
+    _, plan_request = await run_rewrite(sql, tables=tables)
     assert all(request.joins == () for request in requests_for("sales", plan_request))
 
 
 async def test_table_with_joins_as_its_only_conditions_is_planned_once() -> None:
-    _, requests = await rewritten(STAR)
+    _, requests = await run_rewrite(STAR)
     assert len(requests) == 2
 
 
@@ -164,8 +164,8 @@ async def test_table_with_joins_as_its_only_conditions_is_planned_once() -> None
 def responses_with(**changes: Any) -> Callable[[TablePlanRequest], dict[str, Any]]:
     """Return a function that makes plan responses: every join has the result `changes`."""
 
-    def plan(expected: TablePlanRequest) -> dict[str, Any]:
-        joins = all_joins_used(expected)["joins"]
+    def plan(request: TablePlanRequest) -> dict[str, Any]:
+        joins = all_joins_used(request)["joins"]
         return {"joins": tuple(JoinResult(**{**_fields(join), **changes}) for join in joins)}
 
     return plan
@@ -178,9 +178,9 @@ def _fields(result: JoinResult) -> dict[str, Any]:
 def responses_without(table: str, error: Exception | None = None) -> Callable[[TablePlanRequest], dict[str, Any]]:
     """Return a function that makes plan responses: `table` has no plan, or its request raises `error`."""
 
-    def plan(expected: TablePlanRequest) -> dict[str, Any]:
-        if expected.table[-1] != table:
-            return all_joins_used(expected)
+    def plan(request: TablePlanRequest) -> dict[str, Any]:
+        if request.table[-1] != table:
+            return all_joins_used(request)
         if error is not None:
             raise error
         return {"plan_snapshot_id": None}
@@ -189,8 +189,8 @@ def responses_without(table: str, error: Exception | None = None) -> Callable[[T
 
 
 def fail_with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, Any]]:
-    def plan(expected: TablePlanRequest) -> dict[str, Any]:
-        if expected.joins:
+    def plan(request: TablePlanRequest) -> dict[str, Any]:
+        if request.joins:
             raise error
         return {}
 
@@ -214,7 +214,7 @@ def fail_with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, 
 async def test_large_table_is_planned_again_without_joins_if_a_join_is_unsafe(
     plan: Callable[[TablePlanRequest], dict[str, Any]],
 ) -> None:
-    done, plan_request = await rewritten(f"{STAR} AND price > 3", plan)
+    done, plan_request = await run_rewrite(f"{STAR} AND price > 3", plan)
     assert [bool(request.joins) for request in requests_for("sales", plan_request)] == [True, False]
     assert "joins=" not in done.summary
     number = plan_request.index(requests_for("sales", plan_request)[1])
@@ -222,7 +222,7 @@ async def test_large_table_is_planned_again_without_joins_if_a_join_is_unsafe(
 
 
 async def test_large_table_without_a_predicate_is_not_planned_again() -> None:
-    done, request = await rewritten(STAR, fail_with_joins(Forbidden("", status=403)))
+    done, request = await run_rewrite(STAR, fail_with_joins(Forbidden("", status=403)))
     assert len(requests_for("sales", request)) == 1
     assert "sales FOR VERSION" not in (done.statement or "")
 
@@ -230,11 +230,11 @@ async def test_large_table_without_a_predicate_is_not_planned_again() -> None:
 async def test_unused_join_pins_no_table() -> None:
     """A table is not replaced by a plan that keeps all its files, either."""
 
-    def plan(expected: TablePlanRequest) -> dict[str, Any]:
-        sizes = {"files": 3, "considered_files": 3} if expected.table[-1] == "items" else {}
-        return {**responses_with(used=False, keys=None)(expected), **sizes}
+    def plan(request: TablePlanRequest) -> dict[str, Any]:
+        sizes = {"files": 3, "considered_files": 3} if request.table[-1] == "items" else {}
+        return {**responses_with(used=False, keys=None)(request), **sizes}
 
-    done, _ = await rewritten(f"{STAR} AND price > 3", plan)
+    done, _ = await run_rewrite(f"{STAR} AND price > 3", plan)
     assert "sales FOR VERSION" in (done.statement or "")
     assert "items FOR VERSION" not in (done.statement or "")
     assert "joins=" not in done.summary
@@ -243,21 +243,21 @@ async def test_unused_join_pins_no_table() -> None:
 async def test_join_is_not_used_if_a_reference_to_the_small_table_has_no_plan() -> None:
     """The small table occurs in two places of the statement, and one of them gets no plan."""
 
-    def plan(expected: TablePlanRequest) -> dict[str, Any]:
-        if expected.table[-1] == "items" and expected.filter is None:
+    def plan(plan_request: TablePlanRequest) -> dict[str, Any]:
+        if plan_request.table[-1] == "items" and plan_request.filter is None:
             raise Forbidden("", status=403)
-        return all_joins_used(expected)
+        return all_joins_used(plan_request)
 
-    done, request = await rewritten(f"SELECT (SELECT count(*) FROM items) FROM ({STAR})", plan)
+    done, request = await run_rewrite(f"SELECT (SELECT count(*) FROM items) FROM ({STAR})", plan)
     assert requests_for("sales", request)[0].joins
     assert done.statement is None
 
 
 async def test_slow_join_uses_only_its_share_of_the_time_budget() -> None:
     class Slow(Seamark):
-        async def plan_table(self, expected: TablePlanRequest) -> TablePlanResponse:
-            await asyncio.sleep(600.0 if expected.joins else 0.0)
-            return await super().plan_table(expected)
+        async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
+            await asyncio.sleep(600.0 if request.joins else 0.0)
+            return await super().plan_table(request)
 
     server = Slow(plan=all_joins_used, tables=TABLES)
     async with rewriter(server, RewriteLimits(budget_s=3.0)) as new_rewriter:
@@ -269,7 +269,7 @@ async def test_slow_join_uses_only_its_share_of_the_time_budget() -> None:
 
 
 async def test_server_failure_is_not_followed_by_a_second_request() -> None:
-    done, _ = await rewritten(STAR, fail_with_joins(ServerFailed("")))
+    done, _ = await run_rewrite(STAR, fail_with_joins(ServerFailed("")))
     assert "sales FOR VERSION" not in (done.statement or "")
 
 
@@ -279,7 +279,7 @@ async def test_request_for_many_tables_with_a_common_key_has_at_most_32_joins() 
     }
     names = ", ".join(tables)
     equal = " AND ".join(f"k0 = k{number}" for number in range(1, 30))
-    _, requests = await rewritten(f"SELECT 1 FROM {names} WHERE {equal} AND x7 = 1", tables=tables)
+    _, requests = await run_rewrite(f"SELECT 1 FROM {names} WHERE {equal} AND x7 = 1", tables=tables)
     assert all(_count(one.joins) <= 32 for one in requests)
 
 
@@ -288,7 +288,7 @@ def _count(joins: tuple[JoinRequest, ...]) -> int:
 
 
 async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:
-    done, plan_request = await rewritten(
+    done, plan_request = await run_rewrite(
         "SELECT sum(price) FROM sales, items, days WHERE item = i_key AND day = d_day "
         "AND (color = 'red' OR year = 2020 OR price = 3)"
     )
@@ -304,7 +304,7 @@ async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:
 
 async def test_alternative_is_not_requested_if_another_alternative_is_missing() -> None:
     large = KnownTable("1", {"d_day": "date", "year": "int"}, 40, LARGE, 1000)
-    _, plan_request = await rewritten(
+    _, plan_request = await run_rewrite(
         "SELECT sum(price) FROM sales, items, days WHERE item = i_key AND day = d_day "
         "AND (color = 'red' OR year = 2020)",
         tables={"days": large},
@@ -314,7 +314,7 @@ async def test_alternative_is_not_requested_if_another_alternative_is_missing() 
 
 async def test_join_on_the_day_of_a_timestamp_requests_the_day_transform() -> None:
     tables = {"sales": KnownTable("1", {"at": "timestamp", "price": "long"}, 10, LARGE, 1000)}
-    _, plan_request = await rewritten(
+    _, plan_request = await run_rewrite(
         "SELECT sum(price) FROM sales JOIN days ON CAST(at AS date) = d_day WHERE year = 2020", tables=tables
     )
     assert [(request.joins[0].on, request.joins[0].transform) for request in requests_for("sales", plan_request)] == [
@@ -325,5 +325,5 @@ async def test_join_on_the_day_of_a_timestamp_requests_the_day_transform() -> No
 async def test_self_join_is_requested_only_if_a_condition_selects_few_rows() -> None:
     self_join = "SELECT count(*) FROM sales a JOIN sales b ON a.item = b.item WHERE b.price {}"
     for condition, is_joined in (("= 3", True), ("IN (3, 4)", True), ("> 3", False)):
-        _, plan_request = await rewritten(self_join.format(condition))
+        _, plan_request = await run_rewrite(self_join.format(condition))
         assert any(request.joins for request in requests_for("sales", plan_request)) == is_joined, condition

@@ -29,7 +29,7 @@ from tests.connector.trino.played import COLUMNS, Seamark, filter_of, rewriter
 SESSION = Session(catalog="lake", schema="db")
 
 
-async def rewritten(
+async def run_rewrite(
     statement: str, session: Session = SESSION, **seamark: Any
 ) -> tuple[RewriteResult, list[TablePlanRequest]]:
     server = Seamark(**seamark)
@@ -38,14 +38,14 @@ async def rewritten(
 
 
 def raising(error: Exception) -> Callable[[TablePlanRequest], Any]:
-    def plan(expected: TablePlanRequest) -> Any:
+    def plan(request: TablePlanRequest) -> Any:
         raise error
 
     return plan
 
 
 @pytest.mark.parametrize(
-    ("statement", "session", "expected", "request"),
+    ("statement", "session", "expected", "table"),
     [
         ("SELECT * FROM t WHERE id = 1", SESSION, "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1", ("db", "t")),
         (
@@ -69,13 +69,13 @@ def raising(error: Exception) -> Callable[[TablePlanRequest], Any]:
     ],
 )
 async def test_unqualified_name_uses_the_sessions_catalog_and_schema(
-    statement: str, session: Session, expected: str, request: tuple[str, ...]
+    statement: str, session: Session, expected: str, table: tuple[str, ...]
 ) -> None:
-    done, plan_request = await rewritten(statement, session)
+    done, plan_request = await run_rewrite(statement, session)
     assert done.statement == expected
-    assert [one.table for one in plan_request] == [request]
+    assert [one.table for one in plan_request] == [table]
     assert (done.files, done.considered_files) == (1, 100)
-    assert done.summary.startswith(f"rewritten; scans=1; files=1/100; {'.'.join(request)}=1/100; ms=")
+    assert done.summary.startswith(f"rewritten; scans=1; files=1/100; {'.'.join(table)}=1/100; ms=")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ async def test_unqualified_name_uses_the_sessions_catalog_and_schema(
 async def test_doubtful_statement_stays_unchanged_and_requests_no_plan(
     statement: str, session: Session, reason: str
 ) -> None:
-    done, expected = await rewritten(statement, session)
+    done, expected = await run_rewrite(statement, session)
     assert done.statement is None
     assert done.summary.partition("; ms=")[0] == f"unchanged; {reason}"
     assert expected == []
@@ -110,7 +110,7 @@ async def test_doubtful_statement_stays_unchanged_and_requests_no_plan(
 
 async def test_catalog_name_is_found_in_any_case_if_the_session_uses_another_catalog() -> None:
     for name in ("LAKE", '"Lake"', "other", '"OTHER"'):
-        done, expected = await rewritten(f"SELECT * FROM {name}.db.t WHERE id = 1", Session("hive", "db"))
+        done, expected = await run_rewrite(f"SELECT * FROM {name}.db.t WHERE id = 1", Session("hive", "db"))
         assert done.statement == f"SELECT * FROM {name}.db.t FOR VERSION AS OF 100 WHERE id = 1"
         assert len(expected) == 1
 
@@ -127,7 +127,7 @@ async def test_catalog_name_is_found_in_any_case_if_the_session_uses_another_cat
 async def test_summary_names_the_reason_if_there_is_no_plan(
     plan: Callable[[TablePlanRequest], Any], reason: str
 ) -> None:
-    done, expected = await rewritten("SELECT * FROM t WHERE id = 1", plan=plan)
+    done, expected = await run_rewrite("SELECT * FROM t WHERE id = 1", plan=plan)
     assert (done.statement, done.summary.partition("; ms=")[0]) == (None, f"unchanged; {reason}")
     assert len(expected) == 1
 
@@ -202,7 +202,7 @@ async def test_failed_plan_is_requested_again_for_the_next_statement(error: Exce
 
 
 async def test_unqualified_column_belongs_to_the_table_that_has_it() -> None:
-    done, expected = await rewritten("SELECT * FROM t, u WHERE x = 1 AND y = 2 AND id = uid")
+    done, expected = await run_rewrite("SELECT * FROM t, u WHERE x = 1 AND y = 2 AND id = uid")
     assert {(one.table[-1], one.filter) for one in expected} == {("t", filter_of("x = 1")), ("u", filter_of("y = 2"))}
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
 
@@ -230,9 +230,9 @@ async def test_statement_is_read_once_for_the_same_columns(monkeypatch: pytest.M
 
 
 async def test_table_that_occurs_twice_is_read_at_one_snapshot() -> None:
-    done, expected = await rewritten("SELECT * FROM t a JOIN t b ON a.id = b.x WHERE a.id = 1 AND b.local IS NULL")
+    done, expected = await run_rewrite("SELECT * FROM t a JOIN t b ON a.id = b.x WHERE a.id = 1 AND b.local IS NULL")
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
-    done, expected = await rewritten("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1")
+    done, expected = await run_rewrite("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1")
     assert done.statement == (
         "SELECT (SELECT count(*) FROM t FOR VERSION AS OF 101) FROM t FOR VERSION AS OF 100 WHERE id = 1"
     )
@@ -244,7 +244,7 @@ async def test_table_that_occurs_twice_is_read_at_one_snapshot() -> None:
 
 async def test_table_is_not_rewritten_if_its_plans_have_two_snapshots() -> None:
     snapshots = itertools.count()
-    done, _ = await rewritten(
+    done, _ = await run_rewrite(
         "SELECT * FROM t a, t b, u WHERE a.id = 1 AND b.id = 2 AND u.y = 1",
         plan=lambda expected: {"snapshot_id": next(snapshots)},
     )
@@ -258,7 +258,7 @@ async def test_table_is_not_rewritten_if_one_reference_to_it_has_no_plan() -> No
             raise NotFound("", status=404)
         return {}
 
-    done, expected = await rewritten("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1", plan=plan)
+    done, expected = await run_rewrite("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1", plan=plan)
     assert done.statement is None
     assert len(expected) == 2
 
@@ -269,30 +269,30 @@ async def test_refused_predicate_is_replaced_by_a_plan_of_all_rows() -> None:
             raise BadRequest("", status=400)
         return {}
 
-    done, expected = await rewritten("SELECT 1 FROM t WHERE x = 1 UNION SELECT 2 FROM t WHERE x = 2", plan=plan)
+    done, expected = await run_rewrite("SELECT 1 FROM t WHERE x = 1 UNION SELECT 2 FROM t WHERE x = 2", plan=plan)
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
     assert expected[-1].filter is None
 
 
 async def test_time_travel_to_a_snapshot_is_planned_at_that_snapshot() -> None:
     statement = "SELECT * FROM t FOR VERSION AS OF 5 WHERE id = 1"
-    done, expected = await rewritten(statement)
+    done, expected = await run_rewrite(statement)
     assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
     assert [(one.snapshot_id, one.past) for one in expected] == [(5, True)]
-    done, _ = await rewritten(f"EXECUTE IMMEDIATE '{statement.replace('1', '?')}' USING 1")
+    done, _ = await run_rewrite(f"EXECUTE IMMEDIATE '{statement.replace('1', '?')}' USING 1")
     assert done.statement is not None
     assert "FROM t FOR VERSION AS OF 100 WHERE id = ?' USING 1" in done.statement
 
 
 async def test_time_travel_to_a_branch_is_planned_at_the_branchs_snapshot() -> None:
     statement = "SELECT * FROM t FOR VERSION AS OF 'it''s' WHERE id = 1"
-    done, expected = await rewritten(statement)
+    done, expected = await run_rewrite(statement)
     assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
     assert [(one.snapshot_id, one.ref, one.past) for one in expected] == [(None, "it's", True)]
-    done, _ = await rewritten("EXECUTE IMMEDIATE '" + statement.replace("'", "''") + "'")
+    done, _ = await run_rewrite("EXECUTE IMMEDIATE '" + statement.replace("'", "''") + "'")
     assert done.statement == "EXECUTE IMMEDIATE 'SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1'"
     twice = "SELECT * FROM t FOR VERSION AS OF 'dev' a WHERE a.id = 1 UNION SELECT * FROM t FOR VERSION AS OF 'dev'"
-    done, expected = await rewritten(twice)
+    done, expected = await run_rewrite(twice)
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
     assert [(one.snapshot_id, one.ref) for one in expected] == [(None, "dev"), (7, None)]
 
@@ -307,7 +307,7 @@ async def test_table_and_its_branch_are_rewritten_only_in_one_consistent_state(
 ) -> None:
     statement = "SELECT * FROM t a JOIN t FOR VERSION AS OF 'audit' b ON a.id = b.id WHERE a.id = 1 AND b.id = 1"
     refs = {} if audit is None else {"audit": audit}
-    done, expected = await rewritten(
+    done, expected = await run_rewrite(
         f"{statement} UNION ALL SELECT u.*, u.* FROM u WHERE y = 1",
         plan=lambda expected: {} if expected.ref is None else {"snapshot_id": 8},
         tables={"t": KnownTable("1", COLUMNS["t"], current, 1 << 30, 100, refs=refs)},
@@ -317,15 +317,15 @@ async def test_table_and_its_branch_are_rewritten_only_in_one_consistent_state(
 
 
 async def test_table_is_not_rewritten_beside_its_branch_without_a_plan() -> None:
-    def plan(expected: TablePlanRequest) -> dict[str, Any]:
-        return {"plan_snapshot_id": None} if expected.past else {}
+    def plan(request: TablePlanRequest) -> dict[str, Any]:
+        return {"plan_snapshot_id": None} if request.past else {}
 
     known_values = {"t": KnownTable("1", COLUMNS["t"], 7, 1 << 30, 100, refs={"audit": 7})}
     union = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 'audit' WHERE id = 2"
-    done, _ = await rewritten(union, plan=plan, tables=known_values)
+    done, _ = await run_rewrite(union, plan=plan, tables=known_values)
     assert done.statement is None
     kept_statement = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 5 WHERE id = 2"
-    done, _ = await rewritten(kept_statement, plan=plan)
+    done, _ = await run_rewrite(kept_statement, plan=plan)
     assert done.statement is not None  # A snapshot id always names the same snapshot.
 
 
@@ -335,7 +335,7 @@ async def test_table_is_not_rewritten_beside_its_branch_without_a_plan() -> None
 async def test_prepared_statement_is_rewritten_in_the_header_that_holds_it() -> None:
     texts = {"p": "SELECT * FROM t WHERE id = ?", "q": "SELECT * FROM u WHERE y = ?"}
     session = Session("lake", "db", prepared=texts)
-    done, expected = await rewritten("EXECUTE p USING 5", session)
+    done, expected = await run_rewrite("EXECUTE p USING 5", session)
     assert (done.prepared, done.statement) == ("p", "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = ?")
     assert expected[0].filter == filter_of("id = 5")
     headers = CIMultiDict([("X-Trino-Prepared-Statement", "q=SELECT+%2A+FROM+u+WHERE+y+%3D+%3F,p=x"), ("X-Other", "1")])
@@ -349,7 +349,7 @@ async def test_prepared_statement_is_rewritten_in_the_header_that_holds_it() -> 
 )
 async def test_execution_that_is_not_understood_stays_unchanged(statement: str) -> None:
     session = Session("lake", "db", prepared={"p": "SELECT * FROM t WHERE id = ?"})
-    done, expected = await rewritten(statement, session)
+    done, expected = await run_rewrite(statement, session)
     assert (done.statement, expected) == (None, [])
 
 
@@ -374,7 +374,7 @@ def test_session_is_read_from_the_headers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("utc", "trust", "column", "request"),
+    ("utc", "trust", "column", "is_rewritten"),
     [
         (True, True, "at", True),
         (True, False, "at", False),
@@ -383,13 +383,13 @@ def test_session_is_read_from_the_headers() -> None:
     ],
 )
 async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
-    utc: bool, trust: bool, column: str, request: bool
+    utc: bool, trust: bool, column: str, is_rewritten: bool
 ) -> None:
     server = Seamark()
     async with rewriter(server, RewriteLimits(10.0, trust_time_zone=trust)) as new_rewriter:
         statement = f"SELECT * FROM t WHERE {column} >= TIMESTAMP '2026-01-01 00:00:00'"
         done = await new_rewriter.rewrite(statement, Session("lake", "db", utc=utc))
-        assert (done.statement is not None) == request
+        assert (done.statement is not None) == is_rewritten
 
 
 # Limits of time
@@ -413,9 +413,9 @@ async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(mon
 
 async def test_plans_that_arrive_in_time_are_used_without_the_late_plan() -> None:
     class Uneven(Seamark):
-        async def plan_table(self, expected: TablePlanRequest) -> TablePlanResponse:
-            await asyncio.sleep(600 if expected.table[-1] == "u" else 0)
-            return await super().plan_table(expected)
+        async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
+            await asyncio.sleep(600 if request.table[-1] == "u" else 0)
+            return await super().plan_table(request)
 
     async with rewriter(Uneven(), RewriteLimits(budget_s=3)) as new_rewriter:
         done = await new_rewriter.rewrite("SELECT * FROM t, u WHERE t.x = 1 AND u.y = 2", SESSION)
@@ -450,11 +450,11 @@ async def test_statement_with_a_slow_analysis_stays_unchanged_and_is_rewritten_n
 
 @pytest.mark.parametrize("step", ["parse_query", "scans_of"])
 async def test_bug_in_the_analysis_does_not_fail_the_statement(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: Any, **__: Any) -> Any:
+    def fail(*_: Any, **__: Any) -> Any:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(reading, step, broken)
-    done, _ = await rewritten("SELECT * FROM t WHERE id = 1")
+    monkeypatch.setattr(reading, step, fail)
+    done, _ = await run_rewrite("SELECT * FROM t WHERE id = 1")
     assert done.statement is None
 
 
@@ -493,7 +493,7 @@ EXPLAINED = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"
     ],
 )
 async def test_explain_statement_is_recognised_in_every_form(statement: str, explains: bool) -> None:
-    done, _ = await rewritten(statement, replace(SESSION, prepared={"one": EXPLAINED}))
+    done, _ = await run_rewrite(statement, replace(SESSION, prepared={"one": EXPLAINED}))
     assert done.statement is not None
     assert done.used.explains is explains
 
@@ -501,5 +501,5 @@ async def test_explain_statement_is_recognised_in_every_form(statement: str, exp
 @pytest.mark.parametrize("line", ["-" * 5000, "-- " * 2000, "/**/" * 2000, "/* * /" * 2000 + "*/", " \n" * 5000])
 async def test_long_comments_are_skipped_in_bounded_time(line: str) -> None:
     begun_s = time.process_time()  # CPU time does not include the work of other processes.
-    await rewritten(f"{line}\nSELECT 1 FROM t WHERE id = 1")
+    await run_rewrite(f"{line}\nSELECT 1 FROM t WHERE id = 1")
     assert time.process_time() - begun_s < 5

@@ -27,7 +27,7 @@ from seamark.formats.iceberg.expressions.comparisons import resolve_literals
 from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types import schema as ours
-from tests.connector.analysis.comparisons import MACROS, ZONE, Column, Stored, quoted
+from tests.connector.analysis.comparisons import MACROS, ZONE, Column, Stored, quote
 from tests.connector.analysis.statements import Statements
 from tests.planner.lakes.schemas import Field, Schema
 from tests.seeds import quick
@@ -52,7 +52,7 @@ def rows_of(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
     return Counter(map(repr, connection.execute(text).fetchall()))
 
 
-class Told:
+class KnownColumns:
     """The columns of each table that the analysis gets: all, some, or none."""
 
     def __init__(self, rng: random.Random, tables: list[Stored]) -> None:
@@ -74,8 +74,8 @@ def prune(
         condition = "TRUE" if scan.predicate is None else f"({scan.predicate})"
         dimensions = "".join(partners_of(rng, scans, (number,))) if joined else ""
         either = f" OR (rowid * 7 + {rng.randint(0, 9)}) % 3 = 0" if loose else ""
-        rows = f"FROM {quoted(scan.table)} AS j1 WHERE"
-        connection.execute(f"CREATE TABLE {quoted(name)} AS SELECT * {rows} ({condition}{dimensions}){either}")
+        rows = f"FROM {quote(scan.table)} AS j1 WHERE"
+        connection.execute(f"CREATE TABLE {quote(name)} AS SELECT * {rows} ({condition}{dimensions}){either}")
         if dimensions:
             left_out += connection.execute(f"SELECT count(*) {rows} {condition} AND NOT (TRUE{dimensions})").fetchall()[
                 0
@@ -95,10 +95,10 @@ def partners_of(rng: random.Random, scans: tuple[Scan, ...], path: tuple[int, ..
     def partner(join: Join) -> str:
         other = scans[join.scan]
         if join.is_extreme:
-            return extreme_sql(join, len(path), quoted(other.table))
+            return extreme_sql(join, len(path), quote(other.table))
         parts = ["TRUE", *([other.predicate] if other.predicate else []), *map(likes_sql, other.likes)]
         parts += [] if join.where is None else [sql_of(join.where)]
-        rows = f"SELECT * FROM {quoted(other.table)} WHERE {' AND '.join(parts)}"
+        rows = f"SELECT * FROM {quote(other.table)} WHERE {' AND '.join(parts)}"
         more = "".join(partners_of(rng, scans, (*path, join.scan)))
         return f"EXISTS (SELECT 1 FROM ({rows}) AS j{len(path) + 1} WHERE {equal_sql(join, len(path))}{more})"
 
@@ -128,16 +128,16 @@ def extreme_sql(join: Join, depth: int, table: str) -> str:
     ((own, other),) = join.on
     (op,) = join.ops
     rows = table if join.where is None else f"{table} WHERE {sql_of(join.where)}"
-    extreme = f"(SELECT {join.transform}({quoted(other)}) FROM {rows})"
+    extreme = f"(SELECT {join.transform}({quote(other)}) FROM {rows})"
     if op == "=" and not join.exact:
         op = "<=" if join.transform == "max" else ">="
     assert join.exact or op[0] == ("<" if join.transform == "max" else ">")
-    return f"j{depth}.{quoted(own)} {op} {extreme}"
+    return f"j{depth}.{quote(own)} {op} {extreme}"
 
 
 def equal_sql(join: Join, depth: int) -> str:
     """Return the condition that a row of `j{depth}` matches a row of the next table."""
-    pairs = [(f"j{depth}.{quoted(one)}", f"j{depth + 1}.{quoted(two)}") for one, two in join.on]
+    pairs = [(f"j{depth}.{quote(one)}", f"j{depth + 1}.{quote(two)}") for one, two in join.on]
     if join.transform in ("identity", "range"):
         ops = join.ops or ["="] * len(pairs)
         return " AND ".join(f"{own} {op} {other}" for (own, other), op in zip(pairs, ops, strict=True))
@@ -150,7 +150,7 @@ def equal_sql(join: Join, depth: int) -> str:
 def likes_sql(either: tuple[Like, ...]) -> str:
     texts = []
     for like in either:
-        column = quoted(like.column[1])
+        column = quote(like.column[1])
         term = column if like.function is None else f"{like.function}({column})"
         escape = "" if like.escape is None else f" ESCAPE {quote_text(like.escape)}"
         texts.append(f"{term} {'NOT ' if like.negated else ''}LIKE {quote_text(like.pattern)}{escape}")
@@ -183,7 +183,7 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
             except duckdb.Error:
                 counts["invalid"] += 1
                 continue
-            scans = find_scans(text, columns_of=Told(rng, statements.tables), today=datetime.now(UTC).date())
+            scans = find_scans(text, columns_of=KnownColumns(rng, statements.tables), today=datetime.now(UTC).date())
             counts["queries"] += 1
             counts["with rows"] += bool(expected)
             counts["understood"] += bool(scans)
@@ -224,7 +224,7 @@ def check_same(
         raise AssertionError(f"{error}\n{shown_text}") from error
     assert rows == expected, shown_text
     for name in names:
-        connection.execute(f"DROP TABLE {quoted(name)}")
+        connection.execute(f"DROP TABLE {quote(name)}")
     return left_out
 
 
@@ -242,10 +242,10 @@ def extreme_query(rng: random.Random, statements: Statements) -> str | None:
     """Return a query that compares a column with extremes of rows, or None if no column fits."""
     table = rng.choice(statements.tables)
     name, kind = rng.choice(list(table.columns.items()))
-    compared = statements.extreme_comparison(Column(name, kind, "o"), f"o.{quoted(name)}", [])
+    compared = statements.extreme_comparison(Column(name, kind, "o"), f"o.{quote(name)}", [])
     if compared is None or kind not in ("long", "date", "timestamp"):
         return None
-    return f"SELECT * FROM {quoted(table.name)} AS o WHERE {compared}"
+    return f"SELECT * FROM {quote(table.name)} AS o WHERE {compared}"
 
 
 def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[str]:
@@ -259,14 +259,14 @@ def compare_extremes(seed: int, lakes_count: int, *, is_named: bool) -> Counter[
     counts: Counter[str] = Counter()
     for rng, statements, connection in lakes(seed, lakes_count):
         for _ in range(QUERIES_PER_LAKE):
-            text = statements.named_extreme_query() if is_named else extreme_query(rng, statements)
+            text = statements.draw_named_extreme_query() if is_named else extreme_query(rng, statements)
             if text is None:
                 continue
             try:
                 expected = rows_of(connection, text)
             except duckdb.Error:
                 continue
-            scans = find_scans(text, columns_of=Told(rng, statements.tables), today=datetime.now(UTC).date())
+            scans = find_scans(text, columns_of=KnownColumns(rng, statements.tables), today=datetime.now(UTC).date())
             joins = [join for scan in scans for join in scan.joins if join.is_extreme]
             counts += Counter("exact" if join.exact else "fewer" for join in joins)
             check_same(rng, connection, text, scans, expected, f"seed {seed}")
@@ -283,7 +283,7 @@ def test_extremes_leave_out_no_row_of_the_answer(lakes_count: int, is_named: boo
 
 def test_statement_within_execute_immediate_is_analysed_as_alone() -> None:
     for rng, statements, _ in lakes(13, 3):
-        reported = Told(rng, statements.tables)
+        reported = KnownColumns(rng, statements.tables)
         for _ in range(20):
             text = statements.query(rng.choice([1, 2]))
             alone, inside = find_scans(text, columns_of=reported), immediate(text)

@@ -40,14 +40,14 @@ def view(text: str, catalog: str | None = "lake", **columns: str) -> View:
 PLAIN = view("SELECT id AS k, x, id * 2 AS twice FROM t WHERE x > 5")
 
 
-async def rewritten(statement: str, **played: Any) -> tuple[RewriteResult, Seamark]:
+async def run_rewrite(statement: str, **played: Any) -> tuple[RewriteResult, Seamark]:
     server = Seamark(**played)
     async with rewriter(server) as new_rewriter:
         return await new_rewriter.rewrite(statement, SESSION), server
 
 
 async def test_view_is_read_over_the_plans_of_its_tables() -> None:
-    done, server = await rewritten("SELECT * FROM lake.db.v WHERE k = 4 AND twice = 8", views={"v": PLAIN})
+    done, server = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4 AND twice = 8", views={"v": PLAIN})
     assert (
         done.statement
         == access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE k = 4 AND twice = 8'
@@ -61,7 +61,7 @@ async def test_view_is_read_over_the_plans_of_its_tables() -> None:
 
 
 async def test_summary_names_the_view_but_not_its_tables_and_all_plans_are_renewed() -> None:
-    done, _ = await rewritten("SELECT * FROM lake.db.v WHERE k = 4", views={"v": PLAIN})
+    done, _ = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4", views={"v": PLAIN})
     assert done.summary.startswith("rewritten; scans=1; files=0/0; views=db.v; ms=")
     assert (done.files, done.considered_files) == (1, 100), "the operator sees the counts, clients do not"
     assert done.plans == [(("db", "t"), 101), (("db", "v"), 200)]
@@ -69,7 +69,7 @@ async def test_summary_names_the_view_but_not_its_tables_and_all_plans_are_renew
 
 async def test_names_in_a_view_resolve_in_the_view() -> None:
     text = 'SELECT a.id AS k, a.x FROM t a JOIN lake."s.p".u AS b ON a.id = b.uid'
-    done, server = await rewritten(
+    done, server = await run_rewrite(
         "WITH t AS (SELECT 1 AS id, 2 AS x) SELECT * FROM t, lake.db.v WHERE v.k = 4", views={"v": view(text)}
     )
     assert done.statement is not None
@@ -98,13 +98,13 @@ async def test_names_in_a_view_resolve_in_the_view() -> None:
     ],
 )
 async def test_view_that_cannot_be_analysed_stays_unchanged(statement: str, input_view: View) -> None:
-    done, server = await rewritten(statement, views={"v": input_view})
+    done, server = await run_rewrite(statement, views={"v": input_view})
     assert done.statement is None
     assert server.views_asked == []
 
 
 async def test_conditions_of_a_view_itself_leave_files_out() -> None:
-    done, server = await rewritten("SELECT * FROM lake.db.v WHERE twice = 4", views={"v": PLAIN})
+    done, server = await run_rewrite("SELECT * FROM lake.db.v WHERE twice = 4", views={"v": PLAIN})
     assert done.statement == access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
     assert [one[2] for one in server.views_asked] == ["TRUE"]
     assert server.asked[-1].filter == filter_of("x > 5")
@@ -113,10 +113,10 @@ async def test_conditions_of_a_view_itself_leave_files_out() -> None:
 async def test_table_and_a_view_of_it_are_read_at_one_snapshot() -> None:
     counted = view("SELECT count(*) AS n FROM t", n="long")
     statement = "SELECT * FROM lake.db.v, lake.db.t WHERE id = 4"
-    done, _ = await rewritten(statement, views={"v": counted})
+    done, _ = await run_rewrite(statement, views={"v": counted})
     over = 'SELECT * FROM lake.db."v~plan~0" AS "v", lake.db.t FOR VERSION AS OF 101 WHERE id = 4'
     assert done.statement == access_check("lake.db.v", ["n"]) + over
-    done, _ = await rewritten(statement, views={"v": counted}, answer=lambda _: None)
+    done, _ = await run_rewrite(statement, views={"v": counted}, answer=lambda _: None)
     assert done.statement is None
 
 
@@ -128,7 +128,7 @@ NESTED = {
 
 
 async def test_condition_on_a_view_reaches_the_tables_of_nested_views() -> None:
-    done, server = await rewritten("SELECT * FROM lake.db.top WHERE k = 4 AND y = 3", views=NESTED)
+    done, server = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4 AND y = 3", views=NESTED)
     over = 'SELECT * FROM lake.db."top~plan~2" AS "top" WHERE k = 4 AND y = 3'
     assert done.statement == access_check("lake.db.top", ["k", "y"]) + over
     assert [(name[-1], predicate) for name, _, predicate, _ in server.views_asked] == [
@@ -153,7 +153,7 @@ async def test_condition_on_a_view_reaches_the_tables_of_nested_views() -> None:
 
 
 async def test_summary_names_only_the_outermost_view_and_all_plans_are_renewed() -> None:
-    done, _ = await rewritten("SELECT * FROM lake.db.top WHERE k = 4", views=NESTED)
+    done, _ = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4", views=NESTED)
     assert done.summary.startswith("rewritten; scans=1; files=0/0; views=db.top; ms=")
     views = {(("db", "top"), 202), (("db", "mid"), 201), (("db", "v"), 200)}
     assert views < set(done.plans)
@@ -184,7 +184,7 @@ async def test_condition_on_a_computed_or_converted_column_of_a_nested_view_is_n
     inner = view("SELECT id AS k, x + 1 AS n, id AS x FROM t", k="long", n="int", x="int")
     outer = view("SELECT k, n, x FROM v", k="long", n="int", x="int")
     statement = "SELECT * FROM lake.db.top WHERE k = 4 AND n = 5 AND x = 6"
-    done, server = await rewritten(statement, views={"top": outer, "v": inner})
+    done, server = await run_rewrite(statement, views={"top": outer, "v": inner})
     assert done.statement is not None
     assert [one[2] for one in server.views_asked] == ['"k" = 4'] * 2
     assert server.asked[-1].filter == filter_of("id = 4")
@@ -231,20 +231,22 @@ async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
     outer = view("SELECT t.id AS k, u.y FROM v JOIN t ON t.id = v.k JOIN u ON u.uid = t.id", k="long", y="int")
     views = {"top": outer, "v": PLAIN}
     statement = "SELECT * FROM lake.db.top WHERE k = 4"
-    done, server = await rewritten(statement, views=views)
+    done, server = await run_rewrite(statement, views=views)
     assert done.statement is not None
     assert sorted((one.table or one.plan)[1][0] for one in server.views_asked[-1][3]) == ["t", "u", "v"]
-    done, server = await rewritten(statement, views=views, answer=naming("v"))
+    done, server = await run_rewrite(statement, views=views, answer=naming("v"))
     assert done.statement is not None
     assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
-    done, server = await rewritten(f"{statement} AND k IN (SELECT id FROM lake.db.t)", views=views, answer=naming("v"))
+    done, server = await run_rewrite(
+        f"{statement} AND k IN (SELECT id FROM lake.db.t)", views=views, answer=naming("v")
+    )
     assert done.statement is not None
     assert done.statement.endswith("(SELECT id FROM lake.db.t)"), "the table beside the view has no plan either"
 
-    def turning(expected: TablePlanRequest) -> dict[str, Any]:
-        return {"snapshot_id": 1 if "'x'" in repr(expected.filter) else 2}
+    def turning(request: TablePlanRequest) -> dict[str, Any]:
+        return {"snapshot_id": 1 if "'x'" in repr(request.filter) else 2}
 
-    done, server = await rewritten(statement, views=views, plan=turning)
+    done, server = await run_rewrite(statement, views=views, plan=turning)
     assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
 
 
@@ -254,7 +256,7 @@ async def test_view_that_reads_itself_is_analysed_in_bounded_work() -> None:
         "v": view("SELECT w.k FROM w JOIN t ON t.id = w.k", k="long"),
         "w": view("SELECT a.k FROM v a JOIN v b ON a.k = b.k JOIN w c ON c.k = b.k", k="long"),
     }
-    done, server = await rewritten("SELECT * FROM lake.db.v WHERE k = 4", views=views)
+    done, server = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4", views=views)
     assert done.summary.startswith(("rewritten; ", "unchanged; "))
     assert len(server.views_asked) <= VIEWS_MAX
 
@@ -263,12 +265,12 @@ async def test_nested_views_are_analysed_to_a_maximum_depth_and_number() -> None
     chain = {f"v{number}": view(f"SELECT k FROM v{number + 1}", k="long") for number in range(12)}
     for depth, is_seen in ((DEPTH_MAX, True), (DEPTH_MAX + 1, False)):
         given = {**chain, f"v{depth - 1}": view("SELECT id AS k FROM t", k="long")}
-        done, server = await rewritten("SELECT * FROM lake.db.v0 WHERE k = 4", views=given)
+        done, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=given)
         assert (done.statement is not None) == is_seen
         assert len(server.views_asked) == (depth if is_seen else 0)
     two = {f"v{number}": view(f"SELECT a.k FROM v{number + 1} a, v{number + 1} b", k="long") for number in range(7)}
     two["v7"] = view("SELECT id AS k FROM t", k="long")
-    done, server = await rewritten("SELECT * FROM lake.db.v0 WHERE k = 4", views=two)
+    done, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=two)
     assert done.statement is None, "the statement would need 255 plan views"
     assert server.views_asked == []
 
@@ -348,22 +350,22 @@ async def test_known_view_is_not_requested_as_a_table() -> None:
 
 async def test_table_within_and_beside_a_view_is_read_at_one_snapshot() -> None:
     statement = "SELECT * FROM lake.db.v JOIN lake.db.t ON t.x = v.x WHERE k = 4 AND t.id = 3"
-    done, _ = await rewritten(statement, views={"v": PLAIN})
+    done, _ = await run_rewrite(statement, views={"v": PLAIN})
     assert done.statement is not None
     assert (done.statement.count("~plan~"), done.statement.count("FOR VERSION AS OF")) == (1, 1)
 
-    def turning(expected: TablePlanRequest) -> dict[str, Any]:
-        return {"snapshot_id": 1 if "'x'" in repr(expected.filter) else 2}
+    def turning(request: TablePlanRequest) -> dict[str, Any]:
+        return {"snapshot_id": 1 if "'x'" in repr(request.filter) else 2}
 
-    done, _ = await rewritten(statement, views={"v": PLAIN}, plan=turning)
+    done, _ = await run_rewrite(statement, views={"v": PLAIN}, plan=turning)
     assert done.statement is None
-    done, _ = await rewritten(statement, views={"v": PLAIN}, answer=lambda _: None)
+    done, _ = await run_rewrite(statement, views={"v": PLAIN}, answer=lambda _: None)
     assert done.statement is None, "the view reads the current table, so all places of the table must"
 
 
 async def test_view_in_two_places_has_a_plan_for_each() -> None:
     statement = "SELECT * FROM lake.db.v a, lake.db.v b WHERE a.k = 4 AND b.k = 5"
-    done, server = await rewritten(statement, views={"v": PLAIN})
+    done, server = await run_rewrite(statement, views={"v": PLAIN})
     assert [one[2] for one in server.views_asked] == ['"k" = 4', '"k" = 5']
     over = 'SELECT * FROM lake.db."v~plan~0" a, lake.db."v~plan~1" b WHERE a.k = 4 AND b.k = 5'
     assert done.statement == access_check("lake.db.v") + over
@@ -392,7 +394,7 @@ async def test_view_in_two_places_has_a_plan_for_each() -> None:
     ],
 )
 async def test_rewritten_statement_names_the_view_so_that_trino_checks_its_rules(statement: str, expected: str) -> None:
-    done, _ = await rewritten(statement, views={"v": PLAIN})
+    done, _ = await run_rewrite(statement, views={"v": PLAIN})
     named = access_check("lake.db.v").removeprefix("WITH ").rstrip()
     assert done.statement == expected.format(f"{named}," if "WITH {} q" in expected else named)
     assert done.used.views == {("lake", "db", "v")}

@@ -20,9 +20,9 @@ from seamark.connector.analysis.scans import find_scans, parse_query, read_from_
 from seamark.connector.analysis.views import BEFORE, plan_view_query
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
-from tests.connector.analysis.comparisons import Stored, quoted
+from tests.connector.analysis.comparisons import Stored, quote
 from tests.connector.analysis.statements import Statements
-from tests.connector.analysis.test_scans_oracle import Told, lakes, prune, rows_of
+from tests.connector.analysis.test_scans_oracle import KnownColumns, lakes, prune, rows_of
 
 QUERIES_PER_LAKE = 40
 VIEWS = 5
@@ -39,7 +39,7 @@ class TellingViews:
     A view can read the views before it.
     """
 
-    def __init__(self, expected: Told, views: Mapping[str, Stored], texts: Mapping[str, str]) -> None:
+    def __init__(self, expected: KnownColumns, views: Mapping[str, Stored], texts: Mapping[str, str]) -> None:
         self._told = expected
         self._views: dict[str, dict[str, str]] = {}
         for name, view in views.items():
@@ -76,7 +76,7 @@ def make_views(
     return views, texts
 
 
-def without_views(scans: tuple[Scan, ...], views: Mapping[str, Stored]) -> tuple[Scan, ...]:
+def drop_view_scans(scans: tuple[Scan, ...], views: Mapping[str, Stored]) -> tuple[Scan, ...]:
     """Return the scans without those of views. The joins among the remaining scans stay."""
     numbers = {number: left for left, number in enumerate(n for n, scan in enumerate(scans) if scan.table not in views)}
     return tuple(
@@ -89,7 +89,7 @@ def without_views(scans: tuple[Scan, ...], views: Mapping[str, Stored]) -> tuple
 
 
 @dataclass
-class Cutting:
+class PlanViews:
     """The plan views of the statements on one random lake."""
 
     rng: random.Random
@@ -101,18 +101,18 @@ class Cutting:
     left: int = 0
     """The number of views that the test may still replace. Nested views can contain very many views."""
 
-    def over_plans(self, scans: tuple[Scan, ...], depth: int = 0) -> tuple[list[Replacement], list[str]]:
+    def replace_views(self, scans: tuple[Scan, ...], depth: int = 0) -> tuple[list[Replacement], list[str]]:
         """Return replacements of views by plan views, and the names of the plan views."""
         new, names = [], []
         for number, scan in enumerate(scans):
             name = f"{scan.table}~plan~{depth}~{number}"
             is_looked_into = scan.table in self.views and self.left > 0 and depth < DEPTH_MAX
-            if is_looked_into and self.cut_view(scan, name, depth):
+            if is_looked_into and self.store_plan_view(scan, name, depth):
                 new.append(read_from_view(scan, name))
                 names.append(name)
         return new, names
 
-    def cut_view(self, scan: Scan, name: str, depth: int) -> bool:
+    def store_plan_view(self, scan: Scan, name: str, depth: int) -> bool:
         """Store the rows of the plan view as the table `name`. Return False if the plan leaves nothing out."""
         self.left -= 1
         text, predicate = self.texts[scan.table], scan.predicate or "TRUE"
@@ -120,16 +120,16 @@ class Cutting:
         inner = find_scans(view_query, columns_of=self.telling)
         assert all(len(BEFORE) <= one.start < one.end <= len(BEFORE) + len(text) for one in inner)
         # One view in ten keeps its nested views.
-        new, names = self.over_plans(inner, depth + 1) if self.rng.random() < 0.9 else ([], [])
-        rest = without_views(inner, self.views)
+        new, names = self.replace_views(inner, depth + 1) if self.rng.random() < 0.9 else ([], [])
+        rest = drop_view_scans(inner, self.views)
         if not names and not any(one.predicate or one.joins for one in rest):
             return False
         _, more, _ = prune(self.rng, self.connection, view_query, rest)
         cut = splice(view_query, [*new, *(read_from_view(one, plan) for one, plan in zip(rest, more, strict=True))])
-        self.connection.execute(f"CREATE TABLE {quoted(name)} AS {cut}")
+        self.connection.execute(f"CREATE TABLE {quote(name)} AS {cut}")
         # The plan view has exactly the rows of the view that match the predicate.
         allowed = rows_of(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
-        assert rows_of(self.connection, f"FROM {quoted(name)}") == allowed, f"{view_query}\n-- became\n{cut}"
+        assert rows_of(self.connection, f"FROM {quote(name)}") == allowed, f"{view_query}\n-- became\n{cut}"
         self.drop([*names, *more])
         self.told["views cut"] += 1
         self.told["views cut within views"] += depth > 0
@@ -138,7 +138,7 @@ class Cutting:
 
     def drop(self, names: list[str]) -> None:
         for name in names:
-            self.connection.execute(f"DROP TABLE {quoted(name)}")
+            self.connection.execute(f"DROP TABLE {quote(name)}")
 
 
 def campaign(seed: int, lakes_count: int) -> Counter[str]:
@@ -147,8 +147,8 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
         # Without this, DuckDB 2.0 evaluates EXISTS over a LEFT JOIN with an empty table as false.
         connection.execute("PRAGMA disable_optimizer")
         views, texts = make_views(statements, connection)
-        telling = TellingViews(Told(rng, statements.tables), views, texts)
-        cutting = Cutting(rng, connection, telling, views, texts, counts)
+        telling = TellingViews(KnownColumns(rng, statements.tables), views, texts)
+        cutting = PlanViews(rng, connection, telling, views, texts, counts)
         statements.tables = [*statements.tables, *[view for view in views.values() for _ in range(3)]]
         for _ in range(QUERIES_PER_LAKE):
             text = statements.query(rng.choice([1, 1, 2, 2, 3]))
@@ -162,9 +162,9 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
             scans = find_scans(text, columns_of=telling)
             counts["views asked"] += sum(scan.table in views and scan.predicate is not None for scan in scans)
             cutting.left = VIEWS_MAX
-            new, names = cutting.over_plans(scans)
+            new, names = cutting.replace_views(scans)
             whole = splice(text, new)
-            rest = without_views(scans, views)
+            rest = drop_view_scans(scans, views)
             kept, more, _ = prune(rng, connection, text, rest)
             both = splice(text, [*new, *(read_from_view(scan, name) for scan, name in zip(rest, more, strict=True))])
             for became in (whole, kept, both):

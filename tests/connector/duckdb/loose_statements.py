@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.connector.analysis.comparisons import ALIASES, COLUMN_NAMES, Column, Scope, Stored, quoted
+from tests.connector.analysis.comparisons import ALIASES, COLUMN_NAMES, Column, Scope, Stored, quote
 from tests.connector.analysis.statements import Statements
 
 LOOSE = {
@@ -39,11 +39,11 @@ class LooseStatements(Statements):
         first, other, alias = self.rng.sample(ALIASES, 3)
         left, columns = self.select(named, depth - 1, outer, set_part=True, kinds=kinds)
         right, _ = self.select(named, depth - 1, outer, set_part=True, kinds=kinds)
-        side = self.rng.choice([self.spelled(other), f"(SELECT * FROM {self.spelled(other)}) AS s", f"({right}) AS s"])
+        side = self.rng.choice([self.spell(other), f"(SELECT * FROM {self.spell(other)}) AS s", f"({right}) AS s"])
         word = self.rng.choice(["UNION", "UNION ALL", "UNION ALL", "INTERSECT", "EXCEPT"])
-        clauses = f"WITH {self.spelled(first)} AS ({left}), {self.spelled(other)} AS ({right})"
-        both = f"SELECT * FROM {self.spelled(first)} {word} SELECT * FROM {side}"
-        return f"SELECT * FROM ({clauses} {both}) AS {self.spelled(alias)}", columns
+        clauses = f"WITH {self.spell(first)} AS ({left}), {self.spell(other)} AS ({right})"
+        both = f"SELECT * FROM {self.spell(first)} {word} SELECT * FROM {side}"
+        return f"SELECT * FROM ({clauses} {both}) AS {self.spell(alias)}", columns
 
     def value(self, kind: str) -> str:
         return "'NaN'" if kind == "double" and self.chance(0.15) else super().value(kind)
@@ -55,7 +55,7 @@ class LooseStatements(Statements):
         if column.kind == "string" and self.chance(0.1):
             return f"{self.reference(column, scope)} {self.rng.choice(['', 'NOT '])}ILIKE '{self.rng.choice('%_')}B%'"
         if self.chance(0.12):
-            return self.listed(column, scope)
+            return self.draw_list_condition(column, scope)
         if column.kind == "long" and self.chance(0.12):
             return (
                 f"{self.reference(column, scope)} // {self.rng.choice('2357')} {self.operator()} {self.literal('long')}"
@@ -68,7 +68,7 @@ class LooseStatements(Statements):
             )
         return super().comparison(column, scope)
 
-    def listed(self, column: Column, scope: Scope) -> str:
+    def draw_list_condition(self, column: Column, scope: Scope) -> str:
         """Return a condition on a list or on rows, in some cases with nulls and values of other types."""
         name, negated = self.reference(column, scope), self.rng.choice(["", "", "NOT "])
         other = self.one_of(scope, scope) or column
@@ -93,30 +93,30 @@ class LooseStatements(Statements):
             return "NULL"
         return self.rng.choice(LOOSE[kind]) if self.chance(0.1) else self.value(kind)
 
-    def unnested(self, used_names: set[str]) -> tuple[str, Scope]:
+    def draw_unnest(self, used_names: set[str]) -> tuple[str, Scope]:
         """Return a list of literals as a source, with or without column names."""
         alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
         kinds = [self.rng.choice(["long", "long", "string", "date"]) for _ in range(self.rng.randint(1, 2))]
         names = self.rng.sample(COLUMN_NAMES, self.rng.randint(0, len(kinds)))
-        text = f" ({', '.join(map(quoted, names))})" if names else ""
+        text = f" ({', '.join(map(quote, names))})" if names else ""
         if self.chance(0.3):
             names, kinds = [*names[:1], "unnest"][:1], kinds[:1]
-            text = f" ({quoted(names[0])})" if names != ["unnest"] else ""
+            text = f" ({quote(names[0])})" if names != ["unnest"] else ""
             values = f"unnest([{', '.join(self.any_value(kinds[0]) for _ in range(2))}])"
         else:
             names += [f"col{number}" for number in range(len(names), len(kinds))]
             rows = (f"({', '.join(map(self.any_value, kinds))})" for _ in range(self.rng.randint(1, 3)))
             values = f"(VALUES {', '.join(rows)})"
         scope = [Column(name, kind, alias) for name, kind in zip(names, kinds, strict=True)]
-        return f"{values} AS {self.spelled(alias)}{text}", scope
+        return f"{values} AS {self.spell(alias)}{text}", scope
 
-    def qualified(self, scope: Scope) -> str:
+    def draw_qualify(self, scope: Scope) -> str:
         if self.chance(0.9):
             return ""
         more = f" {self.rng.choice(['AND', 'OR'])} {self.simple(scope)}" if self.chance(0.3) else ""
         return f" QUALIFY {self.window(scope)} <= {self.rng.randint(1, 3)}{more}"
 
-    def correlated(self, scope: Scope, outer: Scope) -> str:
+    def draw_correlated_condition(self, scope: Scope, outer: Scope) -> str:
         """Return a condition on a column of the outer query.
 
         In some cases the column has no qualifier, and its name can also be the name of an output of the
@@ -130,9 +130,9 @@ class LooseStatements(Statements):
             if column.kind == other.kind and self.can_name(column, scope) and other.name.lower() not in own
         ]
         if not pairs or self.chance(0.7):
-            return super().correlated(scope, outer)
+            return super().draw_correlated_condition(scope, outer)
         first, other = self.rng.choice(pairs)
-        return f"{self.reference(first, scope)} = {self.spelled(other.name)}"
+        return f"{self.reference(first, scope)} = {self.spell(other.name)}"
 
     def equality(self, left: Scope, right: Scope, both: Scope) -> str:
         pairs = [

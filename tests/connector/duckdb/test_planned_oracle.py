@@ -28,7 +28,7 @@ from pyiceberg.transforms import (
 )
 
 import seamark.duckdb
-from tests.connector.analysis.comparisons import TABLE_NAMES, quoted
+from tests.connector.analysis.comparisons import TABLE_NAMES, quote
 from tests.connector.duckdb.loose_statements import LooseStatements
 from tests.seeds import examples, first_seed
 from tests.services.seamark import Seamark
@@ -70,8 +70,8 @@ class PlannedStatements(LooseStatements):
         super().__init__(rng)
         self.partitioned: set[str] = set()
 
-    def spelled(self, name: str) -> str:
-        return quoted(name) if name in TABLE_NAMES else super().spelled(name)
+    def spell(self, name: str) -> str:
+        return quote(name) if name in TABLE_NAMES else super().spell(name)
 
     def value(self, kind: str) -> str:
         return self.rng.choice(LONG_AGO[kind]) if kind in LONG_AGO and self.chance(0.25) else super().value(kind)
@@ -88,16 +88,16 @@ class PlannedStatements(LooseStatements):
     def make_tables(self) -> list[str]:
         tables = super().make_tables()
         for table in self.tables:
-            name = quoted(table.name)
+            name = quote(table.name)
             if self.chance(0.5):
                 table.columns["added"] = "long"
                 tables.append(f"ALTER TABLE {name} ADD COLUMN added BIGINT")
                 tables.append(f"INSERT INTO {name} (added) VALUES (1), (3)")
             for _ in range(self.rng.choice([0, 1])):
                 column, kind = self.rng.choice(list(table.columns.items()))
-                condition = f"{quoted(column)} = {self.value(kind)}"
+                condition = f"{quote(column)} = {self.value(kind)}"
                 value = "NULL" if self.chance(0.3) else self.value(kind)
-                change = f"UPDATE {name} SET {quoted(column)} = {value} WHERE"
+                change = f"UPDATE {name} SET {quote(column)} = {value} WHERE"
                 tables.append(f"{self.rng.choice([f'DELETE FROM {name} WHERE', change])} {condition}")
         return tables
 
@@ -118,9 +118,9 @@ def campaign(server: Seamark, seed: int, lakes: int, queries: int) -> Counter[st
             copy.execute(f"CREATE SCHEMA {schema}")
             copy.execute(f"USE {schema}")
             for table in statements.tables:
-                rows = con.sql(f"FROM {quoted(table.name)}").to_arrow_table()
+                rows = con.sql(f"FROM {quote(table.name)}").to_arrow_table()
                 copy.register("rows", rows)
-                copy.execute(f"CREATE TABLE {quoted(table.name)} AS FROM rows")
+                copy.execute(f"CREATE TABLE {quote(table.name)} AS FROM rows")
                 copy.unregister("rows")
             for _ in range(queries):
                 text = statements.query(rng.choice([1, 1, 1, 2])).replace("main", schema)

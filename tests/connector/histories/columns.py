@@ -142,7 +142,7 @@ class Column:
                 flat = each[0] if self.kind == LIST else list(zip(*each, strict=True))
                 starts = column.offsets.to_pylist()
                 return [flat[starts[n] : starts[n + 1]] if there else None for n, there in enumerate(valid)]
-        return typed.plain(self.kind, column)
+        return typed.to_plain(self.kind, column)
 
     def frozen(self, value: Any) -> Hashable:
         """Return a hashable form of the value: NaN equals NaN, and -0.0 differs from 0.0."""

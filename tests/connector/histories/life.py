@@ -32,7 +32,7 @@ from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import MODES, delete, upsert
 from tests.connector.histories.columns import LIST, MAP, NESTED, PROMOTED, STRUCT, Column, draw_value, key_of, kinds
 from tests.connector.histories.predicates import Row, draw_filter
-from tests.connector.histories.statements import can_be_written, draw_change, draw_known, literal, quoted
+from tests.connector.histories.statements import can_be_written, draw_change, draw_known, literal, quote
 
 NAMES = ("id", "a", "B", "naïve", "two words", "x-y", "größe", "1st", "null", "select", "day", 'q"q', "日本")
 KEY_KINDS = ("long", "int", "string", "uuid", "decimal(9, 2)", "decimal(38, 10)", "date", "timestamp", "timestamptz")
@@ -53,7 +53,7 @@ class Life:
         self._last_id, self._last_part = 0, 999
         self._columns: list[Column] = []
         for _ in range(self._rng.choice((1, 1, 2))):
-            self._columns.append(self._new(self._rng.choice(KEY_KINDS)))
+            self._columns.append(self._draw_column(self._rng.choice(KEY_KINDS)))
         self._keys = list(self._columns)
         for _ in range(self._rng.randint(3, 5)):
             self._columns.append(self._new_any())
@@ -73,31 +73,33 @@ class Life:
     def _table(self) -> str:
         return f"db.{self._name}"
 
-    def _new(self, kind: str, children: Sequence[Column] = ()) -> Column:
+    def _draw_column(self, kind: str, children: Sequence[Column] = ()) -> Column:
         free = [one for one in NAMES if one.lower() not in {column.name.lower() for column in self._columns}]
         self._last_id += 1
         return Column(self._last_id, self._rng.choice(free), kind, list(children))
 
-    def _inner(self, name: str, depth: int) -> Column:
+    def _draw_inner(self, name: str, depth: int) -> Column:
         kind = self._rng.choice((STRUCT, LIST)) if depth and self._rng.random() < 0.4 else ""
         names = {STRUCT: self._rng.sample(("a", "b", "C c"), self._rng.choice((1, 2))), LIST: ["element"]}.get(kind, [])
         self._last_id += 1
         column = Column(self._last_id, name, kind or self._rng.choice(kinds(self._version)))
-        column.children = [self._inner(one, depth - 1) for one in names]
+        column.children = [self._draw_inner(one, depth - 1) for one in names]
         return column
 
     def _new_any(self, *, default: bool = False) -> Column:
         rng = self._rng
         match rng.choice((STRUCT, LIST, MAP, *[""] * 7)):
             case "struct":
-                return self._new(STRUCT, [self._inner(one, 1) for one in rng.sample(("a", "b"), rng.choice((1, 2)))])
+                return self._draw_column(
+                    STRUCT, [self._draw_inner(one, 1) for one in rng.sample(("a", "b"), rng.choice((1, 2)))]
+                )
             case "list":
-                return self._new(LIST, [self._inner("element", 1)])
+                return self._draw_column(LIST, [self._draw_inner("element", 1)])
             case "map":
-                key = self._inner("key", 0)
+                key = self._draw_inner("key", 0)
                 key.kind = rng.choice(("string", "int", "date"))
-                return self._new(MAP, [key, self._inner("value", 1)])
-        made = self._new(rng.choice(kinds(self._version)))
+                return self._draw_column(MAP, [key, self._draw_inner("value", 1)])
+        made = self._draw_column(rng.choice(kinds(self._version)))
         if default and self._version >= 3 and rng.random() < 0.5:
             value = draw_value(rng, made.kind)
             made.initial = value if value == value and value not in (float("inf"), float("-inf")) else None
@@ -185,7 +187,7 @@ class Life:
     def step(self) -> str:
         """Make a random step and return its description."""
         steps: dict[Callable[[], str], int] = {
-            **{self._append: 3, self._upsert: 6, self._unlocated: 1, self._delete: 2, self._delete_matching: 2},
+            **{self._append: 3, self._upsert: 6, self._upsert_unlocated: 1, self._delete: 2, self._delete_matching: 2},
             **{self._compact: 3, self._cluster: 1, self._index: 2, self._list_again: 1},
             **{self._evolve: 4, self._partition: 1, self._sql_change: 3, self._sql_insert: 1},
         }
@@ -237,7 +239,7 @@ class Life:
         self._replace(rows, by, input_remaining_columns)
         return f"{mode}, {strategy}, by {by}, of {input_remaining_columns}: {rows}"
 
-    def _unlocated(self) -> str:
+    def _upsert_unlocated(self) -> str:
         rows = self._batch()
         try:
             upsert(
@@ -323,7 +325,7 @@ class Life:
             row |= {column.id: draw_known(self._rng, column, nulls=column not in self._keys) for column in written}
             if self._key(row) not in known_keys:
                 rows[self._key(row)] = row
-        names = ", ".join(quoted(column.name) for column in written)
+        names = ", ".join(quote(column.name) for column in written)
         values = ", ".join(
             f"({', '.join(literal(column.kind, row[column.id]) for column in written)})" for row in rows.values()
         )
@@ -378,7 +380,7 @@ class Life:
         elif operator == "add" and len(columns) < len(NAMES):
             columns.insert(rng.randint(0, len(columns)), self._new_any(default=True))
         elif operator == "rename" and len(columns) < len(NAMES):
-            rng.choice(columns).name = self._new("int").name
+            rng.choice(columns).name = self._draw_column("int").name
         elif operator == "swap" and len(columns) > 1:
             first, other = rng.sample(columns, 2)
             first.name, other.name = other.name, first.name
@@ -387,7 +389,7 @@ class Life:
         elif operator == "extend":
             structs = [one for column in columns for one in column.walk() if one.kind == STRUCT]
             for first in rng.sample(structs, min(1, len(structs))):
-                first.children.append(self._inner(f"n{self._last_id}", 1))
+                first.children.append(self._draw_inner(f"n{self._last_id}", 1))
         elif operator == "promote":
             self._promote([column for column in columns if column not in self._keys or column.kind != "date"], used)
         self._change_schema()

@@ -70,11 +70,11 @@ def _terms(columns: Sequence[Column]) -> list[tuple[str, Column, Callable[[Row],
         if column.kind not in NESTED:
             found.append((column.name, column, column.of))
         fields = [child for child in column.children if column.kind == STRUCT and child.kind not in NESTED]
-        found += [(f"{column.name}.{field.name}", field, _within(column, field)) for field in fields]
+        found += [(f"{column.name}.{field.name}", field, _read_within(column, field)) for field in fields]
     return found
 
 
-def _within(column: Column, child: Column) -> Callable[[Row], Any]:
+def _read_within(column: Column, child: Column) -> Callable[[Row], Any]:
     return lambda row: None if column.of(row) is None else child.of(column.of(row))
 
 

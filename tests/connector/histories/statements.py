@@ -58,11 +58,11 @@ def draw_change(
         return DrawnStatement(f"DELETE FROM {table} WHERE {where}", matches)
     chosen_names = rng.sample(settable, rng.randint(1, len(settable)))
     new: Row = {column.id: draw_known(rng, column) for column in chosen_names}
-    sets = ", ".join(f"{quoted(column.name)} = {literal(column.kind, new[column.id])}" for column in chosen_names)
+    sets = ", ".join(f"{quote(column.name)} = {literal(column.kind, new[column.id])}" for column in chosen_names)
     return DrawnStatement(f"UPDATE {table} SET {sets} WHERE {where}", matches, new)
 
 
-def quoted(name: str) -> str:
+def quote(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
@@ -83,7 +83,7 @@ def literal(kind: str, value: Any) -> str:
 
 
 def _draw_condition(rng: random.Random, column: Column, rows: Sequence[Row]) -> tuple[str, Callable[[Row], bool]]:
-    name = quoted(column.name)
+    name = quote(column.name)
     stored_keys = [one for row in rows if (one := column.of(row)) is not None and _is_known(column.kind, one)]
 
     def value() -> Any:

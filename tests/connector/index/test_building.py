@@ -62,7 +62,7 @@ class Watched(InProcessWorkers):
             yield from super().run(task, [group])
 
 
-def cut() -> None:
+def fail() -> None:
     raise Cut
 
 
@@ -76,7 +76,7 @@ def test_build_reports_its_progress_and_builds_only_missing_entries(client: Inde
     assert (report.json["state"], report.progress.rows_done, report.files_not_indexed) == ("completed", 120, 0)
     index = client.index("db.t", "b")
     assert (index.health, index.files, len(index.json["index-files"])) == ("ok", 6, 3)
-    again = build(client, "db.t", "b", Watched(cut))
+    again = build(client, "db.t", "b", Watched(fail))
     assert (again.json["state"], again.progress.files_done) == ("completed", 0)
 
 
@@ -145,7 +145,7 @@ def test_build_ends_while_writers_keep_committing(client: IndexClient) -> None:
 
 def test_interrupted_build_is_rolled_back_and_the_next_build_continues_it(client: IndexClient) -> None:
     with pytest.raises(Cut):
-        build(client, "db.t", "b", Watched(None, cut), limits=SMALL)
+        build(client, "db.t", "b", Watched(None, fail), limits=SMALL)
     (reported,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
     assert reported.summary["reason"] == "Cut"
     assert client.index("db.t", "b").files == 2

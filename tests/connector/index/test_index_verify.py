@@ -158,10 +158,10 @@ def test_missing_index_file_is_quarantined_if_the_server_confirms_it(client: Ind
 def test_index_file_that_cannot_be_read_is_reported_but_not_quarantined(
     client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(self: Storage, location: str) -> memoryview:
+    def fail(self: Storage, location: str) -> memoryview:
         raise OSError("the network is down")
 
-    monkeypatch.setattr(Storage, "read", away)
+    monkeypatch.setattr(Storage, "read", fail)
     code, text = seamark(client.url, "verify", "db.t", "bloom")
     assert (code, "the network is down" in text, "wrong here: live" in text) == (1, True, True), text
     assert set(states(client, "bloom").values()) == {"live"}

@@ -31,7 +31,7 @@ def columns(values: list[int]) -> Keys:
     return keys_of(pa.array(values, pa.int64()), "long")
 
 
-def built(definition: IndexDefinition, values: list[int]) -> Any:
+def build_blob(definition: IndexDefinition, values: list[int]) -> Any:
     match definition.kind:
         case "bloom":
             return bloom.build(columns(values), 0.001)
@@ -53,7 +53,7 @@ class Written:
         self.rows |= files
         location = f"{self.folder.as_uri()}/{len(self.locations)}.puffin"
         data_files = [DataFile(path, 1000, len(values)) for path, values in files.items()]
-        entries = [built(self.definition, values) for values in files.values()]
+        entries = [build_blob(self.definition, values) for values in files.values()]
         Storage().write(location, encode_index_file("table", self.definition, data_files, entries))
         self.locations.append(location)
         return location

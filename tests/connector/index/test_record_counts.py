@@ -102,7 +102,7 @@ class Grown:
         index = self.client.index("db.t", "keys")
         assert (index.health, index.lag_files) == ("ok", 0), step
         few = min(self.sampled, len(self.live))
-        self.found(data, self.draw.choice(len(self.live), few, replace=False), step)
+        self.check_lookup(data, self.draw.choice(len(self.live), few, replace=False), step)
 
     def files(self) -> tuple[list[str], list[str]]:
         """Return the paths of the data files and of the delete files that PyIceberg lists."""
@@ -130,7 +130,7 @@ class Grown:
         assert sorted(described) == sorted(data)
         return total
 
-    def found(self, data: list[str], numbers: Longs, step: str) -> None:
+    def check_lookup(self, data: list[str], numbers: Longs, step: str) -> None:
         """Check that a lookup finds the row of each live key, and reports all other keys as missing."""
         expected = keys_of(numbers)
         answer = self.client.lookup("db.t", {"k": expected})

@@ -83,12 +83,12 @@ def test_split_includes_the_change_of_a_concurrent_writer(
         keys = pa.table({"id": [1, 2, 3]})
         works = [lambda: delete(client, "db.t", keys=keys, mode="merge-on-read")]
 
-        def after_writer(*arguments: Any, **options: Any) -> Any:
+        def run_after_writer(*arguments: Any, **options: Any) -> Any:
             if works:
                 works.pop()()
             return commit(*arguments, **options)
 
-        monkeypatch.setattr(replacements, "commit", after_writer)
+        monkeypatch.setattr(replacements, "commit", run_after_writer)
         report = split_buckets(client, "db.t")
         assert (report.commits, report.conflicts) == (1, 0)
         assert {row[0] for row in read(client)} == {0, *range(4, 300)}

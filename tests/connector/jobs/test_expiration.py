@@ -47,7 +47,7 @@ def path_of(location: str) -> Path:
     return Path(location.removeprefix("file://").removeprefix("file:"))  # Spark writes file:/p.
 
 
-def needed_files(table: Table) -> set[Path]:
+def list_needed_files(table: Table) -> set[Path]:
     """Return the content files, manifests and manifest lists of all snapshots that PyIceberg reads."""
     paths: set[Path] = set()
     for snapshot in table.metadata.snapshots:
@@ -61,7 +61,7 @@ def needed_files(table: Table) -> set[Path]:
     return paths
 
 
-def stored_files(table: Table) -> set[Path]:
+def list_stored_files(table: Table) -> set[Path]:
     folder = path_of(table.location())
     return {path for path in folder.rglob("*") if path.suffix in (".parquet", ".avro", ".puffin")}
 
@@ -90,16 +90,18 @@ def history(client: IndexClient, catalog: RestCatalog, commits: int = 5) -> Tabl
 def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
-        before = stored_files(table)
+        before = list_stored_files(table)
         rows_before = read(client, snapshots(table)[-1])
         planned = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2, dry_run=True)
-        assert stored_files(table) == before
+        assert list_stored_files(table) == before
         totals = expire(client, "db.t", older_than_ms=1 << 60, retain_last=2)
         assert totals == planned
         assert (totals.snapshots, totals.files_failed) == (3, 0)
         table.refresh()
-        assert stored_files(table) == needed_files(table)
-        assert totals.content_files + totals.manifests + totals.other_files == len(before) - len(stored_files(table))
+        assert list_stored_files(table) == list_needed_files(table)
+        assert totals.content_files + totals.manifests + totals.other_files == len(before) - len(
+            list_stored_files(table)
+        )
         assert read(client, snapshots(table)[-1]) == rows_before
         (instant,) = instants(served)
         assert instant.state is InstantState.COMPLETED
@@ -139,7 +141,7 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
 
         def note() -> None:
             table.refresh()
-            paths.update(needed_files(table))
+            paths.update(list_needed_files(table))
             for snapshot_id in snapshots(table):
                 if snapshot_id not in contents:
                     contents[snapshot_id] = read(client, snapshot_id)
@@ -182,13 +184,13 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
                 expired += expire(client, "db.t", older_than_ms=older, retain_last=rng.randint(1, 3)).snapshots
                 table.refresh()
                 assert heads | stay <= set(snapshots(table)), "Iceberg's own policy keeps these snapshots"
-                assert stored_files(table) & paths == needed_files(table) & paths
-                assert needed_files(table) <= stored_files(table)
+                assert list_stored_files(table) & paths == list_needed_files(table) & paths
+                assert list_needed_files(table) <= list_stored_files(table)
                 for snapshot_id in snapshots(table):
                     assert read(client, snapshot_id) == contents[snapshot_id]
         expire(client, "db.t", older_than_ms=1 << 60)
         table.refresh()
-        assert stored_files(table) & paths == needed_files(table)
+        assert list_stored_files(table) & paths == list_needed_files(table)
     assert expired > 0
 
 
@@ -201,7 +203,7 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
         rows_of_first = read(client, first)
         commit, calls = server.Expiration._commit, []
 
-        async def late(self: server.Expiration, *arguments: Any) -> Any:
+        async def answer_late(self: server.Expiration, *arguments: Any) -> Any:
             if not calls:
                 calls.append(1)
                 created = {"type": "assert-table-uuid", "uuid": str(table.metadata.table_uuid)}
@@ -211,12 +213,12 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
                 )
             return await commit(self, *arguments)
 
-        monkeypatch.setattr(server.Expiration, "_commit", late)
+        monkeypatch.setattr(server.Expiration, "_commit", answer_late)
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
         table.refresh()
         assert table.refs()["kept"].snapshot_id == first
         assert read(client, first) == rows_of_first
-        assert stored_files(table) == needed_files(table)
+        assert list_stored_files(table) == list_needed_files(table)
 
 
 def test_housekeeping_continues_an_interrupted_deletion(
@@ -242,7 +244,7 @@ def test_housekeeping_continues_an_interrupted_deletion(
                 context.setattr(type(objects), "delete", unwilling)
                 assert expire(client, "db.t", older_than_ms=1 << 60, retain_last=1).files_failed > 0
             table.refresh()
-            assert stored_files(table) > needed_files(table)
+            assert list_stored_files(table) > list_needed_files(table)
             upsert(client, "db.t", rows([3], f"{works}"), keys=["id"])
             assert served.run(served.server.components.expiration.resume()) == 0, (
                 "the server that began the deletion may still be running"
@@ -251,7 +253,7 @@ def test_housekeeping_continues_an_interrupted_deletion(
             assert served.run(served.server.components.expiration.resume()) == 1
             monkeypatch.undo()
             table.refresh()
-            assert stored_files(table) == needed_files(table)
+            assert list_stored_files(table) == list_needed_files(table)
         assert {instant.state for instant in instants(served)} == {InstantState.COMPLETED}
 
 
@@ -260,22 +262,22 @@ def test_unreadable_manifest_of_a_remaining_snapshot_stops_the_expiration(client
         table = history(client, catalog)
         (manifest, *_) = table.metadata.snapshots[-1].manifests(table.io)
         path_of(manifest.manifest_path).unlink()
-        before = stored_files(table)
+        before = list_stored_files(table)
         with pytest.raises(Exception, match="missing in storage"):
             expire(client, "db.t", older_than_ms=1 << 60)
         table.refresh()
-        assert (stored_files(table), len(snapshots(table))) == (before, 5)
+        assert (list_stored_files(table), len(snapshots(table))) == (before, 5)
 
 
 def test_expiration_keeps_files_that_a_second_registered_table_may_need(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
         catalog.register_table("db.again", table.metadata_location)
-        before = stored_files(table)
+        before = list_stored_files(table)
         totals = expire(client, "db.t", older_than_ms=1 << 60)
         assert (totals.snapshots, totals.content_files) == (4, 0)
         table.refresh()
-        assert (stored_files(table), len(snapshots(table))) == (before, 1)
+        assert (list_stored_files(table), len(snapshots(table))) == (before, 1)
 
 
 def test_expiration_keeps_a_snapshot_that_a_plan_reads(client: IndexClient, served: Served) -> None:
@@ -314,13 +316,13 @@ def test_expiration_above_the_limits_is_refused_before_it_removes_anything(
 ) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog, 6)
-        before = stored_files(table)
+        before = list_stored_files(table)
         for limit in ("FILES_MAX", "MANIFESTS_MAX"):
             with monkeypatch.context() as context:
                 context.setattr(unused_files, limit, 0)
                 with pytest.raises(BadRequest, match="expire_snapshots"):
                     expire(client, "db.t", older_than_ms=1 << 60)
-        assert stored_files(table.refresh()) == before
+        assert list_stored_files(table.refresh()) == before
         assert len(snapshots(table)) == 6
 
 
@@ -329,10 +331,10 @@ def test_table_that_is_registered_during_an_expiration_keeps_its_files(
 ) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog)
-        before, location = stored_files(table), table.metadata_location
+        before, location = list_stored_files(table), table.metadata_location
         commit = server.Expiration._commit
 
-        async def late(self: server.Expiration, *arguments: Any) -> Any:
+        async def answer_late(self: server.Expiration, *arguments: Any) -> Any:
             instant = await commit(self, *arguments)
             body = {"name": "again", "metadata-location": location}
             path = f"{served.url}/v1/namespaces/db/register"
@@ -340,9 +342,9 @@ def test_table_that_is_registered_during_an_expiration_keeps_its_files(
                 assert answer.status == 200, await answer.text()
             return instant
 
-        monkeypatch.setattr(server.Expiration, "_commit", late)
+        monkeypatch.setattr(server.Expiration, "_commit", answer_late)
         expire(client, "db.t", older_than_ms=1 << 60)
-        assert stored_files(table) == before
+        assert list_stored_files(table) == before
         assert len(snapshots(catalog.load_table("db.again"))) == 5
 
 
@@ -354,14 +356,14 @@ def test_plan_that_is_made_during_an_expiration_keeps_its_files(
         first = snapshots(table)[0]
         commit, plans = server.Expiration._commit, []
 
-        async def late(self: server.Expiration, *arguments: Any) -> Any:
+        async def answer_late(self: server.Expiration, *arguments: Any) -> Any:
             if not plans:
                 body = {"predicate": "id >= 0", "snapshot-id": first, "case-sensitive": True}
                 async with served.server.http.post(f"{served.url}/api/v1/tables/db/t/plan-tables", json=body) as answer:
                     plans.append((await answer.json())["name"])
             return await commit(self, *arguments)
 
-        monkeypatch.setattr(server.Expiration, "_commit", late)
+        monkeypatch.setattr(server.Expiration, "_commit", answer_late)
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
         assert catalog.load_table(("db", plans[0])).scan().to_arrow().num_rows > 0
 
@@ -374,7 +376,7 @@ def test_expiration_succeeds_while_writers_keep_committing(
         table = history(client, catalog)
         plan, attempts = server.Expiration._plan, []
 
-        async def overtaken(self: server.Expiration, *arguments: Any) -> Any:
+        async def overtake(self: server.Expiration, *arguments: Any) -> Any:
             removal = await plan(self, *arguments)
             attempts.append(1)
             commits.append(asyncio.create_task(set_property(len(attempts))))
@@ -393,11 +395,11 @@ def test_expiration_succeeds_while_writers_keep_committing(
             return await asyncio.gather(*commits)
 
         commits: list[asyncio.Task[int]] = []
-        monkeypatch.setattr(server.Expiration, "_plan", overtaken)
+        monkeypatch.setattr(server.Expiration, "_plan", overtake)
         monkeypatch.setattr(server, "_LOCKED_S", 10.0)
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 4
         table.refresh()
-        assert stored_files(table) == needed_files(table)
+        assert list_stored_files(table) == list_needed_files(table)
         assert len(attempts) == server._LOCKED_FROM + 1
         assert served.run(statuses()) == [200] * len(attempts)
 
@@ -408,7 +410,7 @@ def test_continued_deletion_obeys_the_current_rules(
 ) -> None:
     with catalog_at(served.url) as catalog:
         table = history(client, catalog, 6)
-        before = stored_files(table)
+        before = list_stored_files(table)
 
         async def unwilling(*_: Any) -> None:
             raise StorageError("the storage refuses the deletion")
@@ -425,7 +427,7 @@ def test_continued_deletion_obeys_the_current_rules(
         monkeypatch.setattr(server, "_RESUMED_AFTER_MS", -1)
         assert served.run(served.server.components.housekeeping.round())["expirations_resumed"] == 3
         assert {instant.state for instant in instants(served)} == {InstantState.COMPLETED}
-        assert stored_files(table) == (before if obstacle == "gc.enabled" else needed_files(table))
+        assert list_stored_files(table) == (before if obstacle == "gc.enabled" else list_needed_files(table))
 
 
 @pytest.mark.parametrize("years", [1, 30])

@@ -170,12 +170,12 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         commit = ManifestRewrite._commit
         works: list[Callable[[], Any]] = []
 
-        async def after_writer(self: ManifestRewrite, *arguments: Any) -> Any:
+        async def run_after_writer(self: ManifestRewrite, *arguments: Any) -> Any:
             if works:
                 await asyncio.to_thread(works.pop())
             return await commit(self, *arguments)
 
-        monkeypatch.setattr(ManifestRewrite, "_commit", after_writer)
+        monkeypatch.setattr(ManifestRewrite, "_commit", run_after_writer)
         # The writer must commit while the lock is free; in the server, this happens just before the lock is
         # taken.
         rewrite = served.server.components.manifest_rewrite
@@ -252,22 +252,22 @@ def test_rewrite_of_a_version_1_table_is_refused(client: IndexClient, served: Se
 
 
 def test_commands_print_what_they_did(client: IndexClient, served: Served) -> None:
-    def said(*arguments: str) -> str:
+    def run_command(*arguments: str) -> str:
         done = CliRunner().invoke(cli, ["run", *arguments], env={"SEAMARK_URL": client.url})
         assert done.exit_code == 0, done.output
         return " ".join(done.output.split())
 
     with catalog_at(served.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE)
-        assert "has no snapshot" in said("statistics", "db.t")
+        assert "has no snapshot" in run_command("statistics", "db.t")
         for number in range(4):
             append(client, "db.t", rows(range(number * 3, number * 3 + 3)))
-        assert "12 of 12 data files (12 rows) would be read" in said("statistics", "db.t", "--dry-run")
-        assert "3 columns, 3 partitions; 12 of 12 data files (12 rows) were read" in said("statistics", "db.t")
-        assert "4 of 4 manifests of db.t would become 1" in said("manifests", "db.t", "--dry-run")
-        assert "in 1 of them on average, before in 4" in said("manifests", "db.t")
-        assert "no manifests to rewrite" in said("manifests", "db.t")
-        assert "nothing to split" in said("split-buckets", "db.t")
+        assert "12 of 12 data files (12 rows) would be read" in run_command("statistics", "db.t", "--dry-run")
+        assert "3 columns, 3 partitions; 12 of 12 data files (12 rows) were read" in run_command("statistics", "db.t")
+        assert "4 of 4 manifests of db.t would become 1" in run_command("manifests", "db.t", "--dry-run")
+        assert "in 1 of them on average, before in 4" in run_command("manifests", "db.t")
+        assert "no manifests to rewrite" in run_command("manifests", "db.t")
+        assert "nothing to split" in run_command("split-buckets", "db.t")
 
 
 @pytest.mark.parametrize("version", [2, 3])

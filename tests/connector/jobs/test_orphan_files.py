@@ -30,7 +30,7 @@ from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.commit.expiration import expiration
 from seamark.metaserver.commit.expiration import orphan_files as server
 from seamark.metaserver.store.port import InstantFilter
-from tests.connector.jobs.test_expiration import history, needed_files, path_of, read, snapshots, stored_files
+from tests.connector.jobs.test_expiration import history, list_needed_files, list_stored_files, path_of, read, snapshots
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import create, rows
@@ -143,7 +143,7 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
             elif kind < 0.9:
                 left = put_file(table, f"data/{number}.parquet", rng.choice([0, 30]))
                 if rng.random() < 0.3:  # A copy that has the name of a live file stays.
-                    other = rng.choice(sorted(needed_files(table)))
+                    other = rng.choice(sorted(list_needed_files(table)))
                     left.rename(left.parent / other.name) if other.parent != left.parent else None
             else:
                 ancestors = {entry.snapshot_id for entry in table.history()} & set(snapshots(table))
@@ -153,14 +153,14 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
                 contents.setdefault(snapshot_id, read(client, snapshot_id))
             if rng.random() < 0.25 or number == 29:
                 age_all(table)
-                keep = needed_files(table) | metadata_files(table)
+                keep = list_needed_files(table) | metadata_files(table)
                 names = {path.name for path in keep}
                 expected = {
-                    path for path in stored_files(table) if path.name not in names and "_seamark" not in path.parts
+                    path for path in list_stored_files(table) if path.name not in names and "_seamark" not in path.parts
                 }
-                before = stored_files(table)
+                before = list_stored_files(table)
                 removed += remove_orphan_files(client, "db.t").files
-                assert before - stored_files(table) == expected
+                assert before - list_stored_files(table) == expected
                 assert keep <= all_files(table)
                 for snapshot_id in snapshots(table):
                     assert read(client, snapshot_id) == contents[snapshot_id]
@@ -223,7 +223,7 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
         remove_orphan_files(client, "db.t")
         assert not before.exists()
         table.refresh()
-        assert stored_files(table) - indexed == needed_files(table)
+        assert list_stored_files(table) - indexed == list_needed_files(table)
 
 
 def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(

@@ -30,7 +30,7 @@ from seamark.connector.write.appends import append, commit
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.protocol.wire import RECHECK_AFTER
-from tests.connector.jobs.test_expiration import needed_files, stored_files
+from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import BY_PART, create, read, read_stock, rows
@@ -137,13 +137,13 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
 
             works = [write]
 
-            def after_writer(*arguments: Any, works: list[Any] = works, **options: Any) -> Any:
+            def run_after_writer(*arguments: Any, works: list[Any] = works, **options: Any) -> Any:
                 if works:
                     works.pop()()
                 return commit(*arguments, **options)
 
             with monkeypatch.context() as patched:
-                patched.setattr(replacements, "commit", after_writer)
+                patched.setattr(replacements, "commit", run_after_writer)
                 report = compact(client, "db.t", policy=SMALL)
             actual = {row[0]: row[2] for row in read(client)}
             assert actual == model, f"seed {first_seed()}, round {number}"
@@ -151,7 +151,9 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
             assert report.commits + report.conflicts == 1
             parts += bool(report.commits and report.bytes_before < report.bytes_read - 1)
             table = catalog.load_table("db.t")
-            assert {path for path in stored_files(table) if "_seamark" not in path.parts} <= needed_files(table)
+            assert {path for path in list_stored_files(table) if "_seamark" not in path.parts} <= list_needed_files(
+                table
+            )
             catalog.drop_table("db.t")
     assert parts
 

@@ -32,7 +32,7 @@ from seamark.connector.jobs.statements import (
 from seamark.connector.write.appends import append
 from tests.connector.jobs.test_file_merges import create, read, rows
 from tests.connector.served import Served
-from tests.faults.rigs.mortal_statement import killed_at
+from tests.faults.rigs.mortal_statement import run_killed_at
 from tests.seeds import first_seed
 
 PROTOTYPE = "day < DATE '2026-01-01'"
@@ -193,7 +193,7 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
     job = StatementJob(served.url, None, parsed, utc=True)
     killed, number, answer = 0, rng.randint(1, step), None
     while answer is None:
-        answer = killed_at(number, job)
+        answer = run_killed_at(number, job)
         actual = read(client)
         if answer is None:
             killed += 1

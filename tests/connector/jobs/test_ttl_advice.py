@@ -52,22 +52,22 @@ def record_reads(client: IndexClient, served: Served, *columns: int, days: int =
     served.run(served.server.components.store.transact([AddColumnReads(entry.uuid, today - days, reads)]))
 
 
-def advised_ages(client: IndexClient, days: int = 30) -> dict[str, int]:
+def list_advised_ages(client: IndexClient, days: int = 30) -> dict[str, int]:
     return {one["column"]: one["older-than-days"] for one in advise_ttl(client, "db.t", days)["advice"]}
 
 
 def test_column_is_advised_from_the_age_that_no_read_reached(client: IndexClient, served: Served) -> None:
     today = fill(client, served, DayTransform(), range(0, 400, 10))
     record_reads(client, served, 1)
-    assert advised_ages(client) == {"id": 7, "payload": 7, "ext": 7, "tags": 7}
+    assert list_advised_ages(client) == {"id": 7, "payload": 7, "ext": 7, "tags": 7}
     # Partitions of up to 35 days ago; the oldest of them ended 29 days ago.
     recent = f"at >= DATE '{today - timedelta(days=35)}'"
     scan(client, "db.t", ["payload"], recent).to_arrow()
-    assert advised_ages(client) == {"id": 7, "payload": 30, "ext": 7, "tags": 7}
+    assert list_advised_ages(client) == {"id": 7, "payload": 30, "ext": 7, "tags": 7}
     scan(client, "db.t", ["id"], f"ext = 'e' AND at >= DATE '{today - timedelta(days=205)}'").to_arrow()
-    assert advised_ages(client) == {"id": 365, "payload": 30, "ext": 365, "tags": 7}
+    assert list_advised_ages(client) == {"id": 365, "payload": 30, "ext": 365, "tags": 7}
     scan(client, "db.t", ["tags"]).to_arrow()
-    assert advised_ages(client) == {"id": 365, "payload": 30, "ext": 365}
+    assert list_advised_ages(client) == {"id": 365, "payload": 30, "ext": 365}
     compact(client, "db.t")  # The reads of a job do not count as reads of a query.
     actual = advise_ttl(client, "db.t")
     assert (actual["reads"], actual["reads-with-columns"], actual["confidence"]) == (4, 4, 1.0)
@@ -83,7 +83,7 @@ def test_column_is_advised_from_the_age_that_no_read_reached(client: IndexClient
     assert done.files_before == 36
     rows = scan(client, "db.t", ["at"], "payload IS NOT NULL").to_arrow()["at"].to_pylist()
     assert min(rows) == today - timedelta(days=30)
-    assert "payload" not in advised_ages(client)
+    assert "payload" not in list_advised_ages(client)
 
 
 def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexClient, served: Served) -> None:
@@ -100,7 +100,7 @@ def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexCli
         scan(client, "db.t", columns, f"at >= {literal}").to_arrow()
         for column in columns:
             read[column] = min(oldest, read.get(column, oldest))
-        for column, age_d in advised_ages(client).items():
+        for column, age_d in list_advised_ages(client).items():
             first_read = read.get(column)
             assert first_read is None or first_read > today - timedelta(days=age_d) - timedelta(days=31), (seed, column)
     for one in advise_ttl(client, "db.t")["advice"]:
@@ -132,18 +132,18 @@ def test_scan_reports_count_and_lower_the_confidence_without_columns(client: Ind
 
     spark = {"metadata": {"engine-name": "spark"}}
     report(**spark, **{"projected-field-ids": [3], "projected-field-names": ["payload"]})
-    assert advised_ages(client) == {"id": 7, "ext": 7, "tags": 7}
+    assert list_advised_ages(client) == {"id": 7, "ext": 7, "tags": 7}
     sanitized = {"type": "eq", "term": "ext", "value": "(hash-12345678)"}
     report(**spark, filter=sanitized, **{"projected-field-ids": [1]})
-    assert advised_ages(client) == {"tags": 7}
+    assert list_advised_ages(client) == {"tags": 7}
     assert advise_ttl(client, "db.t")["confidence"] == 1.0
     report(**{"projected-field-ids": [1, 2, 3, 4, 5, 6]})  # Some engines always name all columns.
     report(**{"projected-field-ids": ["x"], "filter": {"type": "no"}})
     actual = advise_ttl(client, "db.t")
     assert (actual["reads"], actual["reads-with-columns"], actual["confidence"]) == (5, 3, 0.6)
-    assert advised_ages(client) == {"tags": 7}
+    assert list_advised_ages(client) == {"tags": 7}
     report(**spark, **{"projected-field-ids": [1, 2, 3, 4, 5, 6]})
-    assert advised_ages(client) == {}
+    assert list_advised_ages(client) == {}
 
 
 def test_missing_advice_has_a_reason(client: IndexClient, served: Served) -> None:

@@ -27,7 +27,7 @@ from tests.connector.served import Served
 from tests.seeds import first_seed
 
 
-def stored_files(folder: Path, ending: str = ".parquet") -> set[str]:
+def list_stored_files(folder: Path, ending: str = ".parquet") -> set[str]:
     return {f"file://{path}" for path in folder.rglob(f"*{ending}")}
 
 
@@ -67,7 +67,7 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
     assert merged.rows == small.rows
     assert len(merged.files) < len(small.files), seed
     removed_file_paths = {file["file-path"] for file in small.files} - {file["file-path"] for file in merged.files}
-    assert not removed_file_paths & stored_files(tmp_path)
+    assert not removed_file_paths & list_stored_files(tmp_path)
     answer = into.commit(client, merged)
     assert answer is not None
     expected = {row["id"]: row for table in given for row in table.to_pylist()}
@@ -80,7 +80,7 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
         ids = scan(client, "db.t", [NAMES[0]]).to_arrow()[NAMES[0]].to_pylist()
         assert None not in ids
         assert len(set(ids)) == len(expected)
-    assert stored_files(tmp_path) >= {
+    assert list_stored_files(tmp_path) >= {
         str(path) for path in client.files("db.t", content="data")["file_path"].to_pylist()
     }
     if client.indexes("db.t"):
@@ -130,7 +130,7 @@ def test_interrupted_merge_leaves_no_file(client: IndexClient, served: Served, t
     into, parts = write_with_tasks(
         client, APPEND, [rows(random.Random(n), range(n * 900, n * 900 + 900)) for n in range(3)]
     )
-    assert stored_files(tmp_path)
+    assert list_stored_files(tmp_path)
 
     def runner(batches: Batches) -> Iterator[tuple[Sequence[ScanTask], Any]]:
         for batch, rewrite in batches:
@@ -139,7 +139,7 @@ def test_interrupted_merge_leaves_no_file(client: IndexClient, served: Served, t
 
     with pytest.raises(KeyboardInterrupt):
         merge_written(client, "db.t", into.target, parts, runner=runner)
-    assert stored_files(tmp_path) == set()
+    assert list_stored_files(tmp_path) == set()
 
 
 def test_table_whose_columns_changed_during_the_write_is_not_merged(client: IndexClient, served: Served) -> None:

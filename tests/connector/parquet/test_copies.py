@@ -209,7 +209,7 @@ def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
         write(rng, path, random_rows(rng, pa.schema([(name, KINDS[name][0]) for name in names]), 50))
         raw = _footer_of(path)
         footer = read_footer(raw)
-        groups = [_same(footer, group) for group in footer.groups]
+        groups = [_check_same(footer, group) for group in footer.groups]
         assert raw == encode_footer(
             version=footer.version,
             schema=footer.schema,
@@ -222,7 +222,7 @@ def test_unchanged_footer_is_encoded_to_the_same_bytes(tmp_path: Path) -> None:
         )
 
 
-def _same(footer: ParquetFooter, group: Any) -> bytes:
+def _check_same(footer: ParquetFooter, group: Any) -> bytes:
     values = np.stack([group.values(name) for name in PATCH], axis=1)
     return encode_group(patch_chunks(footer, group.chunks, values, [None] * len(values)), group.fields)
 

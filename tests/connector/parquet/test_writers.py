@@ -233,7 +233,7 @@ def test_random_files_of_all_writers_are_merged_into_one(tmp_path: Path, number:
 # All types, and unusual sizes
 
 
-def _typed_rows() -> pa.Table:
+def _make_typed_rows() -> pa.Table:
     at = datetime.datetime(2024, 2, 29, 12, 34, 56, 789012)
     price = decimal.Decimal("-1234.56")
     values: list[tuple[str, pa.DataType, Any]] = [
@@ -277,15 +277,17 @@ def _columns(path: Path, count: int) -> None:
 
 
 ODD: Mapping[str, Callable[[Path], None]] = {
-    "all types": lambda path: pq.write_table(_typed_rows(), path, store_decimal_as_integer=True, write_page_index=True),
+    "all types": lambda path: pq.write_table(
+        _make_typed_rows(), path, store_decimal_as_integer=True, write_page_index=True
+    ),
     "all types, version 2": lambda path: pq.write_table(
-        _typed_rows(), path, version="2.6", data_page_version="2.0", use_dictionary=False, write_page_checksum=True
+        _make_typed_rows(), path, version="2.6", data_page_version="2.0", use_dictionary=False, write_page_checksum=True
     ),
     "int96": _int96,
-    "no rows": lambda path: pq.write_table(_typed_rows().slice(0, 0), path),
+    "no rows": lambda path: pq.write_table(_make_typed_rows().slice(0, 0), path),
     "no row groups": lambda path: pq.ParquetWriter(path, pa.schema([("a", pa.int64())])).close(),
-    "one row": lambda path: pq.write_table(_typed_rows().slice(0, 1), path),
-    "only nulls": lambda path: pq.write_table(_typed_rows().slice(1, 1), path),
+    "one row": lambda path: pq.write_table(_make_typed_rows().slice(0, 1), path),
+    "only nulls": lambda path: pq.write_table(_make_typed_rows().slice(1, 1), path),
     "5,000 columns": lambda path: _columns(path, 5000),
     "1,000 columns": lambda path: _columns(path, 1000),
     "huge values": lambda path: pq.write_table(

@@ -71,7 +71,7 @@ def create_evolved_table(url: str) -> None:
         def append(start: int) -> None:
             written_table = table.schema().as_arrow()
             rng = random.Random(start)
-            rows = [drawn(rng, written_table, number) for number in range(start, start + 40)]
+            rows = [draw_row(rng, written_table, number) for number in range(start, start + 40)]
             table.append(pa.Table.from_pylist(rows, schema=written_table))
 
         append(0)
@@ -100,7 +100,7 @@ def create_evolved_table(url: str) -> None:
         append(400)
 
 
-def drawn(rng: random.Random, schema: pa.Schema, number: int) -> dict[str, Any]:
+def draw_row(rng: random.Random, schema: pa.Schema, number: int) -> dict[str, Any]:
     row = {one.name: value_of(rng, one.type) for one in schema}
     return row | {"id": number} | ({"gone": rng.choice([1, None])} if number >= 300 and "gone" in row else {})
 

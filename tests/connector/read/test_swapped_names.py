@@ -68,11 +68,11 @@ def test_upsert_is_repeated_after_a_concurrent_swap_and_append(
 ) -> None:
     fill(client, (5, 50))
 
-    def other() -> None:
+    def swap_and_commit() -> None:
         swap(client)
         append(client, "db.t", pa.table({"b": [9], "a": [1]}))
 
-    meanwhile(monkeypatch, other)
+    meanwhile(monkeypatch, swap_and_commit)
     assert upsert(client, "db.t", pa.table({"a": [1], "b": [7]}), keys=["a"], mode=mode).attempts == 2
     assert read_rows(client) == [(5, 50), (7, 1)], "the key is the second column now, and one row has it"
 

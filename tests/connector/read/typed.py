@@ -142,10 +142,10 @@ def array(kind: str, given: Sequence[Any]) -> pa.Array:
     return _ARROW[kind](given)
 
 
-def plain(kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
+def to_plain(kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:
     """Convert an Arrow column back to plain values."""
     if isinstance(column, pa.ChunkedArray):
-        return [value for chunk in column.chunks for value in plain(kind, chunk)]
+        return [value for chunk in column.chunks for value in to_plain(kind, chunk)]
     if isinstance(column, pa.ExtensionArray):
         column = column.storage
     if pa.types.is_temporal(column.type):
@@ -162,12 +162,12 @@ def _unscale(number: Decimal, scale: int) -> int:
     return int("".join(map(str, digits))) * (-1 if sign else 1)
 
 
-def same(first: Any, other: Any) -> bool:
+def are_same(first: Any, other: Any) -> bool:
     """Return True if the values are equal bit by bit: NaN equals NaN, and -0.0 differs from 0.0."""
     if isinstance(first, float) and isinstance(other, float):
         return (first != first and other != other) or struct.pack("<d", first) == struct.pack("<d", other)
     return type(first) is type(other) and bool(first == other)
 
 
-def all_same(first: Sequence[Any], other: Sequence[Any]) -> bool:
-    return len(first) == len(other) and all(map(same, first, other))
+def are_all_same(first: Sequence[Any], other: Sequence[Any]) -> bool:
+    return len(first) == len(other) and all(map(are_same, first, other))

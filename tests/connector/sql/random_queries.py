@@ -80,44 +80,44 @@ class RandomQueries:
 
     def query(self) -> str:
         if self._rng.random() < 0.1:
-            return self._compared()
+            return self._draw_compared()
         draw = self._rng.random()
         if draw < 0.3:
-            return self._plain()
+            return self._draw_plain()
         if draw < 0.6:
-            return self._grouped()
+            return self._draw_grouped()
         if draw < 0.75:
-            return self._joined()
+            return self._draw_joined()
         if draw < 0.85:
-            return self._nested()
+            return self._draw_nested()
         if draw < 0.93:
             word = self._rng.choice(("UNION", "UNION ALL", "EXCEPT", "INTERSECT"))
             column = self._rng.choice(("id", "name", "price", "d", "k"))
             sides = [f"SELECT {column} FROM {self._table()}" for _ in range(2)]
             return f" {word} ".join(sides) + f" WHERE {self.condition()}"
-        return self._windowed()
+        return self._draw_windowed()
 
     def _table(self) -> str:
         return f"{self._schema}.{self._rng.choice(TABLES)}"
 
-    def _plain(self) -> str:
+    def _draw_plain(self) -> str:
         outputs = ", ".join(self.expression() for _ in range(self._rng.randint(1, 4)))
         return f"SELECT {outputs} FROM {self._table()} WHERE {self.condition()}"
 
-    def _grouped(self) -> str:
+    def _draw_grouped(self) -> str:
         key = self._rng.choice(("k", "name", "d", "ok", "year(d)", "month(ts)", "x", "k % 2", "substr(name, 1, 1)"))
         aggregates = ", ".join(self._aggregate() for _ in range(self._rng.randint(1, 4)))
         having = f" HAVING count(*) > {self._rng.randint(0, 3)}" if self._rng.random() < 0.3 else ""
         return f"SELECT {key}, {aggregates} FROM {self._table()} WHERE {self.condition()} GROUP BY {key}{having}"
 
-    def _joined(self) -> str:
+    def _draw_joined(self) -> str:
         kind = self._rng.choice(("JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"))
         key = self._rng.choice(("id", "k", "name", "d", "x", "price"))
         where = self.condition("a.") if self._rng.random() < 0.8 else "TRUE"
         outputs = "a.id, b.id, a.name, b.price, a.x"
         return f"SELECT {outputs} FROM {self._table()} a {kind} {self._table()} b ON a.{key} = b.{key} WHERE {where}"
 
-    def _compared(self) -> str:
+    def _draw_compared(self) -> str:
         """Return a comparison with extremes of rows, or with columns of another table."""
         column, other = self._rng.choice(
             (
@@ -150,7 +150,7 @@ class RandomQueries:
         on = f"a.{column} {op} b.{other}{end}"
         return f"SELECT a.id, b.id FROM {self._table()} a {kind} {self._table()} b ON {on} WHERE {self.condition('b.')}"
 
-    def _nested(self) -> str:
+    def _draw_nested(self) -> str:
         condition, table, other = self.condition(), self._table(), self._table()
         of_a, of_b = self.condition("a."), self.condition("b.")
         total = f"WITH w AS (SELECT k, sum(price) AS total FROM {table} GROUP BY k)"
@@ -165,7 +165,7 @@ class RandomQueries:
             )
         )
 
-    def _windowed(self) -> str:
+    def _draw_windowed(self) -> str:
         function = self._rng.choice(("rank()", "dense_rank()", "count(*)", "sum(k)", "max(price)"))
         return (
             f"SELECT id, {function} OVER (PARTITION BY k ORDER BY d, ts) FROM {self._table()} WHERE {self.condition()}"

@@ -27,7 +27,7 @@ from seamark.connector.sql.scopes import UnsupportedInDuckDB
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.sql.statement import parse
 from seamark.connector.sql.types import from_iceberg
-from tests.connector.analysis.statements import Statements, quoted
+from tests.connector.analysis.statements import Statements, quote
 from tests.connector.analysis.test_scans_oracle import partners_of
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
@@ -136,8 +136,8 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
                 except (UnsupportedInDuckDB, BadRequest):
                     continue
                 for table in query.tables:
-                    name = quoted(stored[table.node.name.lower()].name)
-                    columns = ", ".join(f"{quoted(column)} AS c{at}" for at, column in enumerate(table.columns))
+                    name = quote(stored[table.node.name.lower()].name)
+                    columns = ", ".join(f"{quote(column)} AS c{at}" for at, column in enumerate(table.columns))
                     connection.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {columns} FROM {name}")
                 counts["translated"] += 1
                 assert answer(connection, query.text) == expected, f"seed {seed}/{number}\n{text}\n{query.text}"

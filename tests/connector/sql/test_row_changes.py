@@ -121,7 +121,7 @@ def test_change_runs_again_after_a_concurrent_commit(
         [lambda: append(client, "db.t", pa.table({"id": [2], "n": [1]}))],
     )
 
-    def overtaken(self: SqlSession, *arguments: Any) -> Any:
+    def overtake(self: SqlSession, *arguments: Any) -> Any:
         rows = computed(self, *arguments)
         for work in works:
             thread = threading.Thread(target=work)
@@ -130,7 +130,7 @@ def test_change_runs_again_after_a_concurrent_commit(
         works.clear()
         return rows
 
-    monkeypatch.setattr(sessions.SqlSession, "_compute_rows", overtaken)
+    monkeypatch.setattr(sessions.SqlSession, "_compute_rows", overtake)
     assert count(session, "UPDATE db.t SET n = n + 1 WHERE n = 1") == 2
     assert session.sql("SELECT id, n FROM db.t ORDER BY id").to_arrow()["n"].to_pylist() == [2, 2]
 

@@ -62,15 +62,15 @@ class Seamark:
     views_read: list[Name] = field(default_factory=list)
     leased: list[tuple[Name, list[int], int | None]] = field(default_factory=list)
 
-    async def plan_table(self, expected: TablePlanRequest) -> TablePlanResponse:
+    async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
         number = len(self.asked)
-        self.asked.append(expected)
-        if self._view(expected.table) is not None:
+        self.asked.append(request)
+        if self._view(request.table) is not None:
             raise NotFound("Table does not exist", status=404, kind="NoSuchTableException")
         await asyncio.sleep(self.wait_s)
-        usual = {"name": None, "plan_snapshot_id": 100 + number, "snapshot_id": expected.snapshot_id or 7}
+        usual = {"name": None, "plan_snapshot_id": 100 + number, "snapshot_id": request.snapshot_id or 7}
         sizes = {"files": 1, "bytes": 10, "considered_files": 100}
-        return TablePlanResponse(**{**usual, **sizes, **self.plan(expected)})
+        return TablePlanResponse(**{**usual, **sizes, **self.plan(request)})
 
     async def columns(self, table: tuple[str, ...]) -> KnownTable | None:
         self.looked_at.append(table)

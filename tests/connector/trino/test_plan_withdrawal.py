@@ -26,7 +26,7 @@ class Catalog:
         self.wait_s = 0.0
         self.fails = False
 
-    def made(self, *plans: tuple[Name, int]) -> None:
+    def note_plans(self, *plans: tuple[Name, int]) -> None:
         self.shown.update(plans)
 
     async def lease(self, of: Name, ids: list[int], lease_s: int | None) -> None:
@@ -47,7 +47,7 @@ async def withdrawing(idle_s: float = 0.05) -> AsyncIterator[tuple[Catalog, Plan
 
 
 def note(catalog: Catalog, withdrawal: PlanWithdrawal, *plans: tuple[Name, int]) -> None:
-    catalog.made(*plans)
+    catalog.note_plans(*plans)
     for plan in plans:
         withdrawal.note(plan, time.monotonic())
 

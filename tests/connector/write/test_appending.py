@@ -221,7 +221,7 @@ def test_conflicting_overwrite_is_refused_and_leaves_no_file(
     commit = CommitClient.commit
     kept_paths: set[Path] = set()
 
-    def overtaken(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
+    def overtake(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         monkeypatch.setattr(CommitClient, "commit", commit)
         mine = served.written_files()
         append(client, "db.t", rows(2))
@@ -229,7 +229,7 @@ def test_conflicting_overwrite_is_refused_and_leaves_no_file(
         return commit(self, table, body)
 
     before = served.written_files()
-    monkeypatch.setattr(CommitClient, "commit", overtaken)
+    monkeypatch.setattr(CommitClient, "commit", overtake)
     with pytest.raises(Refused) as caught:
         overwrite(client, "db.t", rows(9), where="land = 'de'")
     assert caught.value.status == 409
@@ -243,11 +243,11 @@ def test_files_of_a_commit_with_an_unknown_outcome_are_kept(
 ) -> None:
     commit = CommitClient.commit
 
-    def lost(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
+    def lose_answer(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         commit(self, table, body)
         raise error
 
-    monkeypatch.setattr(CommitClient, "commit", lost)
+    monkeypatch.setattr(CommitClient, "commit", lose_answer)
     with pytest.raises(type(error)):
         append(client, "db.t", rows(1, 2))
     assert ids_by_land(client) == {"de": [1, 2]}

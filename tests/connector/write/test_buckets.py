@@ -285,12 +285,12 @@ def test_resize_is_repeated_after_a_concurrent_change_of_the_spec(
     others = [[both, ("land", "identity", 2)], [("note", "truncate[1]", 4), both]]
     real = buckets._update
 
-    def overtaken(*arguments: Any) -> Any:
+    def overtake(*arguments: Any) -> Any:
         if others:
             set_spec(client, *others.pop(0))
         return real(*arguments)
 
-    monkeypatch.setattr(buckets, "_update", overtaken)
+    monkeypatch.setattr(buckets, "_update", overtake)
     monkeypatch.setattr(buckets, "_WAIT_S", 0)
     assert resize(client, "db.t", buckets=16) == ResizeResult("id", 8, 16, 3)
     assert others == []

@@ -90,13 +90,13 @@ def test_concurrent_equality_change_of_the_same_key_is_a_conflict(
 ) -> None:
     create_filled(client, version, spec)
 
-    def other() -> None:
+    def write_concurrently() -> None:
         if deletes:
             delete(client, "db.t", keys=pa.table({"id": [10, 59, 190]}), strategy=EQUALITY)
         else:
             upsert(client, "db.t", rows(*((key, "theirs") for key in (10, 59, 190))), keys=["id"], strategy=EQUALITY)
 
-    meanwhile(monkeypatch, other)
+    meanwhile(monkeypatch, write_concurrently)
     report = upsert(client, "db.t", rows((31, "ours"), (59, "ours")), keys=["id"], mode=mode)
     assert report.attempts == 2
     actual_lands = lands(client)

@@ -89,7 +89,7 @@ def test_pyiceberg_reads_the_written_values(tmp_path: Path, seed: int, count: in
     assert read.num_rows == count
     for place, kind in enumerate(KINDS):
         name = f"c{place} {kind}"
-        assert typed.all_same(typed.plain(kind, read[name]), typed.plain(kind, rows[name])), (seed, kind)
+        assert typed.are_all_same(typed.to_plain(kind, read[name]), typed.to_plain(kind, rows[name])), (seed, kind)
     for name in ("st", "list", "lists"):
         assert read[name].to_pylist() == rows[name].to_pylist(), (seed, name)
     # PyIceberg reads a null map with struct values as an empty map.
@@ -106,16 +106,16 @@ def test_duckdb_reads_the_written_values(tmp_path: Path) -> None:
         read = connection.sql(f"SELECT * FROM '{path}'").to_arrow_table()
     for place, kind in enumerate(KINDS):
         name = file_name_of(f"c{place} {kind}")
-        mine, theirs = typed.plain(kind, rows.column(place)), read[name]
+        mine, theirs = typed.to_plain(kind, rows.column(place)), read[name]
         if kind == "uuid":
             values = theirs.to_pylist()
             assert [None if value is None else UUID(str(value)).bytes for value in values] == mine
         elif kind == "timestamptz_ns":  # DuckDB 1.5 reads microseconds, and the last value as infinity.
-            micros = typed.plain("timestamptz", theirs)
+            micros = typed.to_plain("timestamptz", theirs)
             for got, nanos in zip(micros, mine, strict=True):
                 assert got == nanos or abs(got * 1000 - nanos) < 1000, kind
         else:
-            assert typed.all_same(typed.plain(kind, theirs), mine), kind
+            assert typed.are_all_same(typed.to_plain(kind, theirs), mine), kind
     assert read["list"].to_pylist() == rows["list"].to_pylist()
 
 
@@ -437,7 +437,7 @@ def test_value_that_a_cast_would_change_is_refused_with_its_column(
 )
 def test_value_is_cast_if_it_stays_the_same(tmp_path: Path, kind: str, column: pa.Array, expected: Any) -> None:
     file, metadata = write(tmp_path, pa.table({"c": column}), single_column(kind))
-    assert typed.all_same(typed.plain(kind, read_by_pyiceberg(metadata, [file])["c"]), expected)
+    assert typed.are_all_same(typed.to_plain(kind, read_by_pyiceberg(metadata, [file])["c"]), expected)
 
 
 @pytest.mark.parametrize(
@@ -504,7 +504,7 @@ def test_missing_column_has_the_write_default_or_null(tmp_path: Path) -> None:
     expected = [True, 7, 123456789012345678900000000001, 18_321, 36_001_000_000, 1_577_836_800_000_000]
     expected += [1_577_836_800_000_000_001, "é", bytes(range(16)), b"abc", 0.5]
     for n, (kind, value) in enumerate(zip(defaults, expected, strict=True)):
-        assert typed.all_same(typed.plain(kind, read[f"d{n}"]), [value] * 2), kind
+        assert typed.are_all_same(typed.to_plain(kind, read[f"d{n}"]), [value] * 2), kind
     assert read["st"].to_pylist() == [{"x": 5, "y": None}] * 2
     assert read["none"].to_pylist() == [None, None]
     assert "nothing" not in read.column_names

@@ -42,7 +42,7 @@ def test_transform_of_a_column_equals_the_transform_of_each_value(transform: str
     def judge(values: list[Any], split: int) -> None:
         parts = [typed.array(kind, part) for part in (values[:split], values[split:])]
         expected = [apply(transform, kind, value) for value in values]
-        assert typed.all_same(results(transform, kind, pa.chunked_array(parts)), expected)
+        assert typed.are_all_same(results(transform, kind, pa.chunked_array(parts)), expected)
 
     judge()
 
@@ -61,7 +61,7 @@ def test_pyiceberg_computes_the_same_partition_values(transform: str, kind: str)
         said = judge(value)
         if transform.startswith("truncate") and value in (-(2**31), -(2**63)):
             continue  # The truncation overflows: PyIceberg has unbounded integers, Java and Seamark do not.
-        assert typed.same(said, ours), (value, said, ours)
+        assert typed.are_same(said, ours), (value, said, ours)
 
 
 def test_hash_of_bytes_is_murmur3() -> None:
@@ -132,14 +132,14 @@ def test_every_row_is_in_the_partition_of_its_values(fields: list[tuple[str, int
                 if at == 3
                 else array
             )
-            columns.append([apply(transform, column.type, value) for value in typed.plain(column.type, flat)])
+            columns.append([apply(transform, column.type, value) for value in typed.to_plain(column.type, flat)])
         seen: list[int] = []
         for partition, chosen in split:
             mine = list(range(count)) if chosen is None else chosen.tolist()
             assert mine == sorted(mine)
             seen.extend(mine)
             for row in mine:
-                assert typed.all_same([column[row] for column in columns], list(partition)), (seed, row)
+                assert typed.are_all_same([column[row] for column in columns], list(partition)), (seed, row)
         assert sorted(seen) == list(range(count))
         keys = [repr([column[row] for column in columns]) for row in range(count)]
         assert len(split) == len(set(keys)), "a partition was split in two"

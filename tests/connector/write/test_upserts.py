@@ -353,7 +353,7 @@ def test_keys_of_every_type_are_found(client: IndexClient, strategy: str) -> Non
         report = upsert(client, f"db.{name}", table, keys=["k"], mode="merge-on-read", strategy=strategy)
         assert (report.updated, report.inserted) == (len(chosen_values), 0), kind
         read = scan(client, f"db.{name}").to_arrow()
-        pairs = zip(typed.plain(kind, read["k"]), read["v"].to_pylist(), strict=True)
+        pairs = zip(typed.to_plain(kind, read["k"]), read["v"].to_pylist(), strict=True)
         expected = [(values[0], 0), (None, 0), *((value, 1) for value in chosen_values)]
         assert sorted(map(repr, pairs)) == sorted(map(repr, expected)), kind
         removed_delete = delete(client, f"db.{name}", keys=table.select(["k"]), mode="copy-on-write", strategy=strategy)

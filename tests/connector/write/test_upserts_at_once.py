@@ -57,12 +57,12 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
     kept_written_files = served.written_files()
     fresh: list[Path] = []
 
-    def other() -> None:
+    def write_concurrently() -> None:
         before = served.written_files()
         upsert(client, "db.t", rows((1, "b", 2), (3, "b", 2)), keys=["id"], mode="merge-on-read")
         fresh.extend(served.written_files() - before)
 
-    attempts = meanwhile(monkeypatch, other)
+    attempts = meanwhile(monkeypatch, write_concurrently)
     report = upsert(client, "db.t", rows((1, "c", 3), (3, "c", 3)), keys=["id"], columns=["land"], mode=mode)
     assert (report.attempts, attempts[0]) == (2, 2)
     assert (report.updated, report.inserted) == (2, 0)
@@ -92,13 +92,13 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
     upsert(client, "db.t", rows((1, "a")), keys=["id"])
     left = set()
 
-    def other() -> None:
+    def write_concurrently() -> None:
         before = served.written_files()
         upsert(client, "db.t", rows((1, "b")), keys=["id"])
         left.update(served.written_files() - before)
 
     before = served.written_files()
-    meanwhile(monkeypatch, other, other, other)
+    meanwhile(monkeypatch, write_concurrently, write_concurrently, write_concurrently)
     with pytest.raises(Refused) as error:
         upsert(client, "db.t", rows((1, "c")), keys=["id"], attempts=3)
     assert error.value.status == 409
@@ -121,13 +121,13 @@ def test_change_of_a_table_that_is_recreated_during_it_is_refused(
     create(client)
     append(client, "db.t", rows((1, "a")))
 
-    def other() -> None:
+    def write_concurrently() -> None:
         """Recreate the table with other columns and without the key."""
         client._request("DELETE", "/v1/namespaces/db/tables/t", {})
         create(client, fields=[FIELDS[1]])
 
     before = served.written_files()
-    attempts = meanwhile(monkeypatch, other)
+    attempts = meanwhile(monkeypatch, write_concurrently)
     with pytest.raises(Conflict):
         change(client)
     assert attempts[0] == 1
@@ -141,12 +141,12 @@ def test_change_without_effect_on_a_recreated_table_is_refused(
     create(client)
     append(client, "db.t", rows((1, "a")))
 
-    def other() -> None:
+    def write_concurrently() -> None:
         client._request("DELETE", "/v1/namespaces/db/tables/t", {})
         create(client)
         append(client, "db.t", rows((5, "a")))
 
-    meanwhile(monkeypatch, other)
+    meanwhile(monkeypatch, write_concurrently)
     with pytest.raises(Conflict):
         delete(client, "db.t", keys=pa.table({"id": [1]}))
     assert [row[0] for row in read_rows(client)] == [5]

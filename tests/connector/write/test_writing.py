@@ -124,7 +124,7 @@ def test_every_row_is_written_once_into_its_partition(
 ) -> None:
     by = order(*sorted_by) if sorted_by else order()
     metadata = table(
-        tmp_path, SCHEMA, spec=spec(*fields), order=by if sorted_by else _unsorted_order(), properties=INDEXED
+        tmp_path, SCHEMA, spec=spec(*fields), order=by if sorted_by else _make_unsorted_order(), properties=INDEXED
     )
     input_rows = rows(1500)
     written = write_batches(target(metadata), input_rows.to_batches(max_chunksize=200), limits=limits)
@@ -138,7 +138,7 @@ def test_every_row_is_written_once_into_its_partition(
         assert present == sorted(present, key=str.encode, reverse=True)
 
 
-def _unsorted_order() -> Any:
+def _make_unsorted_order() -> Any:
     return table("file:///nowhere", SCHEMA).sort_orders[0]
 
 
@@ -170,7 +170,7 @@ def check_indexes(to: WriteTarget, written: WrittenFiles) -> None:
 def test_files_have_the_target_size(tmp_path: Path) -> None:
     size = 150_000
     properties = {"write.target-file-size-bytes": str(size), "write.parquet.row-group-size-bytes": "40000"}
-    for by in (_unsorted_order(), order(("identity", 2, "asc", "nulls-first"))):
+    for by in (_make_unsorted_order(), order(("identity", 2, "asc", "nulls-first"))):
         metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[2]", 1)), order=by, properties=properties)
         input_rows = rows(120_000)
         written = write_batches(target(metadata), input_rows.to_batches())
@@ -324,10 +324,10 @@ def test_written_files_can_be_discarded_twice(tmp_path: Path) -> None:
 def test_index_without_keys_for_a_column_fails_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = table(tmp_path, SCHEMA, properties={"seamark.index.more": "bloom(name)", **INDEXED})
 
-    def broken(*_: object) -> Any:
+    def fail(*_: object) -> Any:
         raise ValueError("the key service does not answer")
 
-    monkeypatch.setattr("seamark.connector.write.table_writer.keys_of_term", broken)
+    monkeypatch.setattr("seamark.connector.write.table_writer.keys_of_term", fail)
     written = write_batches(target(metadata), rows(10).to_batches())
     assert written.rows == 10
     assert written.index_files == ()

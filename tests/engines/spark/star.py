@@ -47,7 +47,7 @@ class Rig:
     def rewrite(self, text: str, args: Any = None) -> RewrittenQuery:
         return rewrite_query(self.spark, text.replace("{db}", self.db), args)
 
-    def same(self, text: str, args: Any = None) -> RewrittenQuery:
+    def check_same(self, text: str, args: Any = None) -> RewrittenQuery:
         """Check that the query returns Spark's own rows, and return how it was rewritten."""
         text = text.replace("{db}", self.db)
         expected = rows(self.spark.sql(text, args) if args is not None else self.spark.sql(text))

@@ -27,7 +27,7 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.iceberg.metadata.compaction import UNDONE_KEPT_MS
-from tests.connector.jobs.test_expiration import needed_files, snapshots, stored_files
+from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files, snapshots
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.write.test_compaction import BY_PART, create, read, rows
@@ -121,7 +121,7 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: Lake, versio
                     lake.clock.ahead_ms += 2 * UNDONE_KEPT_MS
                 lake.expire(by_procedure=by_procedure)
                 table = catalog.load_table("db.t")
-                assert [path for path in needed_files(table) if not path.exists()] == []
+                assert [path for path in list_needed_files(table) if not path.exists()] == []
                 assert read(lake.client) == expected
                 assert lake.rows() == expected
             lake.clock.ahead_ms += 2 * UNDONE_KEPT_MS
@@ -167,9 +167,9 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rou
             lake.expire(by_procedure=False)
             table = catalog.load_table("db.t")
             assert len(snapshots(table)) == 1
-            assert [path for path in needed_files(table) if not path.exists()] == []
-            puffins = {path for path in stored_files(table) if path.suffix == ".puffin"}
-            assert puffins == {path for path in needed_files(table) if path.suffix == ".puffin"}
+            assert [path for path in list_needed_files(table) if not path.exists()] == []
+            puffins = {path for path in list_stored_files(table) if path.suffix == ".puffin"}
+            assert puffins == {path for path in list_needed_files(table) if path.suffix == ".puffin"}
             expected = Counter((one, one % 3, text) for one, text in model.items())
             assert read(lake.client) == lake.rows() == expected
             catalog.drop_table("db.t")

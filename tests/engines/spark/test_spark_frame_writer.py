@@ -29,7 +29,7 @@ class Rig(SparkTables):
         writer = frame.write.format("seamark").options(**options)
         return writer if save_mode is None else writer.mode(save_mode)
 
-    def held(self, table: str, columns: str = "*") -> list[tuple[Any, ...]]:
+    def read_rows(self, table: str, columns: str = "*") -> list[tuple[Any, ...]]:
         return sorted(self.sql(f"SELECT {columns} FROM {{db}}.{table}"), key=repr)
 
 
@@ -59,21 +59,21 @@ def test_frame_writer_creates_tables_and_writes_in_all_modes(rig: Rig) -> None:
     assert [field.transform for field in target.spec.fields] == ["identity", "bucket[4]"]
     assert "exists" in refusal_text(rig.writer(b, None).saveAsTable, f"{rig.db}.t")
     rig.writer(b, "ignore").saveAsTable(f"{rig.db}.t")
-    assert rig.held("t") == [(1, "a", 1), (2, "b", 2)]
+    assert rig.read_rows("t") == [(1, "a", 1), (2, "b", 2)]
     rig.writer(b, "append", uri=rig.uri).save("db.t")
-    assert rig.held("t") == [(1, "a", 1), (2, "b", 2), (3, "b", 3)]
+    assert rig.read_rows("t") == [(1, "a", 1), (2, "b", 2), (3, "b", 3)]
     rig.writer(rig.frame((9, "b", 9)), "overwrite", partitionOverwriteMode="dynamic").save(f"{rig.db}.t")
-    assert {(1, "a", 1), (9, "b", 9)} <= set(rig.held("t"))
+    assert {(1, "a", 1), (9, "b", 9)} <= set(rig.read_rows("t"))
     rig.writer(a, "overwrite").save(f"{rig.db}.t")
-    assert rig.held("t") == [(1, "a", 1), (2, "b", 2)]
+    assert rig.read_rows("t") == [(1, "a", 1), (2, "b", 2)]
     rig.writer(rig.frame((2, "b", 20), (5, "e", 5)), "append", mode="upsert", keys="id").save(f"{rig.db}.t")
     rig.writer(rig.frame((1, "a", 0), (2, "b", 19)), "append", mode="upsert", keys="id, day", precombine="v").save(
         f"{rig.db}.t"
     )
-    assert rig.held("t") == [(1, "a", 1), (2, "b", 20), (5, "e", 5)]
+    assert rig.read_rows("t") == [(1, "a", 1), (2, "b", 20), (5, "e", 5)]
     rig.writer(rig.frame((5,), columns="id bigint"), "append", mode="delete", keys="id").save(f"{rig.db}.t")
     rig.writer(b, None).insertInto(f"{rig.db}.t")
-    assert rig.held("t") == [(1, "a", 1), (2, "b", 20), (3, "b", 3)]
+    assert rig.read_rows("t") == [(1, "a", 1), (2, "b", 20), (3, "b", 3)]
 
 
 def test_merge_schema_adds_columns_and_widens_types(rig: Rig) -> None:
@@ -83,9 +83,9 @@ def test_merge_schema_adds_columns_and_widens_types(rig: Rig) -> None:
     )
     assert "no column" in refusal_text(rig.writer(wider, "append").save, f"{rig.db}.evolved")
     rig.writer(wider, "append", mergeSchema="true").save(f"{rig.db}.evolved")
-    assert rig.held("evolved") == [(1, "a", 1, None, None), (2, "b", 2**40, "new", {"x": 1.5})]
+    assert rig.read_rows("evolved") == [(1, "a", 1, None, None), (2, "b", 2**40, "new", {"x": 1.5})]
     rig.writer(rig.frame((3, "c", 3)), "append", mergeSchema="true").save(f"{rig.db}.evolved")
-    assert (3, "c", 3, None, None) in rig.held("evolved")
+    assert (3, "c", 3, None, None) in rig.read_rows("evolved")
 
 
 def test_refusals_are_one_sentence_and_suggest_the_right_catalog(rig: Rig) -> None:
@@ -99,14 +99,14 @@ def test_refusals_are_one_sentence_and_suggest_the_right_catalog(rig: Rig) -> No
     rig.sql("CREATE TABLE {db}.strict (id bigint NOT NULL, v int) USING iceberg")
     nulls = rig.frame((None, 1), columns="id bigint, v int")
     assert "is required" in refusal_text(rig.writer(nulls).save, f"{rig.db}.strict")
-    assert rig.held("strict") == []
+    assert rig.read_rows("strict") == []
 
 
 def test_writes_in_other_formats_are_unchanged(rig: Rig, tmp_path: Any) -> None:
     rig.frame((1, "a", 1)).write.format("parquet").save(str(tmp_path / "out"))
     assert rig.spark.read.parquet(str(tmp_path / "out")).count() == 1
     rig.frame((1, "a", 1)).write.saveAsTable(f"{rig.db}.plain", format="iceberg")
-    assert rig.held("plain") == [(1, "a", 1)]
+    assert rig.read_rows("plain") == [(1, "a", 1)]
 
 
 def test_partitioning_text_is_split_into_terms() -> None:

@@ -46,23 +46,23 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def test_filter_leaves_files_out(rig: Rig) -> None:
-    done = rig.same("SELECT id, note FROM {db}.sales WHERE id BETWEEN 100 AND 104")
+    done = rig.check_same("SELECT id, note FROM {db}.sales WHERE id BETWEEN 100 AND 104")
     assert done.statement is not None
     assert 0 < done.files < 4 < done.considered_files
 
 
 def test_condition_on_a_dimension_leaves_files_of_the_facts_out(rig: Rig) -> None:
     star = "SELECT s.id FROM {db}.sales s JOIN {db}.items i ON s.item = i.i_id WHERE i.color = 'red' AND i.size < 5"
-    done = rig.same(star)
+    done = rig.check_same(star)
     assert "joins=db.sales.item:" in done.summary
     assert done.files < done.considered_files / 2
     snowflake = (
         "SELECT s.id FROM {db}.sales s, {db}.items, {db}.brands b WHERE item = i_id AND brand = b_id AND b_name = 'a2'"
     )
-    done = rig.same(snowflake)
+    done = rig.check_same(snowflake)
     assert "joins=db.sales.item:" in done.summary
     assert done.files < done.considered_files / 2
-    done = rig.same("SELECT id FROM {db}.sales WHERE item IN (SELECT i_id FROM {db}.items WHERE size = 18)")
+    done = rig.check_same("SELECT id FROM {db}.sales WHERE item IN (SELECT i_id FROM {db}.items WHERE size = 18)")
     assert "joins=db.sales.item:" in done.summary
 
 
@@ -86,11 +86,13 @@ def test_query_reads_the_snapshots_that_were_planned(rig: Rig) -> None:
 
 
 def test_each_reference_to_a_table_has_its_own_plan(rig: Rig) -> None:
-    done = rig.same("SELECT id FROM {db}.sales WHERE id = 5 UNION ALL SELECT id FROM {db}.sales WHERE id > 230")
+    done = rig.check_same("SELECT id FROM {db}.sales WHERE id = 5 UNION ALL SELECT id FROM {db}.sales WHERE id > 230")
     assert done.summary.count("db.sales=") == 2
     assert done.files < done.considered_files / 4
-    rig.same("SELECT a.id, b.id FROM {db}.sales a LEFT JOIN {db}.sales b ON a.id = b.item WHERE a.id < 5 AND b.id > 40")
-    done = rig.same(
+    rig.check_same(
+        "SELECT a.id, b.id FROM {db}.sales a LEFT JOIN {db}.sales b ON a.id = b.item WHERE a.id < 5 AND b.id > 40"
+    )
+    done = rig.check_same(
         "WITH w AS (SELECT * FROM {db}.sales WHERE ok) SELECT a.id FROM w a JOIN w b ON a.id = b.id "
         "WHERE a.id < 30 AND b.id IN (27, 237)"
     )
@@ -129,15 +131,15 @@ def test_each_reference_to_a_table_has_its_own_plan(rig: Rig) -> None:
 )
 def test_all_kinds_of_queries_are_rewritten(rig: Rig, text: str) -> None:
     rig.run("USE {db}")
-    done = rig.same(text)
+    done = rig.check_same(text)
     assert done.statement is not None, done.summary
     assert done.files < done.considered_files / 2
 
 
 def test_parameters_are_used_for_planning(rig: Rig) -> None:
-    done = rig.same("SELECT id FROM {db}.sales WHERE id = :one AND note LIKE :two", {"one": 44, "two": "r%"})
+    done = rig.check_same("SELECT id FROM {db}.sales WHERE id = :one AND note LIKE :two", {"one": 44, "two": "r%"})
     assert done.files < done.considered_files / 2
-    done = rig.same("SELECT id FROM {db}.sales WHERE id IN (?, ?)", [44, 131])
+    done = rig.check_same("SELECT id FROM {db}.sales WHERE id IN (?, ?)", [44, 131])
     assert done.files < done.considered_files / 2
 
 
@@ -151,14 +153,14 @@ def test_time_travel_reads_the_plan_of_that_snapshot(rig: Rig) -> None:
         "WHERE a.id = 44 AND b.note = 'red'",
         f"WITH s AS (FROM {{db}}.sales VERSION AS OF {old}), sales AS (FROM s) SELECT note FROM sales WHERE id = 44",
     ):
-        done = rig.same(text)
+        done = rig.check_same(text)
         assert "db.sales=1/3" in done.summary
     then = f"TIMESTAMP AS OF '{actual_rows[0][1]}'"
     for text in (
         f"SELECT count(*) FROM {{db}}.sales {then} WHERE id = 4",
         f"WITH s AS (FROM {{db}}.sales {then}) SELECT id, note FROM s WHERE id IN (8, 44)",
     ):
-        assert rig.same(text).statement is None
+        assert rig.check_same(text).statement is None
 
 
 @pytest.mark.parametrize(
@@ -188,7 +190,7 @@ def test_statement_that_cannot_be_analysed_runs_unchanged(rig: Rig, text: str) -
     rig.run("USE {db}")
     rig.run("CREATE OR REPLACE VIEW {db}.sales_view AS SELECT * FROM {db}.sales")
     rig.run("CREATE OR REPLACE TEMPORARY VIEW sales_shown AS SELECT * FROM {db}.sales")
-    assert rig.same(text).statement is None
+    assert rig.check_same(text).statement is None
 
 
 def test_column_qualified_by_a_schema_is_not_read_as_a_field_of_a_struct(rig: Rig) -> None:
@@ -204,8 +206,8 @@ def test_column_qualified_by_a_schema_is_not_read_as_a_field_of_a_struct(rig: Ri
     ):
         text = f"SELECT {column} FROM {table} WHERE own.id = 1"
         assert rig.run(text) == ["(1,)"]
-        assert rig.same(text).statement is None
-    done = rig.same("SELECT own.id, own.db.own.id FROM {db}.own AS own WHERE id = 1 AND own.db.own.id > 7")
+        assert rig.check_same(text).statement is None
+    done = rig.check_same("SELECT own.id, own.db.own.id FROM {db}.own AS own WHERE id = 1 AND own.db.own.id > 7")
     assert (done.files, done.considered_files) == (1, 2)
 
 
@@ -257,9 +259,9 @@ def test_branches_tags_and_times_are_read_with_their_own_rows(rig: Rig) -> None:
         *((f"branched VERSION AS OF {old}", 3), ("branched TIMESTAMP AS OF now()", None)),
     ):
         for where in ("id = 2", "s.a IN (0, 9) AND id > 0", "id = 9"):
-            done = rig.same(f"SELECT id, s FROM {{db}}.{source} WHERE {where}")
+            done = rig.check_same(f"SELECT id, s FROM {{db}}.{source} WHERE {where}")
             assert (done.considered_files or None) == files, (source, where, done)
-        done = rig.same(
+        done = rig.check_same(
             f"SELECT x.id, y.id FROM {{db}}.{source} x JOIN {{db}}.branched y ON x.id = y.id WHERE y.id = 2"
         )
         assert (done.considered_files or None) == (None if files is None else files + 3), (source, done)
@@ -271,10 +273,12 @@ def test_branches_tags_and_times_are_read_with_their_own_rows(rig: Rig) -> None:
         *("branched", f"branched VERSION AS OF {old}"),
     ):
         for where in ("id = 1", "id = 9", "s.a = 1", "s.b = 1", "s.a IN (0, 9) AND id > 0", "s.a IS NULL"):
-            done = rig.same(f"SELECT id, s FROM {{db}}.{source} WHERE {where}")
+            done = rig.check_same(f"SELECT id, s FROM {{db}}.{source} WHERE {where}")
             is_told = source == "branched" and "NULL" not in where
             assert (done.statement is not None) == is_told, (source, where, done)
-        rig.same(f"SELECT x.id, y.id FROM {{db}}.{source} x JOIN {{db}}.branched y ON x.s.a = y.s.a WHERE y.id = 2")
+        rig.check_same(
+            f"SELECT x.id, y.id FROM {{db}}.{source} x JOIN {{db}}.branched y ON x.s.a = y.s.a WHERE y.id = 2"
+        )
 
 
 def test_writing_statements_run_once(rig: Rig) -> None:
@@ -299,13 +303,13 @@ def test_table_that_the_session_caches_or_redirects_stays_unchanged(rig: Rig) ->
     text = "SELECT id FROM {db}.sales WHERE id = 44"
     rig.spark.conf.set("spark.wap.branch", "audit")
     try:
-        assert "branch" in rig.same(text).summary
+        assert "branch" in rig.check_same(text).summary
     finally:
         rig.spark.conf.unset("spark.wap.branch")
     rig.spark.sql(f"CACHE TABLE {rig.db}.stores")
     try:
-        assert rig.same(text).statement is not None
-        assert "cached" in rig.same("SELECT * FROM {db}.stores WHERE s_id = 3").summary
+        assert rig.check_same(text).statement is not None
+        assert "cached" in rig.check_same("SELECT * FROM {db}.stores WHERE s_id = 3").summary
     finally:
         rig.spark.sql(f"UNCACHE TABLE {rig.db}.stores")
 
@@ -340,15 +344,15 @@ def test_query_runs_unchanged_if_planning_is_slow_or_fails(rig: Rig, monkeypatch
     assert rig.rewrite(text).statement is not None
     with monkeypatch.context() as late:
         late.setattr(querying, "BUDGET_S", 0.0)
-        assert "too slow" in rig.same(text).summary
+        assert "too slow" in rig.check_same(text).summary
     with monkeypatch.context() as broken:
         broken.setattr(querying, "find_references", lambda *_: 1 / 0)
-        assert "ZeroDivisionError" in rig.same(text).summary
+        assert "ZeroDivisionError" in rig.check_same(text).summary
     refused = new_catalog(rig.spark, rig.server.base_url)
     assert rig.rewrite(text.replace("{db}", f"{refused}.db")).statement is not None
     # Spark has already loaded the original address.
     rig.spark.conf.set(f"spark.sql.catalog.{refused}.uri", "http://127.0.0.1:9")
-    assert rig.same(text.replace("{db}", f"{refused}.db")).summary == "unchanged; Seamark failed: Unreachable"
+    assert rig.check_same(text.replace("{db}", f"{refused}.db")).summary == "unchanged; Seamark failed: Unreachable"
 
 
 def test_query_reads_a_table_that_is_altered_during_planning_correctly(
@@ -360,14 +364,14 @@ def test_query_reads_a_table_that_is_altered_during_planning_correctly(
         rig.run(f"INSERT INTO {{db}}.swapped VALUES ({low}, {3 - low})")
     ask = PlanRequests.plans
 
-    async def late(*arguments: Any) -> Any:
+    async def rename_late(*arguments: Any) -> Any:
         for old, new in (("a", "c"), ("b", "a"), ("c", "b")):
             rig.run(f"ALTER TABLE {{db}}.swapped RENAME COLUMN {old} TO {new}")
         return await ask(*arguments)
 
     text = "SELECT a, b FROM {db}.swapped WHERE a = 0"
     assert rig.run_with_plans(text) == ["(0, 3)"]
-    monkeypatch.setattr(PlanRequests, "plans", late)
+    monkeypatch.setattr(PlanRequests, "plans", rename_late)
     assert rig.run_with_plans(text) == ["(0, 3)"] == rig.run(text)
 
 
@@ -387,7 +391,7 @@ def test_dataframe_is_valid_for_the_lease_of_its_plans(rig: Rig) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("text", SHAPES)
 def test_query_shapes_of_all_engines_leave_files_out(rig: Rig, text: str) -> None:
-    done = rig.same(text)
+    done = rig.check_same(text)
     assert done.statement is not None, done.summary
     assert done.files < done.considered_files / 2
 
@@ -395,11 +399,11 @@ def test_query_shapes_of_all_engines_leave_files_out(rig: Rig, text: str) -> Non
 @pytest.mark.slow
 def test_row_order_is_not_equality_and_two_extremes_may_come_from_two_rows(rig: Rig) -> None:
     for op in ("<", "<=", ">", ">="):
-        assert rig.same(f"SELECT id FROM {{db}}.sales WHERE id < 120 AND (item, store) {op} (3, 4L)").files
+        assert rig.check_same(f"SELECT id FROM {{db}}.sales WHERE id < 120 AND (item, store) {op} (3, 4L)").files
     extremes = "SELECT min(s_id) AS low, max(opened) AS high FROM {db}.stores WHERE city > 'c2'"
     text = f"SELECT s.id FROM {{db}}.sales s JOIN ({extremes}) t ON s.item = t.low AND s.day = t.high"
     assert "(45,)" in rig.run(text)
-    assert "joins=db.sales.item:" in rig.same(text).summary
+    assert "joins=db.sales.item:" in rig.check_same(text).summary
 
 
 @pytest.mark.parametrize(
@@ -422,7 +426,7 @@ def test_row_order_is_not_equality_and_two_extremes_may_come_from_two_rows(rig: 
     ],
 )
 def test_extremes_and_ranges_leave_files_out(rig: Rig, text: str) -> None:
-    done = rig.same(text)
+    done = rig.check_same(text)
     assert done.statement is not None, done.summary
     assert done.considered_files - done.files > 24  # The subquery reads all files of its table.
 
@@ -444,7 +448,7 @@ def test_ranges_of_decimals_texts_and_floats_leave_files_out(rig: Rig) -> None:
         ("s.weight >= p.least AND s.weight <= p.most AND p.name = 'b'", 24),
         ("s.weight BETWEEN p.most AND p.least AND p.name = 'b'", 24),
     ):
-        done = rig.same(f"SELECT s.id, p.name FROM {{db}}.sales s JOIN {{db}}.spans p ON {condition}")
+        done = rig.check_same(f"SELECT s.id, p.name FROM {{db}}.sales s JOIN {{db}}.spans p ON {condition}")
         assert done.files <= most + 2, (condition, done)
 
 
@@ -457,13 +461,13 @@ def test_extreme_of_some_rows_is_not_taken_for_the_extreme_of_the_table(rig: Rig
     ):
         text = f"SELECT id FROM {{db}}.sales f WHERE id >= ({rows_of_extreme}) AND id < 60"
         assert len(rig.run(text)) > 10
-        rig.same(text)
+        rig.check_same(text)
 
 
 def test_grouping_key_is_null_in_grouping_sets_without_it(rig: Rig) -> None:
     sets = "SELECT item, store, count(*) FROM {db}.sales GROUP BY GROUPING SETS ((item), (store), ()) HAVING "
-    assert rig.same(f"{sets} item = 3 AND store IS NULL").files < 6
-    assert rig.same(f"{sets} coalesce(item, 3) = 3").statement is None
+    assert rig.check_same(f"{sets} item = 3 AND store IS NULL").files < 6
+    assert rig.check_same(f"{sets} coalesce(item, 3) = 3").statement is None
 
 
 @pytest.mark.slow
@@ -499,8 +503,8 @@ def test_rows_with_overflowing_or_case_changing_values_are_found(rig: Rig, ansi:
             ),
             *("lower(c) LIKE '%k%'", "year(d) = 2026 AND month(d) = 1", "NOT (date_add(d, 30) >= DATE'2026-02-02')"),
         ):
-            rig.same(f"SELECT n, m, c FROM {{db}}.odd WHERE {where}")
-        assert rig.same("SELECT n FROM {db}.odd WHERE lower(c) = 'k'").files == 2
+            rig.check_same(f"SELECT n, m, c FROM {{db}}.odd WHERE {where}")
+        assert rig.check_same("SELECT n FROM {db}.odd WHERE lower(c) = 'k'").files == 2
         rig.run("ALTER TABLE {db}.odd SET TBLPROPERTIES ('seamark.index.c' = 'bloom(lower(c))')")
         seamark_command(rig.server.base_url, "index", "build", "db.odd")
         for where, files in (
@@ -510,7 +514,7 @@ def test_rows_with_overflowing_or_case_changing_values_are_found(rig: Rig, ansi:
             ("lower(c) IN ('i', 'k')", 3),
             ("upper(c) = 'NOBODY.OF.THIS.NAME@EXAMPLE.COM'", 0),
         ):
-            assert rig.same(f"SELECT n, m, c FROM {{db}}.odd WHERE {where}").files == files, where
+            assert rig.check_same(f"SELECT n, m, c FROM {{db}}.odd WHERE {where}").files == files, where
 
 
 @pytest.mark.slow

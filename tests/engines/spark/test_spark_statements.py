@@ -360,13 +360,13 @@ def test_statement_starts_again_after_a_conflict(rig: Rig, monkeypatch: pytest.M
     text = f"UPDATE {rig.db}.raced SET k = k + 1 WHERE id IN (3, 4)"
     real, calls = write_changes, list[Any]()
 
-    def overtaken(*arguments: Any) -> Any:
+    def overtake(*arguments: Any) -> Any:
         calls.append(arguments)
         if len(calls) == 1:
             rig.spark.sql(text)
         return real(*arguments)
 
-    monkeypatch.setattr("seamark.connector.spark.statements.execution.write_changes", overtaken)
+    monkeypatch.setattr("seamark.connector.spark.statements.execution.write_changes", overtake)
     report = execute(rig.spark, text).report
     assert isinstance(report, Report)
     assert report.attempts == len(calls) == 2
@@ -379,10 +379,10 @@ def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
     rig.create("lost", "by id", 3, "merge-on-read")
     before = rig.held("lost", 3)
 
-    def lost(*_: Any) -> Any:
+    def lose_answer(*_: Any) -> Any:
         raise Unreachable("the answer was lost")
 
-    monkeypatch.setattr("seamark.connector.write.row_changes.commit", lost)
+    monkeypatch.setattr("seamark.connector.write.row_changes.commit", lose_answer)
     with pytest.raises(Unreachable):
         execute(rig.spark, f"DELETE FROM {rig.db}.lost WHERE id = 3")
     assert rig.held("lost", 3) == before

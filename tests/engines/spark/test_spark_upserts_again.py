@@ -56,7 +56,7 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     accumulator = rig.spark.sparkContext.accumulator(0)
     fresh: set[str] = set()
 
-    def other() -> None:
+    def write_concurrently() -> None:
         before = rig.files(table)
         named_table = pa.table(
             {"id": [7], "land": ["plain"], "v": pa.array([9], pa.int32()), "ts": pa.array([9], pa.int32())}
@@ -70,7 +70,7 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
             yield batch
 
     before = rig.files(table)
-    run_before_commits(monkeypatch, other)
+    run_before_commits(monkeypatch, write_concurrently)
     chance = rig.spark.range(5, 25).selectExpr("id", "uuid() AS land", "1 AS v", "1 AS ts")
     once = chance.mapInArrow(record_sizes, "id bigint, land string, v int, ts int")
     report = rig.upsert(once, table, columns=["land"], row_mode=row_mode, **TASKS)

@@ -52,7 +52,7 @@ def violations(chain: list[int], events: list[Event], initial: int | None = None
     results += _against_real_time(chain, appends)
     for event in events:
         if event.kind == "append" and event.outcome == "conflict":
-            results += _unfounded_conflict(event, chain, place, appends, initial)
+            results += _is_unfounded_conflict(event, chain, place, appends, initial)
         if event.kind == "read":
             results += _impossible_read(event, chain, place, appends, initial)
     return results
@@ -87,7 +87,7 @@ def _window(
     return opens, closes
 
 
-def _unfounded_conflict(
+def _is_unfounded_conflict(
     event: Event, chain: list[int], place: dict[int, int], appends: dict[int | None, Event], initial: int | None
 ) -> list[str]:
     if event.expected != initial and event.expected not in place:

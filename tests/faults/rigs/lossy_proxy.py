@@ -26,7 +26,7 @@ balancer sends it twice and forwards the second answer.
 Fate = Callable[[str, str], str | None]
 
 
-def seeded(seed: int, rate: float, *, applies: Callable[[str, str], bool]) -> Fate:
+def choose_fates(seed: int, rate: float, *, applies: Callable[[str, str], bool]) -> Fate:
     """Return one of FATES with probability `rate` for each (method, path) that `applies` accepts; print the seed."""
     print(f"lossy proxy: seed {seed}, rate {rate}")
     source = random.Random(seed)

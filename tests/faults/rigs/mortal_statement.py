@@ -32,7 +32,7 @@ EVENTS: tuple[tuple[type, tuple[str, ...]], ...] = (
 )
 
 
-def killed_at(number: int, job: StatementJob, env: Mapping[str, str] | None = None) -> StatementAnswer | None:
+def run_killed_at(number: int, job: StatementJob, env: Mapping[str, str] | None = None) -> StatementAnswer | None:
     """Run a job that is killed at event `number`; return None if it was killed."""
     argv = [sys.executable, "-m", "tests.faults.rigs.mortal_statement", str(number)]
     given = None if env is None else {**os.environ, **env}
@@ -52,7 +52,7 @@ def main(number: int) -> None:
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def watched(method: Callable[..., Any]) -> Callable[..., Any]:
+    def watch_method(method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*arguments: Any, **kwargs: Any) -> Any:
             event()
             result = method(*arguments, **kwargs)
@@ -63,7 +63,7 @@ def main(number: int) -> None:
 
     for kind, names in EVENTS:
         for name in names:
-            setattr(kind, name, watched(getattr(kind, name)))
+            setattr(kind, name, watch_method(getattr(kind, name)))
     statement_runs.main()
 
 

@@ -30,7 +30,7 @@ class Notes:
     outcomes: Counter[str] = field(default_factory=Counter)
     unexplained: list[str] = field(default_factory=list)
 
-    def acknowledged(self) -> int:
+    def count_acknowledged(self) -> int:
         return self.outcomes["ok"]
 
     def check(self, client: Client, name: str, exists: Callable[[str], bool], about: str) -> None:
@@ -38,7 +38,7 @@ class Notes:
         its seed.
         """
         assert self.unexplained == [], about
-        assert self.acknowledged() > 0, f"{about} proved nothing"
+        assert self.count_acknowledged() > 0, f"{about} proved nothing"
         assert violations(client.chain(name), self.events) == [], f"{about}: {dict(self.outcomes)}"
         missing = [location for location in client.files(name) if not exists(location)]
         assert missing == [], f"{about}: files of a live table are gone"
@@ -121,8 +121,8 @@ def run_writers(base_urls: Sequence[str], name: str, seed: int, clients: int = 4
 
 def progress(notes: Notes, more: int, timeout_s: float) -> bool:
     """Wait until `more` further commits are acknowledged, and return whether they were."""
-    goal, deadline = notes.acknowledged() + more, time.monotonic() + timeout_s
-    while notes.acknowledged() < goal and not notes.unexplained:
+    goal, deadline = notes.count_acknowledged() + more, time.monotonic() + timeout_s
+    while notes.count_acknowledged() < goal and not notes.unexplained:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)

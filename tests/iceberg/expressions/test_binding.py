@@ -68,32 +68,32 @@ TABLE = make_schema(
 )
 
 
-def bound(filter_json: Any, *, schemas: tuple[Schema, ...] = (TABLE,), case_sensitive: bool = True) -> Expression:
+def bind_json(filter_json: Any, *, schemas: tuple[Schema, ...] = (TABLE,), case_sensitive: bool = True) -> Expression:
     return bind(parse_expression(filter_json), schemas[0], schemas, case_sensitive=case_sensitive)
 
 
 def predicate(op: str, name: str, value: object) -> Expression:
-    return bound({"type": op, "term": name, "value": value})
+    return bind_json({"type": op, "term": name, "value": value})
 
 
-def bound_predicate(op: Op, column_id: int, name: str, kind: str, *values: Any) -> Bound:
+def make_bound(op: Op, column_id: int, name: str, kind: str, *values: Any) -> Bound:
     return Bound(op, column_id, name, kind, "identity", kind, values)
 
 
 def binding_error(filter_json: Any, **more: Any) -> str:
     with pytest.raises(BadRequest) as error:
-        bound(filter_json, **more)
+        bind_json(filter_json, **more)
     return error.value.message
 
 
 def test_binding_resolves_a_name_to_an_id_and_converts_the_literal() -> None:
-    assert predicate("gt", "ts", "1970-01-01T00:00:01") == bound_predicate(Op.GT, 4, "ts", "timestamptz", 1_000_000)
-    assert predicate("eq", "home.zip", 5) == bound_predicate(Op.EQ, 12, "home.zip", "int", 5)
-    assert predicate("eq", "Price", "1.5") == bound_predicate(Op.EQ, 3, "Price", "decimal(9, 1)", 15)
+    assert predicate("gt", "ts", "1970-01-01T00:00:01") == make_bound(Op.GT, 4, "ts", "timestamptz", 1_000_000)
+    assert predicate("eq", "home.zip", 5) == make_bound(Op.EQ, 12, "home.zip", "int", 5)
+    assert predicate("eq", "Price", "1.5") == make_bound(Op.EQ, 3, "Price", "decimal(9, 1)", 15)
 
 
 def test_binding_ignores_case_only_if_requested() -> None:
-    assert bound({"type": "eq", "term": "PRICE", "value": 1}, case_sensitive=False) == bound_predicate(
+    assert bind_json({"type": "eq", "term": "PRICE", "value": 1}, case_sensitive=False) == make_bound(
         Op.EQ, 3, "Price", "decimal(9, 1)", 10
     )
     assert binding_error({"type": "eq", "term": "PRICE", "value": 1}) == (
@@ -102,10 +102,10 @@ def test_binding_ignores_case_only_if_requested() -> None:
     twins = make_schema(field(1, "a"), field(2, "A"), field(3, "b"))
     message = binding_error({"type": "is-null", "term": "a"}, schemas=(twins,), case_sensitive=False)
     assert "it matches A, a" in message
-    assert bound({"type": "is-null", "term": "B"}, schemas=(twins,), case_sensitive=False) == bound_predicate(
+    assert bind_json({"type": "is-null", "term": "B"}, schemas=(twins,), case_sensitive=False) == make_bound(
         Op.IS_NULL, 3, "b", "long"
     )
-    assert bound({"type": "is-null", "term": "A"}, schemas=(twins,)) == bound_predicate(Op.IS_NULL, 2, "A", "long")
+    assert bind_json({"type": "is-null", "term": "A"}, schemas=(twins,)) == make_bound(Op.IS_NULL, 2, "A", "long")
 
 
 def test_name_from_an_older_schema_is_found_newest_first() -> None:
@@ -115,15 +115,15 @@ def test_name_from_an_older_schema_is_found_newest_first() -> None:
         field(1, "id", "long", True), field(2, "renamed", "long"), field(4, "b", "string", True), schema_id=2
     )
     schemas = (then, between, now)
-    assert bound({"type": "eq", "term": "renamed", "value": 5}, schemas=schemas) == bound_predicate(
+    assert bind_json({"type": "eq", "term": "renamed", "value": 5}, schemas=schemas) == make_bound(
         Op.EQ, 2, "renamed", "long", 5
     )
-    assert bound({"type": "eq", "term": "old", "value": 5}, schemas=(now, then, between)) == bound_predicate(
+    assert bind_json({"type": "eq", "term": "old", "value": 5}, schemas=(now, then, between)) == make_bound(
         Op.EQ, 2, "old", "int", 5
     )
     # The column is required now, but the snapshot's files may be older than the column.
-    assert bound({"type": "is-null", "term": "b"}, schemas=schemas) == bound_predicate(Op.IS_NULL, 4, "b", "string")
-    assert bound({"type": "is-null", "term": "b"}, schemas=(now,)) == FALSE
+    assert bind_json({"type": "is-null", "term": "b"}, schemas=schemas) == make_bound(Op.IS_NULL, 4, "b", "string")
+    assert bind_json({"type": "is-null", "term": "b"}, schemas=(now,)) == FALSE
 
 
 def test_unknown_column_is_a_bad_request_that_suggests_similar_names() -> None:
@@ -138,27 +138,27 @@ def test_unknown_column_is_a_bad_request_that_suggests_similar_names() -> None:
 def test_null_checks_fold_when_no_value_can_be_null(negated: bool) -> None:
     def null(name: str) -> Expression:
         checked = {"type": "is-null", "term": name}
-        return bound({"type": "not", "child": checked} if negated else checked)
+        return bind_json({"type": "not", "child": checked} if negated else checked)
 
     op = Op.NOT_NULL if negated else Op.IS_NULL
     assert null("id") == null("home") == null("home.street") == Always(negated)
-    assert null("work.street") == bound_predicate(op, 14, "work.street", "string")
-    assert null("home.zip") == bound_predicate(op, 12, "home.zip", "int")
+    assert null("work.street") == make_bound(op, 14, "work.street", "string")
+    assert null("home.zip") == make_bound(op, 12, "home.zip", "int")
     assert null("nothing") == Always(not negated)
-    assert null("work") == bound_predicate(op, 13, "work", "struct")
-    assert null("tags") == bound_predicate(op, 30, "tags", "map")
-    assert null("anything") == bound_predicate(op, 41, "anything", "variant")
-    assert null("future") == bound_predicate(op, 42, "future", "interval")
+    assert null("work") == make_bound(op, 13, "work", "struct")
+    assert null("tags") == make_bound(op, 30, "tags", "map")
+    assert null("anything") == make_bound(op, 41, "anything", "variant")
+    assert null("future") == make_bound(op, 42, "future", "interval")
 
 
 def test_columns_inside_lists_and_maps_are_bound_but_decide_nothing() -> None:
-    x = bound({"type": "lt", "term": "points.x", "value": 5})
+    x = bind_json({"type": "lt", "term": "points.x", "value": 5})
     assert x == Bound(Op.LT, 22, "points.element.x", "list", "identity", "double", (5.0,))
     # All fields are required, but an empty list has no element.
-    assert bound({"type": "is-null", "term": "points.x"}) == Bound(
+    assert bind_json({"type": "is-null", "term": "points.x"}) == Bound(
         Op.IS_NULL, 22, "points.element.x", "list", "identity", "double", ()
     )
-    assert bound({"type": "eq", "term": "tags.value", "value": "7"}) == Bound(
+    assert bind_json({"type": "eq", "term": "tags.value", "value": "7"}) == Bound(
         Op.EQ, 32, "tags.value", "map", "identity", "long", (7,)
     )
 
@@ -188,24 +188,26 @@ def transform_predicate(op: str, transform: str, name: str, *value: object) -> A
 
 
 def test_literals_of_transform_terms_have_the_result_type() -> None:
-    assert bound(transform_predicate("eq", "bucket[4]", "id", 3)) == Bound(
+    assert bind_json(transform_predicate("eq", "bucket[4]", "id", 3)) == Bound(
         Op.EQ, 1, "id", "long", "bucket[4]", "int", (3,)
     )
     day = Bound(Op.LT, 4, "ts", "timestamptz", "day", "date", (19_000,))
     assert (
-        bound(transform_predicate("lt", "day", "ts", 19_000))
-        == bound(transform_predicate("lt", "Day", "ts", "2022-01-08"))
+        bind_json(transform_predicate("lt", "day", "ts", 19_000))
+        == bind_json(transform_predicate("lt", "Day", "ts", "2022-01-08"))
         == day
     )
-    assert bound(transform_predicate("gt-eq", "hour", "ts", 5)) == Bound(
+    assert bind_json(transform_predicate("gt-eq", "hour", "ts", 5)) == Bound(
         Op.GT_EQ, 4, "ts", "timestamptz", "hour", "int", (5,)
     )
-    assert bound(transform_predicate("starts-with", "truncate[3]", "name", "ab")) == Bound(
+    assert bind_json(transform_predicate("starts-with", "truncate[3]", "name", "ab")) == Bound(
         Op.STARTS_WITH, 5, "name", "string", "truncate[3]", "string", ("ab",)
     )
-    assert bound(transform_predicate("eq", "identity", "id", 3)) == bound_predicate(Op.EQ, 1, "id", "long", 3)
-    assert bound(transform_predicate("is-null", "truncate[3]", "id")) == FALSE
-    assert bound(transform_predicate("is-null", "void", "id")) == Bound(Op.IS_NULL, 1, "id", "long", "void", "long", ())
+    assert bind_json(transform_predicate("eq", "identity", "id", 3)) == make_bound(Op.EQ, 1, "id", "long", 3)
+    assert bind_json(transform_predicate("is-null", "truncate[3]", "id")) == FALSE
+    assert bind_json(transform_predicate("is-null", "void", "id")) == Bound(
+        Op.IS_NULL, 1, "id", "long", "void", "long", ()
+    )
 
 
 @pytest.mark.parametrize(
@@ -223,11 +225,11 @@ def test_transform_unsuitable_for_the_column_is_a_bad_request(transform: str, na
 
 def test_in_lists_are_sorted_deduplicated_and_simplified() -> None:
     def among(op: str, name: str, *values: object) -> Expression:
-        return bound({"type": op, "term": name, "values": list(values)})
+        return bind_json({"type": op, "term": name, "values": list(values)})
 
-    assert among("in", "small", 7, "5", 5, 2**40, 6.5) == bound_predicate(Op.IN, 2, "small", "int", 5, 7)
-    assert among("in", "small", 5, 5) == bound_predicate(Op.EQ, 2, "small", "int", 5)
-    assert among("not-in", "small", 5, -(2**40)) == bound_predicate(Op.NOT_EQ, 2, "small", "int", 5)
+    assert among("in", "small", 7, "5", 5, 2**40, 6.5) == make_bound(Op.IN, 2, "small", "int", 5, 7)
+    assert among("in", "small", 5, 5) == make_bound(Op.EQ, 2, "small", "int", 5)
+    assert among("not-in", "small", 5, -(2**40)) == make_bound(Op.NOT_EQ, 2, "small", "int", 5)
     assert among("in", "small") == among("in", "small", 2**40) == FALSE
     assert among("not-in", "small") == among("not-in", "small", 2**40) == TRUE
     zeros = among("in", "score", 0.0, -0.0, 0.0)
@@ -237,16 +239,16 @@ def test_in_lists_are_sorted_deduplicated_and_simplified() -> None:
 
 def test_bound_predicates_never_contain_an_infinity() -> None:
     largest = (2 - 2**-23) * 2.0**127
-    assert predicate("lt", "score", "Infinity") == bound_predicate(Op.LT_EQ, 6, "score", "float", largest)
-    assert predicate("gt-eq", "score", 1e39) == bound_predicate(Op.GT, 6, "score", "float", largest)
-    assert predicate("lt-eq", "score", "-Infinity") == bound_predicate(Op.LT, 6, "score", "float", -largest)
+    assert predicate("lt", "score", "Infinity") == make_bound(Op.LT_EQ, 6, "score", "float", largest)
+    assert predicate("gt-eq", "score", 1e39) == make_bound(Op.GT, 6, "score", "float", largest)
+    assert predicate("lt-eq", "score", "-Infinity") == make_bound(Op.LT, 6, "score", "float", -largest)
     assert predicate("lt", "score", "-Infinity") == FALSE
     # NaN is above infinity in Spark.
-    assert predicate("gt", "score", "Infinity") == bound_predicate(Op.IS_NAN, 6, "score", "float")
+    assert predicate("gt", "score", "Infinity") == make_bound(Op.IS_NAN, 6, "score", "float")
 
 
 def test_binding_a_bound_expression_again_changes_nothing() -> None:
-    done = bound_predicate(Op.EQ, 1, "id", "long", 5)
+    done = make_bound(Op.EQ, 1, "id", "long", 5)
     assert bind(And((done, TRUE)), TABLE, (), case_sensitive=True) == done
     with pytest.raises(BadRequest, match="already bound"):
         bind(Not(done), TABLE, (), case_sensitive=True)
@@ -389,14 +391,14 @@ cells = {
 rows = st.fixed_dictionaries(cells)
 
 
-def sent_json(sent: Sent) -> Any:
+def to_json(sent: Sent) -> Any:
     match sent:
         case (bool(constant),):
             return constant
         case ("not", child):
-            return {"type": "not", "child": sent_json(child)}
+            return {"type": "not", "child": to_json(child)}
         case ("and" | "or" as kind, left, right):
-            return {"type": kind, "left": sent_json(left), "right": sent_json(right)}
+            return {"type": kind, "left": to_json(left), "right": to_json(right)}
         case ("in" | "not-in" as op, name, literals):
             return {"type": op, "term": name, "values": [json for json, _ in literals]}
         case (op, name, literals):
@@ -471,7 +473,7 @@ def holds(expression: Expression, row: Mapping[int, Any]) -> bool:
 def test_bound_filter_matches_the_same_rows_as_the_filter_that_was_sent(
     sent: Sent, table: list[dict[str, tuple[Any, Exact]]]
 ) -> None:
-    expression = bound(sent_json(sent), schemas=(WIDE,))
+    expression = bind_json(to_json(sent), schemas=(WIDE,))
     for row in table:
         values = {COLUMNS[name][0]: cell[0] for name, cell in row.items()}
         assert holds(expression, values) == is_match(sent, row), expression
@@ -490,4 +492,4 @@ def test_bound_expressions_contain_no_unbound_predicate_and_no_inner_constant(se
         if isinstance(expression, Bound):
             assert not any(isinstance(value, float) and not math.isfinite(value) for value in expression.values)
 
-    check(bound(sent_json(sent), schemas=(WIDE,)), False)
+    check(bind_json(to_json(sent), schemas=(WIDE,)), False)

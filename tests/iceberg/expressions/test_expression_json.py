@@ -118,7 +118,7 @@ def test_broken_expression_is_a_bad_request_that_names_the_place(given_json: Any
     assert message in error.value.message
 
 
-def nested_expression(levels: int) -> Any:
+def nest_expression(levels: int) -> Any:
     """Return alternating AND and OR of this depth."""
     made: Any = A_JSON
     for level in range(levels):
@@ -135,11 +135,11 @@ def chain(links: int, side: str) -> Any:
 
 
 def test_expression_nesting_is_limited() -> None:
-    parse_expression(nested_expression(100))
+    parse_expression(nest_expression(100))
     with pytest.raises(BadRequest, match="deeper than 100 levels"):
-        parse_expression(nested_expression(101))
+        parse_expression(nest_expression(101))
     with pytest.raises(BadRequest, match="deeper than 3 levels"):
-        parse_expression({"type": "not", "child": nested_expression(3)}, depth_max=3)
+        parse_expression({"type": "not", "child": nest_expression(3)}, depth_max=3)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -174,21 +174,23 @@ names = st.sampled_from(["a", "b.c", "ö"])
 plain = st.one_of(st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text())
 
 
-def built(kind: Any, *parts: st.SearchStrategy[Any]) -> st.SearchStrategy[theirs.BooleanExpression]:
+def build_parts(kind: Any, *parts: st.SearchStrategy[Any]) -> st.SearchStrategy[theirs.BooleanExpression]:
     return st.tuples(*parts).map(lambda given_parts: kind(*given_parts))
 
 
 COMPARISONS = (theirs.EqualTo, theirs.NotEqualTo, theirs.LessThan, theirs.GreaterThanOrEqual)
 sets = st.one_of(st.sets(st.integers(), min_size=2), st.sets(st.text(), min_size=2))
 predicates = st.one_of(
-    *(built(op, names) for op in (theirs.IsNull, theirs.NotNull, theirs.IsNaN, theirs.NotNaN)),
-    *(built(op, names, plain) for op in COMPARISONS),
-    *(built(op, names, st.text()) for op in (theirs.StartsWith, theirs.NotStartsWith)),
-    *(built(op, names, sets) for op in (theirs.In, theirs.NotIn)),
+    *(build_parts(op, names) for op in (theirs.IsNull, theirs.NotNull, theirs.IsNaN, theirs.NotNaN)),
+    *(build_parts(op, names, plain) for op in COMPARISONS),
+    *(build_parts(op, names, st.text()) for op in (theirs.StartsWith, theirs.NotStartsWith)),
+    *(build_parts(op, names, sets) for op in (theirs.In, theirs.NotIn)),
 )
 trees = st.recursive(
     predicates,
-    lambda inner: st.one_of(built(theirs.And, inner, inner), built(theirs.Or, inner, inner), inner.map(theirs.Not)),
+    lambda inner: st.one_of(
+        build_parts(theirs.And, inner, inner), build_parts(theirs.Or, inner, inner), inner.map(theirs.Not)
+    ),
     max_leaves=6,
 )
 
@@ -233,7 +235,7 @@ def test_residuals_have_the_same_values_in_pyiceberg(case: tuple[str, list[Value
         read = theirs.BooleanExpression.model_validate(json.loads(json.dumps(residual)))
         if kind not in PYICEBERG_CANNOT_BIND:
             # PyIceberg keeps UUIDs as bytes in literals, and other values as in its conversions.
-            assert bound_value(read, KINDS[kind][0]) == (value if kind == "uuid" else theirs_of(kind, value))
+            assert read_bound_value(read, KINDS[kind][0]) == (value if kind == "uuid" else theirs_of(kind, value))
     residual = expression_json(Bound(Op.NOT_IN, 1, "c", kind, "identity", kind, tuple(finite)))
     read = theirs.BooleanExpression.model_validate(residual)
     if len(set(finite)) > 1:
@@ -241,7 +243,7 @@ def test_residuals_have_the_same_values_in_pyiceberg(case: tuple[str, list[Value
         assert len(read.literals) == len(set(finite))
 
 
-def bound_value(read: theirs.BooleanExpression, kind: PrimitiveType) -> Any:
+def read_bound_value(read: theirs.BooleanExpression, kind: PrimitiveType) -> Any:
     assert isinstance(read, theirs.LessThanOrEqual)
     bound = read.bind(TheirSchema(NestedField(1, "c", kind)))
     assert isinstance(bound, theirs.BoundLessThanOrEqual)

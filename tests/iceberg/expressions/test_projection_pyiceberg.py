@@ -134,7 +134,7 @@ def their_record(spec: PartitionSpec, partition: tuple[Any, ...]) -> Record:
     return Record(*values)
 
 
-def drawn_partition(data: st.DataObject, spec: PartitionSpec, nulls: bool) -> tuple[Any, ...]:
+def draw_partition(data: st.DataObject, spec: PartitionSpec, nulls: bool) -> tuple[Any, ...]:
     values = {column: st.none() | VALUES[kind] if nulls else VALUES[kind] for column, kind in COLUMNS.items()}
     row = {column: data.draw(values[column]) for column in sorted({field.sources[0] for field in spec.fields})}
     return partition_of(spec, COLUMNS, row, old=False)
@@ -146,7 +146,7 @@ def test_partitions_that_pyiceberg_skips_are_skipped(data: st.DataObject) -> Non
     spec = data.draw(SPECS)
     columns = {field.sources[0]: COLUMNS[field.sources[0]] for field in spec.fields}
     expression = data.draw(expressions(columns, terms=False, values=VALUES))
-    partition = drawn_partition(data, spec, nulls=True)
+    partition = draw_partition(data, spec, nulls=True)
     assume(may_match(project_inclusive(expression, spec), dict(zip((1000, 1001, 1002), partition, strict=False))))
     projected = inclusive_projection(SCHEMA, their_spec(spec))(to_pyiceberg(expression))
     struct = Schema(*their_spec(spec).partition_type(SCHEMA).fields)
@@ -160,7 +160,7 @@ def test_predicates_that_pyicebergs_residual_decides_are_decided(data: st.DataOb
     spec = data.draw(SPECS)
     columns = {field.sources[0]: COLUMNS[field.sources[0]] for field in spec.fields}
     query = data.draw(predicates(columns, terms=False, values=VALUES))
-    partition = drawn_partition(data, spec, nulls=False)
+    partition = draw_partition(data, spec, nulls=False)
     evaluator = residual_evaluator_of(their_spec(spec), to_pyiceberg(query), case_sensitive=True, schema=SCHEMA)
     expected = evaluator.residual_for(their_record(spec, partition))
     result = Residuals(query, spec)(by_field(spec, partition))

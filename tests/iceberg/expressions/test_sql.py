@@ -145,15 +145,15 @@ def literal(rng: random.Random, name: str) -> Sql:
     """Return a literal suitable for a column; `used` is False if it is rounded or engines convert it."""
     given_value = value(rng, name)
     if given_value is None:
-        return same("NULL")
+        return make_same("NULL")
     match name:
         case "b":
-            return same(str(given_value).upper())
+            return make_same(str(given_value).upper())
         case "s":
-            return same(quote_name(given_value))
+            return make_same(quote_name(given_value))
         case "f" | "d":
             if math.isnan(given_value):
-                return same("1e2")
+                return make_same("1e2")
             return Sql(repr(given_value), repr(given_value), used=name == "d" or given_value != 0.7)
         case "day":
             choices = [
@@ -162,7 +162,7 @@ def literal(rng: random.Random, name: str) -> Sql:
                 f"'{given_value}'",
                 f"TIMESTAMP '{given_value} 12:00:00'",
             ]
-            return same(rng.choice(choices))
+            return make_same(rng.choice(choices))
         case "ts":
             choices = [
                 f"TIMESTAMP '{given_value}'",
@@ -170,20 +170,22 @@ def literal(rng: random.Random, name: str) -> Sql:
                 f"DATE '{given_value.date()}'",
                 f"CAST('{given_value}' AS TIMESTAMP)",
             ]
-            return same(rng.choice(choices))
+            return make_same(rng.choice(choices))
         case "tz":
-            return same(
+            return make_same(
                 rng.choice([f"TIMESTAMPTZ '{given_value}+00'", f"TIMESTAMPTZ '{given_value + timedelta(hours=1)}+01'"])
             )
         case "t":
-            return same(rng.choice([f"TIME '{given_value}'", f"CAST('{given_value}' AS TIME)"]))
+            return make_same(rng.choice([f"TIME '{given_value}'", f"CAST('{given_value}' AS TIME)"]))
         case "p" | "q":
-            return same(rng.choice([str(given_value), str(given_value + Decimal("0.0001")), str(int(given_value))]))
+            return make_same(
+                rng.choice([str(given_value), str(given_value + Decimal("0.0001")), str(int(given_value))])
+            )
         case "u":
-            return same(rng.choice([f"UUID '{given_value}'", f"'{given_value}'"]))
+            return make_same(rng.choice([f"UUID '{given_value}'", f"'{given_value}'"]))
         case "x":
             return Sql(f"X'{given_value.hex()}'", "'" + "".join(f"\\x{byte:02X}" for byte in given_value) + "'::BLOB")
-    return same(
+    return make_same(
         rng.choice(
             [
                 str(given_value),
@@ -196,7 +198,7 @@ def literal(rng: random.Random, name: str) -> Sql:
     )
 
 
-def same(text: str, *, used: bool = True) -> Sql:
+def make_same(text: str, *, used: bool = True) -> Sql:
     return Sql(text, text, used)
 
 
@@ -212,9 +214,9 @@ def column(rng: random.Random) -> tuple[str, Sql]:
     if shape < 0.12:
         return "a", Sql("ST.IN", 'st."in"')
     if shape < 0.16:
-        return "a", same("st.deep.y")
+        return "a", make_same("st.deep.y")
     name = rng.choice([item for item in COLUMNS if " " not in item])
-    return name, same(rng.choice([name, name.upper(), f'"{name}"']))
+    return name, make_same(rng.choice([name, name.upper(), f'"{name}"']))
 
 
 def predicate(rng: random.Random, depth: int = 0) -> Sql:
@@ -256,17 +258,17 @@ def leaf(rng: random.Random) -> Sql:
     if shape < 0.73:
         return join_predicates(f"{{}} IS {rng.choice(['', 'NOT '])}DISTINCT FROM {{}}", name, literal(rng, kind))
     if shape < 0.78:
-        return same(f"b {rng.choice(['', 'IS TRUE', 'IS NOT TRUE', 'IS FALSE', 'IS NOT FALSE', '= TRUE'])}")
+        return make_same(f"b {rng.choice(['', 'IS TRUE', 'IS NOT TRUE', 'IS FALSE', 'IS NOT FALSE', '= TRUE'])}")
     if shape < 0.86:
         return like(rng)
     if shape < 0.9:
         day = value(rng, "day") or EPOCH
         called = rng.choice(["CAST(ts AS DATE)", "CAST(day AS DATE)", "CAST(tz AS DATE)"])
-        return same(f"{called} {rng.choice(['=', '<', '>=', '<>'])} DATE '{day}'")
+        return make_same(f"{called} {rng.choice(['=', '<', '>=', '<>'])} DATE '{day}'")
     if shape < 0.93:
         called, op = rng.choice(["ts", "day", "tz"]), rng.choice(["=", "<", ">", "<>"])
-        return same(f"year({called}) {op} {rng.choice([1969, 1970, 2024])}")
-    return same(rng.choice(UNUSED), used=False)
+        return make_same(f"year({called}) {op} {rng.choice([1969, 1970, 2024])}")
+    return make_same(rng.choice(UNUSED), used=False)
 
 
 UNUSED = (
@@ -293,10 +295,10 @@ def like(rng: random.Random) -> Sql:
     words = rng.choice(["LIKE", "NOT LIKE"])
     pattern = rng.choice(["a%", "a", "%", "ab%", "a%%", "é%", "", "a\\%%", "A%"])
     if pattern == "a\\%%":
-        return same(f"s {words} 'a!%%' ESCAPE '!'")
+        return make_same(f"s {words} 'a!%%' ESCAPE '!'")
     if rng.random() < 0.3:
-        return same(f"s {words} {quote_name(rng.choice(['a_b', '%b', 'a%b', '_', 'a!_b']))}", used=False)
-    return same(f"s {words} {quote_name(pattern)}")
+        return make_same(f"s {words} {quote_name(rng.choice(['a_b', '%b', 'a%b', '_', 'a!_b']))}", used=False)
+    return make_same(f"s {words} {quote_name(pattern)}")
 
 
 def evaluate_sql(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]:

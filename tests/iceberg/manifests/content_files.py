@@ -241,7 +241,7 @@ def comparable(value: Any) -> Any:
     return (type(value).__name__, repr(value))
 
 
-def same(left: ManifestEntry, right: ManifestEntry) -> bool:
+def are_same(left: ManifestEntry, right: ManifestEntry) -> bool:
     ours, theirs = left.file, right.file
     return (
         comparable(ours.partition) == comparable(theirs.partition)

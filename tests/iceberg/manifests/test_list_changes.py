@@ -19,7 +19,7 @@ LISTS = 12
 COUNTS = {0: (0, 0), 1: (1, 1), 2: (0, 0)}
 
 
-def made_manifest(rng: random.Random) -> Manifest:
+def make_manifest(rng: random.Random) -> Manifest:
     """Return a manifest with values from a small set, so that manifests often differ in one field or the path
     length only.
     """
@@ -36,9 +36,9 @@ def change_randomly(manifests: list[Manifest], rng: random.Random) -> list[Manif
     change = rng.random()
     place = rng.randrange(len(manifests) + 1)
     if change < 0.3:
-        return [made_manifest(rng), *manifests]
+        return [make_manifest(rng), *manifests]
     if change < 0.5:
-        return [*manifests[:place], made_manifest(rng), *manifests[place:]]
+        return [*manifests[:place], make_manifest(rng), *manifests[place:]]
     if change < 0.7:
         return [*manifests[:place], *manifests[place + rng.randrange(1, 4) :]]
     if change < 0.8:
@@ -53,7 +53,7 @@ def test_list_decoded_with_a_base_equals_the_list_decoded_alone(turn: int) -> No
     seed = first_seed() * 1000 + turn
     rng = random.Random(seed)
     styles = [Style.draw(rng) for _ in range(2)]
-    made_manifests = [made_manifest(rng) for _ in range(rng.randrange(12))]
+    made_manifests = [make_manifest(rng) for _ in range(rng.randrange(12))]
     known_decoded_list: DecodedList | None = None
     for number in range(LISTS):
         style = styles[0] if rng.random() < 0.9 else styles[1]
@@ -73,15 +73,15 @@ def test_list_decoded_with_a_base_equals_the_list_decoded_alone(turn: int) -> No
 def test_list_with_one_more_manifest_reuses_the_others() -> None:
     rng = random.Random(1)
     style = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=True, seed=0)
-    made_manifests = [made_manifest(rng) for _ in range(50)]
+    made_manifests = [make_manifest(rng) for _ in range(50)]
 
-    def decoded(manifests: list[Manifest], known_decoded_list: DecodedList | None) -> DecodedList:
+    def decode(manifests: list[Manifest], known_decoded_list: DecodedList | None) -> DecodedList:
         data = list_bytes([(manifest, None) for manifest in manifests], version=2, style=style, header={})
         return decode_list(data, "l", known_decoded_list)
 
-    before = decoded(made_manifests, None)
-    added = made_manifest(rng)
+    before = decode(made_manifests, None)
+    added = make_manifest(rng)
     for place in (0, 20, 50):
-        after = decoded([*made_manifests[:place], added, *made_manifests[place:]], before)
+        after = decode([*made_manifests[:place], added, *made_manifests[place:]], before)
         taken = {id(manifest) for manifest in before.manifests} & {id(manifest) for manifest in after.manifests}
         assert len(taken) >= len(made_manifests) - 2

@@ -179,7 +179,7 @@ def test_counts_of_lists_and_maps_are_checked_against_the_available_bytes() -> N
             decode_manifest(body(schema=schema, data=row.replace(filled, instead)), "m")
 
 
-def unknown(*kinds: Any) -> dict[str, Any]:
+def add_unknown_fields(*kinds: Any) -> dict[str, Any]:
     """Return the schema of a plain manifest, with fields of these types before all others."""
     schema = files.manifest_schema(2, [])
     schema["fields"][:0] = [{"name": f"unknown{i}", "type": kind} for i, kind in enumerate(kinds)]
@@ -188,7 +188,7 @@ def unknown(*kinds: Any) -> dict[str, Any]:
 
 def test_any_number_of_zero_width_elements_is_cheap() -> None:
     empty = {"type": "record", "name": "empty", "fields": [{"name": "a", "type": "null"}]}
-    schema = unknown({"type": "array", "items": empty}, {"type": "array", "items": "null"})
+    schema = add_unknown_fields({"type": "array", "items": empty}, {"type": "array", "items": "null"})
     row = files.varint(2**62) + b"\x00" + files.varint(2**62) + b"\x00" + files.encode(SCHEMA_2, entry(SCHEMA_2))
     assert decode_manifest(body(schema=schema, data=row), "m").rows == 1
 
@@ -205,17 +205,20 @@ def deep(kind: Any, levels: int) -> Any:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        (unknown({"type": "record", "name": "r", "fields": [{"name": "a", "type": ["null", "r"]}]}), "contains itself"),
-        (unknown(deep("int", 100)), "nested deeper than 64"),
-        (unknown("no.such.type"), "unknown type 'no.such.type'"),
-        (unknown(["null", "null"]), "at most one branch is null"),
-        (unknown([]), "a union needs branches"),
-        (unknown(17), "not a type: 17"),
-        (unknown({"type": "fixed", "name": "f", "size": -1}), "-1 is not a valid size of a fixed type"),
-        (unknown({"type": "fixed", "size": 1}), "needs a name"),
-        (unknown({"type": "enum", "name": "e"}), "an enum has no symbols"),
-        (unknown({"type": "record", "name": "r", "fields": [{"name": "a"}]}), "a record needs fields"),
-        (unknown({"type": "array"}), "not a type: None"),
+        (
+            add_unknown_fields({"type": "record", "name": "r", "fields": [{"name": "a", "type": ["null", "r"]}]}),
+            "contains itself",
+        ),
+        (add_unknown_fields(deep("int", 100)), "nested deeper than 64"),
+        (add_unknown_fields("no.such.type"), "unknown type 'no.such.type'"),
+        (add_unknown_fields(["null", "null"]), "at most one branch is null"),
+        (add_unknown_fields([]), "a union needs branches"),
+        (add_unknown_fields(17), "not a type: 17"),
+        (add_unknown_fields({"type": "fixed", "name": "f", "size": -1}), "-1 is not a valid size of a fixed type"),
+        (add_unknown_fields({"type": "fixed", "size": 1}), "needs a name"),
+        (add_unknown_fields({"type": "enum", "name": "e"}), "an enum has no symbols"),
+        (add_unknown_fields({"type": "record", "name": "r", "fields": [{"name": "a"}]}), "a record needs fields"),
+        (add_unknown_fields({"type": "array"}), "not a type: None"),
         (
             files.manifest_schema(2, [("p", {"type": "array", "items": "int"})]),
             "p: partition values cannot have type array",
@@ -243,7 +246,7 @@ def test_named_types_that_double_at_every_level_are_rejected_quickly() -> None:
         fields = [{"name": name, "type": f"r{i - 1}"} for name in "ab"]
         doubling.append({"type": "record", "name": f"r{i}", "fields": fields})
     with pytest.raises(Corrupt, match="more than 20000 types"):
-        decode_manifest(files.container(unknown(*doubling), []), "the-file")
+        decode_manifest(files.container(add_unknown_fields(*doubling), []), "the-file")
 
 
 def test_duplicate_field_is_rejected() -> None:

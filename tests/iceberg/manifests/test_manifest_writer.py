@@ -43,12 +43,12 @@ from tests.iceberg.manifests.content_files import (
     SEQUENCE,
     SNAPSHOT,
     Case,
+    are_same,
     contents,
     encode_entries,
     inherit_values,
     live,
     replace_fields,
-    same,
     summary_of,
 )
 from tests.planner.lakes.kinds import DAY_US, to_bytes
@@ -92,7 +92,7 @@ def test_entries_are_read_as_written_with_inherited_values(seed: int, version: i
         expected = inherit_values(entries, version, content, SNAPSHOT, SEQUENCE, manifest.first_row_id)
         assert len(actual_entries) == len(expected), case
         for ours, theirs in zip(actual_entries, expected, strict=True):
-            assert same(ours, theirs), f"{case}\n{ours}\n{theirs}"
+            assert are_same(ours, theirs), f"{case}\n{ours}\n{theirs}"
 
 
 @settings(max_examples=examples(100))
@@ -123,10 +123,10 @@ def test_manifest_summary_matches_its_entries(seed: int, version: int) -> None:
         assert result.partitions is None
     else:
         assert result.partitions is not None
-        assert [plain(summary) for summary in result.partitions] == expected, case
+        assert [to_plain(summary) for summary in result.partitions] == expected, case
 
 
-def plain(summary: FieldSummary) -> dict[str, Any]:
+def to_plain(summary: FieldSummary) -> dict[str, Any]:
     return {
         "null": summary.contains_null,
         "nan": summary.contains_nan,
@@ -175,7 +175,7 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
             )
             for e in (ours, other)
         ]
-        assert same(*manifest_entries), f"{case} {style}\n{ours}\n{other}"
+        assert are_same(*manifest_entries), f"{case} {style}\n{ours}\n{other}"
 
 
 LEFT_OUT_WHEN_SPARSE = ("equality_ids", "referenced_data_file")
@@ -240,7 +240,7 @@ def test_partition_values_have_the_promoted_type_of_their_column(seed: int) -> N
         case, [second_manifest.to_manifest_file("n.avro", snapshot_id=SNAPSHOT + 1, sequence_number=SEQUENCE + 1)]
     )
     for before, after in zip(new, read_entries(second_manifest.data, described, wide), strict=True):
-        assert same(msgspec.structs.replace(before, status=EXISTING), after), case
+        assert are_same(msgspec.structs.replace(before, status=EXISTING), after), case
 
 
 def table(version: int = 2, fields: list[dict[str, Any]] | None = None, **more: Any) -> Case:

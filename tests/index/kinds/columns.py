@@ -54,7 +54,7 @@ def _decimals(digits: int, scale: int) -> Callable[[Sequence[Any]], pa.Array]:
     return array
 
 
-def _unscaled(digits: int) -> Callable[[random.Random], int]:
+def _make_unscaled(digits: int) -> Callable[[random.Random], int]:
     most = 10**digits - 1
     return lambda rng: rng.choice([rng.randrange(-3, 3), rng.randrange(-most, most + 1), most, -most])
 
@@ -80,9 +80,9 @@ KINDS = [
     Kind("timestamp_ns", _ints(63), _array_builder(pa.timestamp("ns"), pa.int64())),
     Kind("float", lambda rng: rng.choice([*FLOATS[:6], 1.25, -7.5]), _array_builder(pa.float32()), nans=True),
     Kind("double", lambda rng: rng.choice([*FLOATS, rng.gauss(0, 1e9)]), _array_builder(pa.float64()), nans=True),
-    Kind("decimal(9, 2)", _unscaled(9), _decimals(9, 2)),
-    Kind("decimal(18, 0)", _unscaled(18), _decimals(18, 0)),
-    Kind("decimal(38, 10)", _unscaled(38), _decimals(38, 10)),
+    Kind("decimal(9, 2)", _make_unscaled(9), _decimals(9, 2)),
+    Kind("decimal(18, 0)", _make_unscaled(18), _decimals(18, 0)),
+    Kind("decimal(38, 10)", _make_unscaled(38), _decimals(38, 10)),
     Kind("string", _text(False), _array_builder(pa.string())),
     Kind("string, huge", _text(True), _array_builder(pa.large_string())),
     Kind("binary", lambda rng: rng.randbytes(rng.randrange(6)), _array_builder(pa.binary())),

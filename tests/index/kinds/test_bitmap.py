@@ -45,7 +45,7 @@ def ranges_of(*values: int) -> KeyRanges:
     return KeyRanges("long", tuple(KeyRange(key, key) for key in sorted(map(code, set(values)))))
 
 
-def between(low: int | None, high: int | None) -> KeyRanges:
+def make_between(low: int | None, high: int | None) -> KeyRanges:
     return KeyRanges("long", (KeyRange(low if low is None else code(low), high if high is None else code(high)),))
 
 
@@ -121,8 +121,8 @@ def test_files_with_matches_is_right_for_any_number_of_files(files: int, shared:
         low = rng.randrange(-5, 7 * files + 60)
         for ranges, holds in (
             (ranges_of(low), lambda v, low=low: v == low),
-            (between(low, low + 20), lambda v, low=low: low <= v <= low + 20),
-            (between(None, low), lambda v, low=low: v <= low),
+            (make_between(low, low + 20), lambda v, low=low: low <= v <= low + 20),
+            (make_between(None, low), lambda v, low=low: v <= low),
             (ranges_of(low, low + 3, low + 90), lambda v, low=low: v in (low, low + 3, low + 90)),
         ):
             assert index.files_with(ranges).tolist() == [int(any(map(holds, values))) for values in columns]
@@ -192,7 +192,7 @@ def test_every_method_to_rank_keys_finds_the_same_rows(values: np.ndarray[Any, n
     for at in np.random.default_rng(7).integers(0, len(distinct), 20):
         value = int(distinct[at])
         assert find_rows(index, 0, ranges_of(value), len(values)) == np.flatnonzero(values == value).tolist()
-        assert find_rows(index, 0, between(None, value), len(values)) == np.flatnonzero(values <= value).tolist()
+        assert find_rows(index, 0, make_between(None, value), len(values)) == np.flatnonzero(values <= value).tolist()
 
 
 def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:

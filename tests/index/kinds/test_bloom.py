@@ -46,7 +46,7 @@ def hash_of(value: Any, kind: str = "long") -> Any:
     return np.array([hash_key(key_of(value, kind), 0)], dtype=np.uint64)
 
 
-def cut(blob: bytes, ranges: list[tuple[int, int]]) -> list[bytes]:
+def cut_ranges(blob: bytes, ranges: list[tuple[int, int]]) -> list[bytes]:
     return [blob[offset : offset + length] for offset, length in ranges]
 
 
@@ -54,7 +54,7 @@ def cold(blob: bytes, hashes: Any) -> Any:
     """Return an answer from the header and the bytes that a remote probe requests."""
     header = blob[: header_size(blob[:FIXED_SIZE])]
     bloom = Bloom(header, len(blob))
-    return bloom.probe_bytes(hashes, cut(blob, bloom.byte_ranges(hashes)))
+    return bloom.probe_bytes(hashes, cut_ranges(blob, bloom.byte_ranges(hashes)))
 
 
 def random_files(seed: int, sizes: list[int]) -> list[Any]:
@@ -295,7 +295,7 @@ def test_remote_probe_reads_at_most_k_small_ranges_for_each_group() -> None:
 def test_bytes_from_another_position_are_rejected() -> None:
     blob = blob_of([build(longs(values)) for values in random_files(2, [1_000] * 300)])
     bloom, hashes = Bloom(blob), hash_of(5)
-    parts = cut(blob, bloom.byte_ranges(hashes))
+    parts = cut_ranges(blob, bloom.byte_ranges(hashes))
     parts[0], parts[1] = parts[1], parts[0]
     with pytest.raises(ValueError, match="checksum"):
         bloom.probe_bytes(hashes, parts)
@@ -312,7 +312,7 @@ def sound() -> tuple[bytes, list[Any], Any]:
     return blob, hashes, [Bloom(blob).probe(item) for item in hashes]
 
 
-def same_or_error(damaged: bytes, hashes: list[Any], answers: Any) -> int:
+def check_same_or_error(damaged: bytes, hashes: list[Any], answers: Any) -> int:
     """Return the number of probes that reported an error."""
     try:
         bloom = Bloom(damaged)
@@ -337,7 +337,7 @@ def test_flipped_bit_is_an_error_or_changes_no_answer(sound: tuple[bytes, list[A
         damaged = bytearray(blob)
         damaged[place] ^= 1 << int(rng.integers(8))
         few = rng.permutation(len(hashes))[:5].tolist()
-        noticed += same_or_error(bytes(damaged), [hashes[i] for i in few], [answers[i] for i in few]) > 0
+        noticed += check_same_or_error(bytes(damaged), [hashes[i] for i in few], [answers[i] for i in few]) > 0
         if place >= header_size(blob):
             with pytest.raises(ValueError, match="checksum"):
                 Bloom(bytes(damaged)).verify()

@@ -313,7 +313,7 @@ def ascending_ranges(draw: st.DrawFn, keys: st.SearchStrategy[Any]) -> list[KeyR
     ]
 
 
-def within(key: Any, key_range: KeyRange) -> bool:
+def is_within(key: Any, key_range: KeyRange) -> bool:
     low: Any = key_range.low
     high: Any = key_range.high
     if low is not None and (key < low or (key_range.low_open and key == low)):
@@ -332,9 +332,9 @@ def test_ranges_contain_the_keys_between_their_bounds_in_every_lookup(kind: str,
     if kind == "string":
         queries = [bytes(text) for length in range(5) for text in product(b"\0ab", repeat=length)]
     for key in queries:
-        expected = any(within(key, given_range) for given_range in given_ranges)
+        expected = any(is_within(key, given_range) for given_range in given_ranges)
         assert ranges.contains(key) == expected
-        assert any(within(key, item) for item in ranges.closed) == expected
+        assert any(is_within(key, item) for item in ranges.closed) == expected
         if ranges.points is not None:
             assert (key in ranges.points) == expected
     if kind == "long":

@@ -306,7 +306,7 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
         value = st.one_of(st.none(), VALUES.get(kind, st.none()))
         results.append((counts, [data.draw(st.lists(value, min_size=rows, max_size=rows)) for _ in range(2)]))
 
-    def placed(values: list[Any]) -> npt.NDArray[np.int32]:
+    def find_placed(values: list[Any]) -> npt.NDArray[np.int32]:
         return np.array([row for row, value in enumerate(values) if value is not None], dtype=np.int32)
 
     given_counts, given_bounds = [], []
@@ -315,14 +315,14 @@ def test_manifest_of_columns_survives_packing(data: st.DataObject) -> None:
             tuple(
                 None
                 if all(count is None for count in item) and data.draw(st.booleans())
-                else (placed(item), np.array([count for count in item if count is not None], dtype=np.int64))
+                else (find_placed(item), np.array([count for count in item if count is not None], dtype=np.int64))
                 for item in counts
             )
         )
         bounds = []
         for side in sides:
             spans = spans_of(kind, [value for value in side if value is not None], heap)
-            bounds.append((placed(side), spans.starts, spans.lengths))
+            bounds.append((find_placed(side), spans.starts, spans.lengths))
         given_bounds.append(bounds)
     packer = Packer(bytes_of(heap), rows)
     record_count = packer.longs(np.array(records, dtype=np.int64), absent_low=True)

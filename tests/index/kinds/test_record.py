@@ -46,7 +46,7 @@ DRAWS: dict[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
 }
 
 
-def same(value: Any) -> Any:
+def normalize(value: Any) -> Any:
     """Return a value as the dict distinguishes it: NaN is one value, the zeros are two."""
     return repr(value) if isinstance(value, float) else value
 
@@ -81,15 +81,15 @@ class Lake:
         known = defaultdict(list)
         for at, number in enumerate(numbers):
             for position, row in enumerate(self.files[number]):
-                known[tuple(map(same, row))].append((at, position))
+                known[tuple(map(normalize, row))].append((at, position))
         wanted = [*itertools.chain.from_iterable(self.files), *self.others]
         columns = self.keys(wanted)
         hi, lo = hash_rows(columns, 0), hash_rows(columns, 1)
-        expected = [(q, *place) for q, row in enumerate(wanted) for place in known[tuple(map(same, row))]]
+        expected = [(q, *place) for q, row in enumerate(wanted) for place in known[tuple(map(normalize, row))]]
         assert matches(record.lookup(hi, lo)) == expected
         assert matches(cold(record, hi, lo)) == expected
         for at in range(0, len(wanted), 17):
-            assert record.find(int(hi[at]), int(lo[at])) == known[tuple(map(same, wanted[at]))]
+            assert record.find(int(hi[at]), int(lo[at])) == known[tuple(map(normalize, wanted[at]))]
         assert record.count == sum(len(self.files[number]) for number in numbers)
         assert record.counts.tolist() == [len(self.files[number]) for number in numbers]
         record.verify()

@@ -347,12 +347,12 @@ async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: Rig) -> No
     await table.index("b", [3])
     stores: list[RecordingObjects] = []
 
-    def watched(inner: ObjectStore) -> ObjectStore:
+    def record_objects(inner: ObjectStore) -> ObjectStore:
         stores.append(RecordingObjects(inner))
         stores[0].hold = late.name
         return stores[0]
 
-    planning = await rig.open_planning(watched, index_wait_s=0.2)
+    planning = await rig.open_planning(record_objects, index_wait_s=0.2)
     scan = await rig.scan(planning, or_filter(ODD, eq(35)))
     assert numbers_of(scan) == [1]
     assert not scan.complete
@@ -391,12 +391,12 @@ async def open_planner_with_remote_indexes(rig: Rig, path: Path, **options: Any)
     """
     stores: list[RecordingObjects] = []
 
-    def watched(inner: ObjectStore) -> ObjectStore:
+    def record_objects(inner: ObjectStore) -> ObjectStore:
         stores.append(RecordingObjects(inner))
         stores[0].hold = path.name
         return stores[0]
 
-    planning = await rig.open_planning(watched, **{"index_wait_s": 5.0, "index_whole_bytes": 0, **options})
+    planning = await rig.open_planning(record_objects, **{"index_wait_s": 5.0, "index_whole_bytes": 0, **options})
     return planning, stores[0]
 
 

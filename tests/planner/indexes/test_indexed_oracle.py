@@ -48,9 +48,9 @@ from tests.planner.lakes.indexing import (
     create_namespace,
     damage,
     data_files,
+    draw_indexed_filter,
     index_randomly,
     open_planning,
-    pointed_filter,
     random_definitions,
     register_lake,
 )
@@ -126,7 +126,7 @@ async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: Jav
 def _with_indexed_values(rng: random.Random, indexed: IndexedLake, case: Case) -> Case:
     """Return the case with a filter on values that the indexes contain."""
     schema = indexed.lake.schemas[case.snapshot.schema_id] if case.names_of_snapshot else indexed.lake.schema
-    tree = pointed_filter(rng, indexed, schema)
+    tree = draw_indexed_filter(rng, indexed, schema)
     return replace(case, filter=to_json(tree, rng.choice(FORMS)), java_filter=to_json(tree, "java"))
 
 

@@ -274,7 +274,7 @@ async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(
         files = [lake.file([{"k": k, "x": x, "until": None} for k, x in row]) for row in rows]
         await lake.commit(files)
 
-        async def kept(op: str, extreme: str, value: int, *, exact: bool = True) -> list[int]:
+        async def plan_files(op: str, extreme: str, value: int, *, exact: bool = True) -> list[int]:
             request = {
                 "table": ["db", "one"],
                 "on": {"c": "k"},
@@ -287,15 +287,15 @@ async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(
             paths = [file.path for file in fact.data]
             return sorted(paths.index(item["file-path"]) for item in answer.json["kept"])
 
-        assert await kept("=", "max", 3) == [4, 5, 6, 7, 8]
-        assert await kept(">", "max", 3) == [5, 6, 7, 8, 9]
-        assert await kept("<=", "max", 3) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
-        assert await kept("=", "min", 3) == [2]
-        assert await kept("=", "max", 3, exact=False) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
-        assert await kept(">", "max", 3, exact=False) == [*range(10)]
-        assert await kept("<", "max", 9) == []  # null
+        assert await plan_files("=", "max", 3) == [4, 5, 6, 7, 8]
+        assert await plan_files(">", "max", 3) == [5, 6, 7, 8, 9]
+        assert await plan_files("<=", "max", 3) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+        assert await plan_files("=", "min", 3) == [2]
+        assert await plan_files("=", "max", 3, exact=False) == [0, 1, 2, 3, 4, 5, 6, 7, 8]
+        assert await plan_files(">", "max", 3, exact=False) == [*range(10)]
+        assert await plan_files("<", "max", 9) == []  # null
         await lake.commit(deletes=[lake.position_deletes(files[0], [0, 1])])
-        assert await kept("=", "max", 3) == [2, 3, 4, 5, 6, 7, 8]
+        assert await plan_files("=", "max", 3) == [2, 3, 4, 5, 6, 7, 8]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from tests.planner.lakes.lake import (
     Row,
 )
 from tests.planner.lakes.manifests import PartitionField
-from tests.planner.lakes.metrics import ColumnMetrics, column_metrics, truncated_upper
+from tests.planner.lakes.metrics import ColumnMetrics, column_metrics, truncate_upper
 from tests.planner.lakes.schemas import Column, Field, Schema
 
 Spec = tuple[PartitionField, ...]
@@ -207,7 +207,7 @@ class FileMaker:
         if shape != "none":
             lower, upper = paths[0].encode(), paths[-1].encode()
             if shape == "truncated":
-                cut = truncated_upper(paths[-1], 16)
+                cut = truncate_upper(paths[-1], 16)
                 lower, upper = paths[0][:16].encode(), cut or upper
             metrics[PATH_ID] = ColumnMetrics(len(positions), 0, None, lower, upper)
             bounds = [position.to_bytes(8, "little") for position in (min(at), max(at))]

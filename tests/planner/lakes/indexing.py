@@ -122,17 +122,17 @@ def random_definitions(rng: random.Random, lake: Lake) -> dict[str, str]:
     return document
 
 
-def pointed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema, depth: int = 0) -> Any:
+def draw_indexed_filter(rng: random.Random, indexed: IndexedLake, schema: TableSchema, depth: int = 0) -> Any:
     """Return a filter on indexed columns with the names of `schema`, mostly of equalities.
 
     `predicates.written` converts it to JSON.
     """
     shape = rng.random()
     if depth < 2 and shape < 0.5:
-        left, right = (pointed_filter(rng, indexed, schema, depth + 1) for _ in range(2))
+        left, right = (draw_indexed_filter(rng, indexed, schema, depth + 1) for _ in range(2))
         return {"type": rng.choice(["and", "and", "or"]), "left": left, "right": right}
     if depth < 2 and shape < 0.55:
-        return {"type": "not", "child": pointed_filter(rng, indexed, schema, depth + 1)}
+        return {"type": "not", "child": draw_indexed_filter(rng, indexed, schema, depth + 1)}
     columns = schema.columns()
     usable = [
         definition for definition in indexed.definitions if all(term.column_id in columns for term in definition.terms)

@@ -45,7 +45,7 @@ from seamark.metaserver.store.model import Entry
 from tests.planner.lakes.cases import Case, cases
 from tests.planner.lakes.kinds import FLOATS, LONG_MIN
 from tests.planner.lakes.lake import ContentFile, DataFile, DeleteFile
-from tests.planner.lakes.predicates import IEEE, ORDERED, SPARKS, is_judged_otherwise_by_java, transformed_in
+from tests.planner.lakes.predicates import IEEE, ORDERED, SPARKS, find_transformed, is_judged_otherwise_by_java
 from tests.services.java_planner import JavaPlanner, Planned, PlanRequest
 
 LAKES_AT_ONCE = 20
@@ -228,7 +228,7 @@ def _may_be_misrounded(case: Case, file: DataFile) -> bool:
 
     Java's readers do not correct this for predicates on the transform.
     """
-    ids = {case.names[name].id for name in transformed_in(case.filter)}
+    ids = {case.names[name].id for name in find_transformed(case.filter)}
     parts = zip(case.lake.specs[file.spec_id], file.partition, strict=True)
     return any(
         part.source in ids and part.transform in ("year", "month", "day", "hour") and value is not None and value <= 0

@@ -52,7 +52,7 @@ def column_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Colu
     upper: bytes | None = to_bytes(kind, greatest)
     if mode == "truncate" and base(kind) in ("string", "binary", "fixed"):
         length = rng.choice([1, 4, 16, 16, 16])
-        lower, upper = to_bytes(kind, least[:length]), truncated_upper(greatest, length)
+        lower, upper = to_bytes(kind, least[:length]), truncate_upper(greatest, length)
     silent = rng.random()
     return ColumnMetrics(
         column_metrics.values,
@@ -63,7 +63,7 @@ def column_metrics(rng: random.Random, kind: str, values: Sequence[Any]) -> Colu
     )
 
 
-def truncated_upper(value: str | bytes, length: int) -> bytes | None:
+def truncate_upper(value: str | bytes, length: int) -> bytes | None:
     """Return the least bound of `length` characters (or bytes) that is not below `value`, or None if none exists."""
     if len(value) <= length:
         return value.encode() if isinstance(value, str) else value

@@ -280,7 +280,7 @@ def is_judged_otherwise_by_java(expression: Any, names: Names, lake: Lake) -> bo
     if any(names[name].kind in V3_ONLY and isinstance(literal, str) for name, literal in literals_in(expression)):
         return True
     identities = {part.source for part in parts if part.transform == "identity"}
-    if any(names[name].id in identities for name in transformed_in(expression)):
+    if any(names[name].id in identities for name in find_transformed(expression)):
         return True
     truncated = {(part.source, int(part.transform[9:-1])) for part in parts if part.transform.startswith("truncate[")}
     return any(
@@ -304,10 +304,10 @@ def literals_in(expression: Any) -> Iterator[tuple[str, Any]]:
         yield from literals_in(child)
 
 
-def transformed_in(expression: Any) -> set[str]:
+def find_transformed(expression: Any) -> set[str]:
     """Return the names of the columns that a filter uses through a transform."""
     if not isinstance(expression, dict):
         return set()
     if isinstance(expression.get("term"), dict):
         return {expression["term"]["term"]}
-    return set().union(*(transformed_in(child) for child in expression.values()), set())
+    return set().union(*(find_transformed(child) for child in expression.values()), set())

@@ -137,11 +137,11 @@ class SchemaMaker:
         if structs and self._rng.random() < 0.4:
             chosen_struct = self._rng.choice(structs)
             assert isinstance(chosen_struct.kind, tuple)
-            grown = self._grown(chosen_struct.kind, version)
+            grown = self._grow_fields(chosen_struct.kind, version)
             return tuple(replace(field, kind=grown) if field is chosen_struct else field for field in fields)
-        return self._grown(fields, version)
+        return self._grow_fields(fields, version)
 
-    def _grown(self, fields: tuple[Field, ...], version: int) -> tuple[Field, ...]:
+    def _grow_fields(self, fields: tuple[Field, ...], version: int) -> tuple[Field, ...]:
         new = self._field(version, {field.name for field in fields}, depth=1, added=True)
         results = list(fields)
         results.insert(self._rng.randint(0, len(results)), new)

@@ -84,7 +84,7 @@ class StarTable(LiveTable):
         for column in self.columns:
             values = [row[column.name] for row in rows]
             metrics[column.id] = (
-                whole_metrics(column.kind, values) if rng is None else column_metrics(rng, column.kind, values)
+                make_whole_metrics(column.kind, values) if rng is None else column_metrics(rng, column.kind, values)
             )
         data_file = DataFile(f"file://{path}", 0, "PARQUET", 0, partition, len(rows), path.stat().st_size, metrics)
         self.rows[data_file.path] = list(rows)
@@ -127,7 +127,7 @@ def _schema(number: int, columns: Sequence[Col]) -> dict[str, Any]:
     return {"type": "struct", "schema-id": number, "fields": [column.json() for column in columns]}
 
 
-def whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
+def make_whole_metrics(kind: str, values: Sequence[Any]) -> ColumnMetrics:
     """Return complete metrics. Bounds of floats do not include NaN."""
     nulls, nans = sum(value is None for value in values), sum(value != value for value in values)
     ordered = sorted(

@@ -262,7 +262,7 @@ def _number(path: str) -> int:
     return int(path.rpartition("/")[2].removesuffix(".parquet"))
 
 
-def between(low: int, high: int) -> dict[str, Any]:
+def make_between(low: int, high: int) -> dict[str, Any]:
     """Return a filter that exactly the files from number `low` to `high` can satisfy."""
     first = {"type": "gt-eq", "term": "id", "value": 10 * low}
     return {"type": "and", "left": first, "right": {"type": "lt-eq", "term": "id", "value": 10 * high + 9}}

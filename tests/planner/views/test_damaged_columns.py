@@ -21,7 +21,7 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.planner.scan.request import ScanRequest
 from tests.api.client import Api
 from tests.api.plans.planned import append, file_of
-from tests.planner.lakes.tables import RecordingObjects, Table, between, numbers, numbers_of, open_test_planner
+from tests.planner.lakes.tables import RecordingObjects, Table, make_between, numbers, numbers_of, open_test_planner
 from tests.server.rig import running
 from tests.waits import until
 
@@ -83,7 +83,7 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
         data[at + packed.start + number % packed.size] ^= 1 << number % 8
         path.write_bytes(data)
         async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
-            assert await numbers(planner, table.metadata, between(700, 900)) == list(range(700, 901)), packed
+            assert await numbers(planner, table.metadata, make_between(700, 900)) == list(range(700, 901)), packed
             assert await numbers(planner, table.metadata) == list(range(FILES)), packed
             noticed += planner.stats().decoded
         path.write_bytes(content)
@@ -93,7 +93,7 @@ async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers
 async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memory(folder: Path, table: Table) -> None:
     st_size = find_block_file(folder / "home").stat().st_size
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
-        scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(between(700, 900))))
+        scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(make_between(700, 900))))
         live_bytes = planner.stats().live_bytes
         assert live_bytes < st_size / 2
         assert len(numbers_of(scan)) == 201
@@ -104,7 +104,7 @@ async def test_only_the_columns_that_plans_read_of_a_mapped_block_count_as_memor
 async def test_decoded_block_counts_in_full_until_it_is_mapped(folder: Path, table: Table) -> None:
     shutil.rmtree(folder / "home")
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
-        scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(between(700, 900))))
+        scan = await planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(make_between(700, 900))))
         await until(lambda: any((folder / "home").rglob("*.block")))
         path = find_block_file(folder / "home")
         await until(lambda: planner.stats().live_bytes < path.stat().st_size / 2)
@@ -123,7 +123,7 @@ async def test_damaged_directory_is_rejected_when_the_block_is_opened(folder: Pa
         data[place] ^= 4
         path.write_bytes(data)
         async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
-            assert await numbers(planner, table.metadata, between(3, 5)) == [3, 4, 5]
+            assert await numbers(planner, table.metadata, make_between(3, 5)) == [3, 4, 5]
             assert planner.stats().decoded == 1, place
 
 
@@ -137,7 +137,7 @@ async def test_damaged_file_is_deleted_when_no_view_uses_the_block(folder: Path,
     path.write_bytes(data)
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES, plan_memory_bytes=0) as planner:
         for low in (0, 500):
-            assert await numbers(planner, table.metadata, between(low, low + 9)) == list(range(low, low + 10))
+            assert await numbers(planner, table.metadata, make_between(low, low + 9)) == list(range(low, low + 10))
         assert not planner._blocks.has_damaged
     assert path.read_bytes() == content
 
@@ -152,7 +152,7 @@ async def test_plans_during_the_detection_of_damage_are_right(folder: Path, tabl
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         expected = [(low, low + 10) for low in range(0, 2000, 100)]
         plans = [
-            planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(between(*ends))))
+            planner.bind_and_plan(table.metadata, ScanRequest(filter=parse_expression(make_between(*ends))))
             for ends in expected
         ]
         counts = [len(scan.entry_ids) for scan in await asyncio.gather(*plans)]
@@ -182,7 +182,7 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
         return watcheds[0]
 
     async with open_test_planner(tmp_path, watch, plan_disk_bytes=FOLDER_BYTES) as planner:
-        old = ScanRequest(snapshot_id=1, filter=parse_expression(between(10, 19)))
+        old = ScanRequest(snapshot_id=1, filter=parse_expression(make_between(10, 19)))
         await planner.view(table.metadata, ScanRequest(snapshot_id=1))
         loading = asyncio.create_task(planner.view(table.metadata, ScanRequest()))
         await until(lambda: watcheds[0].held)
@@ -190,7 +190,7 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
         watcheds[0].let_go()
         await loading
         for at_snapshot in (2, 1):
-            planned_numbers = await numbers(planner, table.metadata, between(20, 29), snapshot_id=at_snapshot)
+            planned_numbers = await numbers(planner, table.metadata, make_between(20, 29), snapshot_id=at_snapshot)
             assert planned_numbers == list(range(20, 30))
         planner.check_invariants()
 

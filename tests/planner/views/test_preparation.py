@@ -26,7 +26,15 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from tests.api.client import Api
 from tests.api.plans.planned import T, append, numbers, tens
 from tests.planner.lakes.manifests import Manifest
-from tests.planner.lakes.tables import RecordingObjects, Table, between, numbers_of, on_day, open_test_planner, path_of
+from tests.planner.lakes.tables import (
+    RecordingObjects,
+    Table,
+    make_between,
+    numbers_of,
+    on_day,
+    open_test_planner,
+    path_of,
+)
 from tests.seeds import first_seed
 from tests.server.rig import Running, running
 from tests.waits import until
@@ -118,7 +126,7 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
             low, day = rng.randrange(lake.files), rng.randrange(DAYS)
             filter, expected = rng.choice(
                 [
-                    (between(low, low + 5), {number for number in held if low <= number <= low + 5}),
+                    (make_between(low, low + 5), {number for number in held if low <= number <= low + 5}),
                     (on_day(day), {number for number, of in held.items() if of == day}),
                     (True, set(held)),
                 ]
@@ -165,7 +173,7 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
 
     async with open_test_planner(tmp_path, wrap) as planner:
         before = lake.states[-1][0]
-        await plan(planner, before, between(1, 2))
+        await plan(planner, before, make_between(1, 2))
         lake.append()
         after = lake.commit()
         assert await planner.prepare(after, planned_table(before), limit_bytes=LIMIT) == key_of(after)
@@ -205,7 +213,7 @@ async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> N
     lake = Lake(tmp_path / "t", random.Random(1))
     async with open_test_planner(tmp_path) as planner:
         before = lake.states[-1][0]
-        await plan(planner, before, between(1, 2))
+        await plan(planner, before, make_between(1, 2))
         latest = planned_table(before)
         for _ in range(6):
             lake.append()
@@ -273,7 +281,7 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
 # Tests with a server
 
 
-async def decoded_after(server: Running, prepared: int) -> int:
+async def count_decoded_after(server: Running, prepared: int) -> int:
     await until(lambda: server.components.planner.stats().prepared == prepared)
     return server.components.planner.stats().decoded
 
@@ -288,7 +296,7 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
         assert server.components.planner.stats().decoded == 1
         await append(api, "never", tens(4), snapshot_id=2, parent=1)
         await append(api, "t", tens(5)[3:], snapshot_id=2, parent=1)
-        assert await decoded_after(server, 1) == 2, "nobody plans the other table"
+        assert await count_decoded_after(server, 1) == 2, "nobody plans the other table"
         assert sorted(numbers(await api("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
         assert server.components.planner.stats().decoded == 2
         # A new table with an old name is a different table: its first plan reads from storage.
@@ -297,7 +305,7 @@ async def test_commits_to_planned_tables_are_decoded_before_the_next_plan(tmp_pa
         await append(api, "t", tens(9)[7:], snapshot_id=11)
         assert numbers(await api("POST", "/v1/namespaces/db/tables/never/plan", {})) == [0, 1, 2, 0, 1, 2, 3]
         await append(api, "never", tens(6)[5:], snapshot_id=3, parent=2)
-        assert await decoded_after(server, 2) == 5, "two manifests of the other table, and one that was prepared"
+        assert await count_decoded_after(server, 2) == 5, "two manifests of the other table, and one that was prepared"
         assert numbers(await api("POST", f"{T}/plan", {})) == [7, 8]
         assert server.components.planner.stats().decoded == 6
 
@@ -310,7 +318,7 @@ async def test_commits_of_another_replica_are_decoded_too(tmp_path: Path) -> Non
         await append(writer, "t", tens(3), snapshot_id=1)
         assert numbers(await reader("POST", f"{T}/plan", {})) == [0, 1, 2]
         await append(writer, "t", tens(5)[3:], snapshot_id=2, parent=1)
-        assert await decoded_after(second, 1) == 2
+        assert await count_decoded_after(second, 1) == 2
         assert first.components.planner.stats().prepared == 0
         assert sorted(numbers(await reader("POST", f"{T}/plan", {}))) == [0, 1, 2, 3, 4]
         assert second.components.planner.stats().decoded == 2

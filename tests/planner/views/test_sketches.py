@@ -13,7 +13,7 @@ from seamark.formats.index.packing import Form
 from seamark.metaserver.planner.pruning.file_pruning import narrow_by_stats
 from seamark.metaserver.planner.view import view as view_module
 from seamark.metaserver.planner.view.view import Selection, TableView, never
-from tests.planner.views.test_view_base import READ_AS, made_block, manifest, value
+from tests.planner.views.test_view_base import READ_AS, make_block, manifest, value
 from tests.seeds import first_seed
 
 SPREAD = 2_000_000_000
@@ -21,7 +21,7 @@ SPREAD = 2_000_000_000
 OPS = [Op.LT, Op.LT_EQ, Op.GT, Op.GT_EQ, Op.EQ, Op.NOT_EQ, Op.IN, Op.STARTS_WITH]
 
 
-def bound(rng: random.Random) -> Bound:
+def draw_bound(rng: random.Random) -> Bound:
     column = rng.randrange(len(READ_AS))
     kind = READ_AS[column]
     op = rng.choice(OPS[:-1] if kind != "string" else OPS)
@@ -34,9 +34,9 @@ def test_plan_with_sketches_keeps_the_same_files_as_without(turn: int, monkeypat
     seed = first_seed() * 1000 + turn
     rng = random.Random(seed)
     absent = (0.0, 0.01, 0.3)
-    blocks = [made_block(f"m{n}", rng, rows=2000, spread=SPREAD, absent=share) for n, share in enumerate(absent)]
+    blocks = [make_block(f"m{n}", rng, rows=2000, spread=SPREAD, absent=share) for n, share in enumerate(absent)]
     plain = TableView([manifest() for _ in blocks], blocks)
-    bounds = [bound(rng) for _ in range(30)]
+    bounds = [draw_bound(rng) for _ in range(30)]
     expected = [remaining_rows(plain, bound) for bound in bounds]
     several = [rng.sample(range(len(bounds)), rng.randrange(2, 5)) for _ in range(20)]
     before = [block.size_bytes for block in blocks]
@@ -57,7 +57,7 @@ def test_plan_with_sketches_keeps_the_same_files_as_without(turn: int, monkeypat
     assert addresses
     assert blocks[0].size_bytes - before[0] > 2000
     assert blocks[2].size_bytes - before[2] < 2000
-    more = [made_block("n", rng, rows=2000, spread=SPREAD, absent=0.0), *blocks[1:]]
+    more = [make_block("n", rng, rows=2000, spread=SPREAD, absent=0.0), *blocks[1:]]
     after = TableView([manifest() for _ in more], more, base=sketched)
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1 << 40)
     fresh = TableView([manifest() for _ in more], more)

@@ -44,7 +44,7 @@ def value(kind: str, rng: random.Random, spread: int = 1000) -> Any:
     return rng.randrange(-spread, spread)
 
 
-def made_block(
+def make_block(
     name: str, rng: random.Random, *, rows: int | None = None, spread: int = 1000, absent: float = 0.2
 ) -> Block:
     """Return a block of a manifest whose schema has one type of each pair."""
@@ -102,7 +102,7 @@ def heads(view: TableView) -> list[Any]:
 def test_columns_reused_from_another_view_equal_those_of_a_new_view(turn: int) -> None:
     seed = first_seed() * 1000 + turn
     rng = random.Random(seed)
-    blocks = [made_block(f"m{number}", rng) for number in range(6)]
+    blocks = [make_block(f"m{number}", rng) for number in range(6)]
     listed_blocks: list[Block] = rng.sample(blocks, 4)
     base: TableView | None = None
     count = 0
@@ -125,7 +125,7 @@ def test_columns_reused_from_another_view_equal_those_of_a_new_view(turn: int) -
         for _ in range(rng.randrange(1, 4)):
             change = rng.random()
             if change < 0.5:
-                blocks.append(made_block(f"n{snapshot}", rng))
+                blocks.append(make_block(f"n{snapshot}", rng))
                 listed_blocks = [blocks[-1], *listed_blocks]
             elif change < 0.7 and len(listed_blocks) > 1:
                 listed_blocks = [block for block in listed_blocks if block is not listed_blocks[-1]] or listed_blocks

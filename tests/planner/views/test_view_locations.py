@@ -100,7 +100,7 @@ def make_manifest(name: str, rng: random.Random, content: int, odd: float) -> tu
     return ManifestFile(path, len(data), 0, content, 1, 1), block, [path, *paths]
 
 
-def drawn_claims(rng: random.Random) -> list[Claim]:
+def draw_claims(rng: random.Random) -> list[Claim]:
     claims = [Claim(location_key(parse_location(TABLE)), OWN, False)]
     for place in rng.sample(FOLDERS, rng.randrange(1, 4)):
         uuid = rng.choice([OWN, OTHER, OTHER])
@@ -139,7 +139,7 @@ async def histories(seed: int) -> set[bool]:
         view = TableView(*parts(listed_pool), *parts(deletes), base=base)
         paths = [LIST, *(path for item in (*listed_pool, *deletes) for path in item[2])]
         for _ in range(2):
-            claims.all = drawn_claims(rng)
+            claims.all = draw_claims(rng)
             try:
                 await checker.check(OWN, metadata, [LIST], view)
             except Forbidden:

@@ -74,7 +74,7 @@ def paths_of(client: IndexClient, table: str) -> list[str]:
     return [str(path).removeprefix("file://") for path in values]
 
 
-def published_files(client: IndexClient, folder: Path) -> list[bytes]:
+def list_published_files(client: IndexClient, folder: Path) -> list[bytes]:
     """Return the content of all files of the table that are not encrypted: manifests, metadata, Puffin files."""
     return [path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".parquet"]
 
@@ -97,7 +97,7 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
     assert "encrypt the column payload, and the partition spec of the table would publish" in clustered.errors[0]
     assert sorted(paths(client)) == files
     texts = [row["payload"].encode() for row in before.values() if row["payload"]]
-    assert not any(text in data for data in published_files(client, tmp_path) for text in texts)
+    assert not any(text in data for data in list_published_files(client, tmp_path) for text in texts)
     for mode in MODES:
         new = pa.Table.from_pylist([{**before[5], "payload": "mine"}], schema=ARROW)
         with pytest.raises(Unwritable, match="encrypt the column payload, and the partition spec"):

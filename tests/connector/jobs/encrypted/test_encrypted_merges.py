@@ -33,7 +33,7 @@ from tests.connector.jobs.test_file_merges import ARROW, create, rows
 from tests.connector.lake import catalog_at
 from tests.connector.parquet import encrypted
 from tests.connector.served import Served
-from tests.faults.rigs.mortal_statement import NEVER, killed_at
+from tests.faults.rigs.mortal_statement import NEVER, run_killed_at
 from tests.seeds import first_seed
 
 CONFIGURATIONS: list[Any] = [
@@ -153,11 +153,11 @@ def test_statement_process_takes_its_keys_from_its_environment(
         encrypt(path, CONFIGURATIONS[2])
     before = read(client)
     job = StatementJob(served.url, None, MergeFiles(("db", "t")), utc=True)
-    refused = killed_at(NEVER, job)
+    refused = run_killed_at(NEVER, job)
     assert refused is not None
     assert "set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS" in refused.error
     assert read(client) == before
-    done = killed_at(
+    done = run_killed_at(
         NEVER,
         job,
         {KMS_CLASS: "tests.connector.parquet.encrypted:PyArrowKms", KEY_FILE: encrypted.key_file(tmp_path, "db")},
