@@ -402,7 +402,7 @@ class Planner:
             bound_scan: The scan.
             whole: Whether the view has all manifests. Otherwise it has only the manifests that the filter needs.
             check_paths: Called with the paths of the manifests before they are read. The error of a manifest in
-                another table's location would tell whether that manifest exists, and how long it is.
+                another table's location would show whether that manifest exists, and how long it is.
         """
         metadata = bound_scan.metadata
         key = bound_scan.view_key
