@@ -247,7 +247,7 @@ async def test_files_overwritten_after_their_commit_are_checked_when_they_are_pl
 
 
 async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(lake: Lake) -> None:
-    """The error of a damaged, a short or a missing file would tell what the other table's folder contains.
+    """The error of a damaged, a short or a missing file would show what the other table's folder contains.
 
     For clients that poll, such as Java's, the server reads the manifest list before it plans.
     """
