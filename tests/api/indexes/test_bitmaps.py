@@ -26,7 +26,7 @@ from seamark.metaserver.api.lookups import bitmaps
 from seamark.metaserver.planner.scan.request import BoundScan
 from tests.api.client import Api
 from tests.api.indexes.test_lookups import a_table
-from tests.api.rest.stored import Row, Stored, rows_of, some_row
+from tests.api.rest.stored import Row, StoredTable, rows_of, some_row
 from tests.seeds import quick
 
 BITMAP = "/api/v1/tables/db/t/bitmap"
@@ -162,8 +162,8 @@ def odd_row(rng: random.Random) -> Row:
     return (*row[:2], -0.0, row[3]) if rng.random() < 0.2 else row
 
 
-async def create_indexed_table(api: Api, rng: random.Random) -> Stored:
-    table = await Stored.create(api)
+async def create_indexed_table(api: Api, rng: random.Random) -> StoredTable:
+    table = await StoredTable.create(api)
     files = [table.data_file([odd_row(rng) for _ in range(rng.choice([1, 30, 200]))]) for _ in range(5)]
     files += [table.data_file([(n, "a", 1.5, 1) for n in range(70)])]  # This file has no NaN and no null.
     await table.commit(files)
@@ -251,7 +251,7 @@ async def test_sql_without_an_equivalent_expression_is_reported_and_makes_rows_i
 
 
 async def test_any_row_of_a_file_without_a_bitmap_may_match(api: Api) -> None:
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     files = [table.data_file([(n, "a", 1.5, 1) for n in range(10)]) for _ in range(2)]
     await table.commit(files)
     await table.index("by_id", "bitmap", ["id"], files[:1])
@@ -262,7 +262,7 @@ async def test_any_row_of_a_file_without_a_bitmap_may_match(api: Api) -> None:
 
 
 async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     files = [table.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
     await table.commit(files)
     await table.index("by_id", "bitmap", ["id"], files)
@@ -277,7 +277,7 @@ async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
 
 
 async def test_all_rows_match_without_a_predicate(api: Api) -> None:
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     file = table.data_file([(n, "a", 1.5, 1) for n in range(70)])
     await table.commit([file])
     await table.commit(deletes=[table.position_deletes([(file.path, 69)])])
@@ -322,7 +322,7 @@ def little_memory() -> Iterator[None]:
 
 async def create_file_with_row_count(api: Api, rows: int, *, deleted: bool = False) -> str:
     """Create a table whose only file has `rows` rows by its manifest entry, and return the file's path."""
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     file = replace(table.data_file([(1, "a", 1.5, 1)]), record_count=rows)
     await table.commit([file])
     if deleted:
@@ -386,7 +386,7 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
 ) -> None:
     monkeypatch.setattr(bitmaps, "CANDIDATES_MAX", 128)
     rng = random.Random(3)
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     sizes = (1000, 70, 20, 129, 1)
     files = [table.data_file([(n, "a", 1.5, 1) for n in range(rows)]) for rows in sizes]
     await table.commit(files)
@@ -404,7 +404,7 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
 
 
 async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     await table.commit([table.data_file([(1, "a", 1.5, 1)])])
     cases: list[tuple[dict[str, Any], str]] = [
         ({"where": "nope = 1"}, "Cannot find column 'nope'"),
@@ -425,7 +425,7 @@ async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
 
 
 async def test_page_token_is_valid_for_its_request_and_snapshot_only(api: Api) -> None:
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     files = [table.data_file([(n, "a", 1.5, 1)]) for n in range(3)]
     await table.commit(files)
     first = (await api("POST", BITMAP, {"where": "id >= 0", "limit": 1})).json
@@ -442,6 +442,6 @@ async def test_page_token_is_valid_for_its_request_and_snapshot_only(api: Api) -
 
 
 async def test_table_without_a_snapshot_has_no_matching_rows(api: Api) -> None:
-    await Stored.create(api)
+    await StoredTable.create(api)
     answer = (await api("POST", BITMAP, {"where": "id = 1"})).json
     assert (answer["snapshot-id"], answer["files"], answer["next-page-token"]) == (None, [], None)

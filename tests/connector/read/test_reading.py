@@ -41,7 +41,7 @@ from tests.api.indexes.test_bitmaps import (
     some_tree,
     sql_text,
 )
-from tests.api.rest.stored import Snapshot, Stored, some_row
+from tests.api.rest.stored import Snapshot, StoredTable, some_row
 from tests.connector import lake
 from tests.connector.served import Served
 from tests.iceberg.expressions.test_sql import BOUND_TO, COLUMNS, NESTED, predicate, table
@@ -113,7 +113,7 @@ def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
 # Whole tables
 
 
-async def history(stored_table: Stored, rng: random.Random, commits: int) -> None:
+async def history(stored_table: StoredTable, rng: random.Random, commits: int) -> None:
     """Commit files with several row groups, and deletes of every kind that the format version has."""
     for _ in range(commits):
         before = stored_table.snapshots[-1] if stored_table.snapshots else Snapshot(0, [], [])
@@ -165,8 +165,8 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
 ) -> None:
     rng = random.Random(seed)
 
-    async def make() -> Stored:
-        made = await Stored.create(served.api, version=version, partitioned=partitioned)
+    async def make() -> StoredTable:
+        made = await StoredTable.create(served.api, version=version, partitioned=partitioned)
         await history(made, rng, 6)
         for name in ("id", "price"):
             await made.index(f"by_{name}", "bitmap", [name], made.snapshots[-1].data[: rng.randint(1, 9)])
@@ -198,8 +198,8 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
 
 
 def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(served: Served, client: SeamarkClient) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
+    async def make() -> StoredTable:
+        made = await StoredTable.create(served.api)
         rows = [(n, f"n{n}", float(n % 10), 1) for n in range(1000)]
         random.Random(5).shuffle(rows)
         files = [made.data_file(rows, group_rows=20)]
@@ -246,8 +246,8 @@ def spoil(path: Path, keep: Any) -> None:
 def test_row_groups_that_statistics_rule_out_are_not_read(
     served: Served, client: SeamarkClient, where: str, groups: set[int]
 ) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
+    async def make() -> StoredTable:
+        made = await StoredTable.create(served.api)
         rows = [(n, None if n == 500 else f"n{n:04}", n / 10, 1) for n in range(1000)]
         await made.commit([made.data_file(rows, group_rows=10)])
         return made
@@ -265,8 +265,8 @@ def test_row_groups_that_statistics_rule_out_are_not_read(
 
 
 def test_only_the_filters_columns_are_read_in_row_groups_without_a_match(served: Served, client: SeamarkClient) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
+    async def make() -> StoredTable:
+        made = await StoredTable.create(served.api)
         rows = [(2 * (n % 100), f"n{n}", None, 1) for n in range(1000)]
         rows[777] = (51, "here", None, 1)
         await made.commit([made.data_file(rows, group_rows=100)])
@@ -281,8 +281,8 @@ def test_only_the_filters_columns_are_read_in_row_groups_without_a_match(served:
 
 
 def test_spans_divide_a_file_by_its_row_groups(served: Served, client: SeamarkClient) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
+    async def make() -> StoredTable:
+        made = await StoredTable.create(served.api)
         await made.commit([made.data_file([(n, "a", 1.5, 1) for n in range(500)], group_rows=50)])
         return made
 
@@ -307,8 +307,8 @@ def test_spans_divide_a_file_by_its_row_groups(served: Served, client: SeamarkCl
 def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
     served: Served, client: SeamarkClient, version: int
 ) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api, version=version)
+    async def make() -> StoredTable:
+        made = await StoredTable.create(served.api, version=version)
         await history(made, random.Random(version), 6)
         return made
 
@@ -331,8 +331,8 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
 
 
 def test_limit_bounds_the_rows_and_the_files_that_are_read(served: Served, client: SeamarkClient) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
+    async def make() -> StoredTable:
+        made = await StoredTable.create(served.api)
         await made.commit([made.data_file([(n, "a", 1.5, 1) for n in range(100)]) for _ in range(3)])
         return made
 
@@ -346,8 +346,8 @@ def test_limit_bounds_the_rows_and_the_files_that_are_read(served: Served, clien
 
 
 def test_scan_that_cannot_be_exact_is_refused(served: Served, client: SeamarkClient) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
+    async def make() -> StoredTable:
+        made = await StoredTable.create(served.api)
         await made.commit([made.data_file([(1, "a", 1.5, 1)])])
         return made
 
@@ -370,8 +370,8 @@ def test_scan_that_cannot_be_exact_is_refused(served: Served, client: SeamarkCli
 
 
 def test_error_names_the_file_that_cannot_be_read(served: Served, client: SeamarkClient) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
+    async def make() -> StoredTable:
+        made = await StoredTable.create(served.api)
         files = [made.data_file([(1, "a", 1.5, 1)])]
         await made.commit(files)
         await made.commit(deletes=[made.position_deletes([(files[0].path, 0)])])
@@ -417,8 +417,8 @@ def test_nan_is_above_all_numbers_also_if_bounds_leave_files_out(served: Served,
 
 
 def test_scan_reads_the_snapshot_branch_or_tag_that_it_names(served: Served, client: SeamarkClient) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
+    async def make() -> StoredTable:
+        made = await StoredTable.create(served.api)
         for n in range(3):
             await made.commit([made.data_file([(n, "a", 1.5, 1)])])
         ref = {"action": "set-snapshot-ref", "ref-name": "dev", "type": "branch", "snapshot-id": 1}
