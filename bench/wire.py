@@ -109,9 +109,8 @@ class Connection(asyncio.BufferedProtocol):
         return await self._waiting
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(
-            asyncio.Transport, transport
-        )  # The class of uvloop's transport is not a subclass of asyncio's.
+        # The class of uvloop's transport is not a subclass of asyncio.Transport.
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._waiting is not None and not self._waiting.done():

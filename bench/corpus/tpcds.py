@@ -81,9 +81,8 @@ def fill(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> No
     catalog.create_namespace(NAMESPACE)
     with closing(IndexClient(server.base_url, timeout_s=600)) as client:
         for table, columns in _columns(con).items():
-            layout = Layout(
-                is_whole=True
-            )  # With all of the data, the tables are equally small in comparison with the facts.
+            # A dimension has the size that it would have with all facts.
+            layout = Layout(is_whole=True)
             if table in FACTS:
                 order, prefix = FACTS[table]
                 indexes = {f"{prefix}_{key}": "bitmap" for key in _KEYS}

@@ -1,4 +1,4 @@
-"""The parts of a generated table other than its entries: Avro schemas, records of the manifest list, and the metadata file.
+"""The parts of a generated table without its entries: Avro schemas, manifest list records, and the metadata file.
 
 Avro field ids, names and types are the same as in files that Iceberg's Java library 1.12 writes for version 2 tables
 (spec: "Manifests", "Manifest Lists"). Documentation strings are left out.

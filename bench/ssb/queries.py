@@ -88,7 +88,10 @@ QUERIES: dict[str, str] = {
         " and p_category = 'MFGR#14'",
     ),
 }
-"""The SQL text of each query, which Spark, Trino and DuckDB all accept. Unqualified tables belong to the session's namespace."""
+"""The SQL text of each query, which Spark, Trino and DuckDB all accept.
+
+Unqualified tables belong to the session's namespace.
+"""
 
 
 class Oracle:

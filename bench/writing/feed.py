@@ -35,8 +35,8 @@ from tests.services.seamark import Seamark
 COMMITS, ROWS, EVERY = 500, 2_000, 25
 QUICK_COMMITS, QUICK_EVERY = 20, 10
 PAUSE_S = 0.4
-"""The time from the start of a commit to the start of the next commit. A minute passes between two rewrites of a table, so
-with a faster feed, more files wait for a rewrite.
+"""The time from the start of a commit to the start of the next commit. A minute passes between two
+rewrites of a table, so with a faster feed, more files wait for a rewrite.
 """
 PLANS, QUICK_PLANS = 15, 4
 """Of each kind at each look."""

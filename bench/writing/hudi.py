@@ -50,7 +50,7 @@ class HudiWriter:
         return {int(version): rows for version, rows in versions.items()}
 
     def tidy(self) -> None:
-        """Keep only the latest base file of each file group, as Hudi's cleaner does. The work is not part of a batch."""
+        """Keep only the latest base file of each file group, as Hudi's cleaner does. A batch does not pay for it."""
         if self._kind == "COPY_ON_WRITE":
             groups: dict[str, list[Path]] = {}
             for path in self.folder.glob("*.parquet"):  # <file group>_<write token>_<instant>.parquet
