@@ -175,11 +175,11 @@ async def test_objects_of_a_large_change_are_freed_off_the_event_loop(
     threads: set[int] = set()
     free = fair_lock._drop_contents
 
-    def note_thread(held: list[Any]) -> None:
+    def note_thread(contents: list[Any]) -> None:
         threads.add(threading.get_ident())
-        freed.extend(map(len, held))
-        free(held)
-        assert held == []
+        freed.extend(map(len, contents))
+        free(contents)
+        assert contents == []
 
     monkeypatch.setattr(fair_lock, "_drop_contents", note_thread)
     monkeypatch.setattr(fair_lock, "FREED_IN_LOOP", 3)

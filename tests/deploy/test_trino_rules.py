@@ -99,7 +99,7 @@ def answer(port: int, sql: str, user: str) -> list[list[Any]] | str:
         return f"{error.error_name}: {error.message}"
 
 
-def both(rig: RulesRig, sql: str, user: str) -> list[list[Any]] | str:
+def run_both(rig: RulesRig, sql: str, user: str) -> list[list[Any]] | str:
     direct = answer(rig.trino.port, sql, user)
     assert answer(rig.proxy.port, sql, user) == direct, f"{user}: {sql}"
     return direct
@@ -120,7 +120,7 @@ def count_rewritten(rig: RulesRig, sql: str, user: str) -> tuple[int, int]:
     a failure.
     """
     before = [rig.proxy.statements(one) for one in ("rewritten", "original")]
-    both(rig, sql, user)
+    run_both(rig, sql, user)
     return tuple(  # type: ignore[return-value]
         rig.proxy.statements(one) - was for one, was in zip(("rewritten", "original"), before, strict=True)
     )
@@ -158,8 +158,8 @@ def test_rows_are_filtered_and_masked_through_the_proxy_as_without_it(rig: Rules
     sql = "SELECT id, country, card FROM orders WHERE id BETWEEN 3 AND 8"
     assert count_rewritten(rig, sql, "anna") == (1, 0)
     assert count_rewritten(rig, sql, "rita") == (1, 0)
-    assert both(rig, sql, "rita") == [[3, "FR", "XXXX"], [6, "FR", "XXXX"]]
-    assert len(both(rig, sql, "anna")) == 6
+    assert run_both(rig, sql, "rita") == [[3, "FR", "XXXX"], [6, "FR", "XXXX"]]
+    assert len(run_both(rig, sql, "anna")) == 6
 
 
 def test_condition_on_a_masked_column_uses_the_mask(rig: RulesRig) -> None:
@@ -170,11 +170,11 @@ def test_condition_on_a_masked_column_uses_the_mask(rig: RulesRig) -> None:
         "SELECT a.id FROM orders a JOIN customers b ON a.customer = b.number AND a.card = 'XXXX' WHERE b.tier = 1",
         "EXPLAIN ANALYZE SELECT id FROM orders WHERE card = 'c0-1'",
     )[:4]:
-        actual = both(rig, sql, "rita")
+        actual = run_both(rig, sql, "rita")
         assert actual
         assert actual != [[0]]
     assert count_rewritten(rig, "SELECT id FROM orders WHERE card = 'c3-1'", "anna") == (1, 0)
-    assert both(rig, "SELECT id FROM orders WHERE card = 'c3-1'", "rita") == []
+    assert run_both(rig, "SELECT id FROM orders WHERE card = 'c3-1'", "rita") == []
 
 
 def test_denied_tables_and_columns_are_refused_with_the_original_message(rig: RulesRig) -> None:
@@ -188,7 +188,7 @@ def test_denied_tables_and_columns_are_refused_with_the_original_message(rig: Ru
         ("sue", "SELECT id FROM rich WHERE id = 5"),
         ("dan", "SELECT n FROM grouped WHERE customer = 5"),
     ):
-        refused = both(rig, sql, user)
+        refused = run_both(rig, sql, user)
         assert "Access Denied" in refused
         assert not any(str(id_) in refused for id_ in snapshot_ids(rig))
 
@@ -205,7 +205,7 @@ def test_header_shows_no_counts_to_users_with_row_filters_or_masks(rig: RulesRig
 def test_files_are_not_pruned_by_hidden_rows_of_another_table(rig: RulesRig) -> None:
     sql = "SELECT o.id FROM orders o JOIN customers c ON o.customer = c.number WHERE c.name = 'name8'"
     assert count_rewritten(rig, sql, "anna") == (1, 0)
-    assert both(rig, sql, "rita") == []
+    assert run_both(rig, sql, "rita") == []
     assert outcome(rig, sql, "rita") == "planned"
     eventually(lambda: count_rewritten(rig, sql, "rita") == (0, 1))
 
@@ -215,7 +215,7 @@ def test_plan_name_seen_by_another_user_resolves_to_nothing(rig: RulesRig) -> No
     assert load(rig, name) == 404
     assert isinstance(load(rig, name, None), dict)
     for user in ("rita", "dan", "sue"):
-        actual = both(rig, f'SELECT * FROM "{name}"', user)
+        actual = run_both(rig, f'SELECT * FROM "{name}"', user)
         assert "TABLE_NOT_FOUND" in actual
 
 
@@ -282,7 +282,7 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: Rules
     assert len(loaded["metadata"]["snapshots"]) == 1
     assert plans[0]["plan-snapshot-id"] not in [snapshot["snapshot-id"] for snapshot in loaded["metadata"]["snapshots"]]
     for number in (1000, 1001, 5):
-        actual = both(rig, f"SELECT id FROM kept WHERE id = {number}", "anna")
+        actual = run_both(rig, f"SELECT id FROM kept WHERE id = {number}", "anna")
         assert actual == [[number]]
     rows_of(rig.trino.port, "DROP TABLE kept", user="anna", schema="ruled")
 
@@ -387,7 +387,7 @@ def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: Rules
     for number in range(queries):
         user = ("rita", "dan", "sue")[number % 3]
         was = rig.proxy.statements("rewritten")
-        result = both(rig, statements.query(user), user)
+        result = run_both(rig, statements.query(user), user)
         rewritten[user] += rig.proxy.statements("rewritten") - was
         if isinstance(result, str):
             counts["refused" if "Access Denied" in result else "failed"] += 1
@@ -424,8 +424,8 @@ def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(rig: Rul
         assert answer(rig.trino.port, sql, "anna")[:12] == "SYNTAX_ERROR"
         assert answer(rig.proxy.port, sql, "anna")[0][:2] == files  # type: ignore[index]
     expected = [[0, 0, None], [1, 1, "p1"], [2, 0, None], [3, 1, "p3"]]
-    assert both(rig, "SELECT id, part, payload FROM kept", "anna") == expected
-    assert both(rig, 'SELECT count(*) FROM "kept$files"', "anna") == [[2]]
+    assert run_both(rig, "SELECT id, part, payload FROM kept", "anna") == expected
+    assert run_both(rig, 'SELECT count(*) FROM "kept$files"', "anna") == [[2]]
     refused = answer(rig.proxy.port, "ALTER TABLE kept PARTITION (id = 0) DROP COLUMNS (payload)", "anna")
     assert "part of the partition" in refused
 

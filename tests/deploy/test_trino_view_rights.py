@@ -35,12 +35,12 @@ def guarded_shop(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     with trino_proxy(
         folder, "--trino", coordinator.base_url, "--budget-ms", "3000", seamark=shop.planner.base_url
     ) as proxy:
-        made = replace(shop, proxy=proxy)
+        shop_with_proxy = replace(shop, proxy=proxy)
         as_owner = {"user": "anna"}
         rows_of(coordinator.port, "CREATE SCHEMA seamark.guarded", **as_owner)
         for name, security, text in VIEWS:
             rows_of(coordinator.port, f"CREATE VIEW guarded.{name} SECURITY {security} AS {text}", **as_owner)
-        yield made
+        yield shop_with_proxy
         for name, _, _ in VIEWS:
             rows_of(coordinator.port, f"DROP VIEW guarded.{name}", **as_owner)
 

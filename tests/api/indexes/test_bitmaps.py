@@ -127,7 +127,7 @@ def java_order(value: float) -> tuple[bool, float, float]:
 
 
 def compare(op: str, left: Any, right: Any) -> bool:
-    made: dict[str, Callable[[], bool]] = {
+    cases: dict[str, Callable[[], bool]] = {
         "eq": lambda: left == right,
         "not-eq": lambda: left != right,
         "lt": lambda: left < right,
@@ -135,7 +135,7 @@ def compare(op: str, left: Any, right: Any) -> bool:
         "gt": lambda: left > right,
         "gt-eq": lambda: left >= right,
     }
-    return made[op]()
+    return cases[op]()
 
 
 async def pages(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -213,14 +213,16 @@ async def test_deleted_rows_are_excluded_on_request(api: Api, version: int) -> N
         live = table.live_rows(snapshot)
         for at in rng.sample(range(40), 4):
             body = {"where": f"id < {at}", "snapshot-id": snapshot.id}
-            kept = {page["file-path"]: page for page in await pages(api, {**body, "deletes": True})}
+            pages_with_deletes = {page["file-path"]: page for page in await pages(api, {**body, "deletes": True})}
             every = {page["file-path"]: page for page in await pages(api, body)}
             for file in snapshot.data:
                 expected = {n for n, row in enumerate(rows_of(file)) if row[0] is not None and row[0] < at}
                 alive = {n for path, n, row in live if path == file.path and n in expected}
                 assert (decode_rows(every[file.path]["rows"]) if file.path in every else set()) == expected
-                assert (decode_rows(kept[file.path]["rows"]) if file.path in kept else set()) == alive
-            assert all(value["exact"] and value["undecided"] == 0 for value in kept.values())
+                assert (
+                    decode_rows(pages_with_deletes[file.path]["rows"]) if file.path in pages_with_deletes else set()
+                ) == alive
+            assert all(value["exact"] and value["undecided"] == 0 for value in pages_with_deletes.values())
 
 
 async def test_arrow_and_json_answers_are_equal(api: Api) -> None:

@@ -61,7 +61,7 @@ def find_expected_rows(
     for path, position, row in table.live_rows(snapshot):
         by_key.setdefault(tuple(repr(row[at - 1]) for at in columns), []).append((path, position))
     return sorted(
-        (number, *found) for number, key in enumerate(keys) for found in by_key.get(tuple(map(repr, key)), [])
+        (number, *found_row) for number, key in enumerate(keys) for found_row in by_key.get(tuple(map(repr, key)), [])
     )
 
 

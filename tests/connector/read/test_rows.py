@@ -18,13 +18,13 @@ from tests.connector.served import Served
 @pytest.fixture
 def stored_table(served: Served) -> StoredTable:
     async def make() -> StoredTable:
-        made = await StoredTable.create(served.api)
-        files = [made.data_file([(10 * n + at, "a", None, 1) for at in range(10)]) for n in range(3)]
-        await made.commit(files)
-        await made.commit(deletes=[made.position_deletes([(files[0].path, 5)])])
-        await made.index("keys", "record", ["id", "name"], files[:2])
-        await made.index("marks", "bitmap", ["id"], files)
-        return made
+        new_table = await StoredTable.create(served.api)
+        files = [new_table.data_file([(10 * n + at, "a", None, 1) for at in range(10)]) for n in range(3)]
+        await new_table.commit(files)
+        await new_table.commit(deletes=[new_table.position_deletes([(files[0].path, 5)])])
+        await new_table.index("keys", "record", ["id", "name"], files[:2])
+        await new_table.index("marks", "bitmap", ["id"], files)
+        return new_table
 
     table: StoredTable = served.run(make())
     return table

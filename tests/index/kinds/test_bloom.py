@@ -222,32 +222,32 @@ def merged_parts(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom,
     rng = np.random.default_rng(seed)
     for parts in (1, 2, 5, 12):
         counts = rng.choice([1, 2, 7, 64, 65, 130, 300], parts).tolist()
-        kept, given_parts = [], []
+        masks, given_parts = [], []
         for count in counts:
             files = random_files(int(rng.integers(2**40)), rng.choice([0, 10, 60, 500], count).tolist())
             entries = [build(longs(values)) for values in files]
             keep = rng.random(count) < rng.choice([0.0, 0.4, 0.95, 1.0])
-            kept += [entry for entry, expected in zip(entries, keep.tolist(), strict=True) if expected]
+            masks += [entry for entry, expected in zip(entries, keep.tolist(), strict=True) if expected]
             given_parts.append((Bloom(blob_of(entries)), keep))
-        yield kept, given_parts
+        yield masks, given_parts
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_merge_equals_a_build_from_the_kept_files_byte_by_byte(seed: int) -> None:
-    for kept, parts in merged_parts(seed):
+    for mask, parts in merged_parts(seed):
         merged = b"".join(merge(parts))
         Bloom(merged).verify()
-        if kept:
-            assert merged == blob_of(kept)
+        if mask:
+            assert merged == blob_of(mask)
         else:
             assert Bloom(merged).files == 0
 
 
 def test_merge_in_many_steps_equals_one_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.formats.index.kinds.bloom._MERGE_WORDS", 900)
-    for kept, parts in merged_parts(9):
-        if kept:
-            assert b"".join(merge(parts)) == blob_of(kept)
+    for mask, parts in merged_parts(9):
+        if mask:
+            assert b"".join(merge(parts)) == blob_of(mask)
 
 
 def test_merges_of_merges_miss_no_key() -> None:
