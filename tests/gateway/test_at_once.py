@@ -140,7 +140,7 @@ def test_rejected_request_gets_the_reason_and_the_connection_stays_usable(cached
 
 
 def test_clients_that_disconnect_during_an_answer_free_their_slots(cached_rig: Cached) -> None:
-    for _ in range(300):  # More than gateway_requests_limit
+    for _ in range(300):  # This exceeds gateway_requests_limit.
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             connection.connect(cached_rig.address)

@@ -128,16 +128,19 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
     numbers = list(range(len(lake.files)))
     lake.check(lake.record(numbers), numbers)
     edge = draw.randrange(len(numbers) + 1)
-    parts, masks = [], []
+    parts, kept_numbers = [], []
     for half in (numbers[:edge], numbers[edge:]):
         keep = np.array([draw.random() < 0.7 for _ in half], bool)
         parts.append((lake.record(half), keep))
-        masks += [number for number, one in zip(half, keep, strict=True) if one]
+        kept_numbers += [number for number, is_kept in zip(half, keep, strict=True) if is_kept]
     merged = open_record(merge(parts))
-    lake.check(merged, masks)
-    assert blob_of(merged) == b"".join(encode([build(lake.keys(lake.files[number])) for number in masks]))
-    again = np.array([draw.random() < 0.7 for _ in masks], bool)
-    lake.check(open_record(merge([(merged, again)])), [number for number, one in zip(masks, again, strict=True) if one])
+    lake.check(merged, kept_numbers)
+    assert blob_of(merged) == b"".join(encode([build(lake.keys(lake.files[number])) for number in kept_numbers]))
+    keep_again = np.array([draw.random() < 0.7 for _ in kept_numbers], bool)
+    lake.check(
+        open_record(merge([(merged, keep_again)])),
+        [number for number, is_kept in zip(kept_numbers, keep_again, strict=True) if is_kept],
+    )
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 7))
