@@ -42,7 +42,7 @@ def main() -> None:
 def parser_of(module: str, about: str | None, benches: Mapping[str, Bench]) -> argparse.ArgumentParser:
     """Return a parser for the arguments of every runner of benches: names and --quick."""
     parser = argparse.ArgumentParser(prog=f"python -m {module}", description=about)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(benches)}; all when none is given")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(benches)}; default: all")
     parser.add_argument("--quick", action="store_true", help="a short run that writes no results")
     return parser
 

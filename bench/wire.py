@@ -1,8 +1,8 @@
-"""A load generator's HTTP/1.1 client: keep-alive, requests made beforehand, answers cut but not interpreted.
+"""A load generator's HTTP/1.1 client: keep-alive, prepared requests, answers that are split but not interpreted.
 
-An ordinary client costs more CPU a request than the servers measured here, and would measure itself. This client speaks
-just what both servers do: Content-Length and chunked bodies. What load it can make is in every report
-(`generator_cpu`: near 1 means that the generator, not the server, was the limit).
+An ordinary client costs more CPU for each request than the measured servers, and would measure itself. This client
+implements only what both servers use: Content-Length and chunked bodies. Every report has the load of the generator
+(`generator_cpu`: a value near 1 means that the generator, not the server, was the limit).
 """
 
 from __future__ import annotations
@@ -109,7 +109,8 @@ class Connection(asyncio.BufferedProtocol):
         return await self._waiting
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none by class
+        # The class of uvloop's transport is not a subclass of asyncio.Transport.
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._waiting is not None and not self._waiting.done():

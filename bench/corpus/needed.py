@@ -1,10 +1,10 @@
 """The smallest set of files that gives the rows of a query: a lower bound for every plan.
 
-The rows of all data files are copied into DuckDB's memory with the numbers of their files. For one reference to a
-table after the other, files are then left out, in halves and halves of halves, while the query gives the same rows.
-The remaining files are enough, and none of them can be left out. Often no planner can reach this bound: only a reader
-of the rows knows which file has the largest value, or that a group has too few rows for HAVING. Seamark's planning
-takes no part in the computation.
+The rows of all data files are copied into DuckDB's memory with the numbers of their files. The benchmark takes one
+reference to a table after the other. It leaves out halves of the files, then smaller parts, while the query returns
+the same rows. The remaining files are enough, and the query needs each of them. Often no planner can reach this bound:
+only a reader of the rows knows which file has the largest value, or that a group has too few rows for HAVING.
+Seamark's planning takes no part in the computation.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ def fill(con: duckdb.DuckDBPyConnection, server: Seamark, *, share: float) -> No
     catalog.create_namespace(NAMESPACE)
     with closing(IndexClient(server.base_url, timeout_s=600)) as client:
         for table, columns in _columns(con).items():
-            layout = Layout(is_whole=True)  # as small beside the facts as with all of the data
+            # A dimension has one file, so its share of the files is as small as with all of the data.
+            layout = Layout(is_whole=True)
             if table in FACTS:
                 order, prefix = FACTS[table]
                 indexes = {f"{prefix}_{key}": "bitmap" for key in _KEYS}

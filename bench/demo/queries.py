@@ -129,14 +129,14 @@ def compare(
 ) -> Comparison:
     """Run the queries `rounds` times in each way.
 
-    Before, each query of `warm_up` runs once in one way, which is not counted: the engine compiles and caches what all
-    need. The first round ends with Iceberg, so that a still cold engine is not to its disadvantage.
+    Before the first round, each query of `warm_up` runs once in one way and is not counted, so that the engine has
+    compiled and cached the code. The first round ends with Iceberg, so a cold engine is not a disadvantage for Iceberg.
 
     Args:
-        bounds: Of each query.
+        bounds: The smallest possible number of files of each query.
 
     Raises:
-        DemoFailed: If an answer is wrong.
+        DemoFailed: An answer is wrong.
     """
     queries = [Query(name, bounds[name]) for name in QUERIES]
     total = len(warm_up) + len(queries) * rounds * len(COLUMNS)

@@ -1,12 +1,13 @@
 """How long do the record indexes of Seamark and Hudi take to find the rows of keys in tables with the same rows?
 
-Hudi 1.2 with its global record index, on PySpark 3.5 in `local[2]` (`hudi_peer.py`; `make hudi` fetches both). It is
-queried in two ways: by SQL, as its users do, where a query's fixed cost is most of the time and is shown as well; and
-by its own reader of the metadata table in the driver's JVM, without a Spark job, which is what can be compared with an
-index in memory. Ours is queried over HTTP, through the client, and in process. All systems are warm, and queried
-alternately for keys that are there, others each time.
+Hudi 1.2 has a global record index, and runs on PySpark 3.5 in `local[2]` (`hudi_peer.py`; `make hudi` fetches both).
+The benchmark queries it in two ways. SQL is the way of its users; most of the time is the fixed cost of a query,
+which is also reported. Hudi's own reader of the metadata table runs in the driver's JVM without a Spark job, and can
+be compared with an index in memory. Seamark is queried over HTTP, through the client, and in process. All systems are
+warm, and are queried alternately for existing keys, with other keys each time.
 
-Hudi's answer by SQL has the rows themselves, ours has file and position: `files read` says how few of them it needs.
+Hudi's answer by SQL contains the rows. Seamark's answer has the file and position of each row, and `files read` is the
+number of files that Hudi's query reads.
 """
 
 from __future__ import annotations

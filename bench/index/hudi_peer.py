@@ -1,13 +1,13 @@
 """Hudi's record index, queried in its own Spark session: it reads lines of JSON, and writes an answer for each.
 
-Run by the Python of `.cache/hudi/venv` (`make hudi`), which has PySpark 3.5 and no package of this project, with the
-folder for tables, a Parquet file of rows whose key is `k`, and how many data files they are to be. First the table is
-written by bulk insert and its record index built by `CREATE INDEX`. Then:
+The Python of `.cache/hudi/venv` (`make hudi`) runs this module. It has PySpark 3.5 and no package of this project. The
+arguments are the folder for tables, a Parquet file of rows whose key is `k`, and the number of data files. The module
+writes the table by bulk insert, and builds the record index with `CREATE INDEX`. Then it reads these requests:
 
     {"way": "sql", "keys": […]}      SELECT k … WHERE k = or IN (…), with data skipping by the record index
     {"way": "index", "keys": […]}    the reader of the metadata table, inside the driver's JVM: no Spark job
-    {"way": "opened", "keys": […]}   the same, kept open from question to question
-    {"way": "job"}                   a SQL query of nothing: what any costs
+    {"way": "opened", "keys": […]}   the same reader, which stays open between requests
+    {"way": "job"}                   a SQL query without work, which shows the fixed cost
 
 An answer is {"seconds": …, "found": …}.
 """

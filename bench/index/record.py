@@ -1,11 +1,12 @@
 """How long does it take to find the row of a key among 10 million, and the rows of 100,000 keys?
 
 The peers read the same data from one Parquet file with key, data file and position. The file is sorted by key, has
-statistics and a page index, and is in the page cache. The peers use both cores. Ours has one core, and its
-blob mapped from the page cache; hashing the keys is part of what is timed. Every key is there, is looked up once, and
+statistics and a page index, and is in the page cache. The peers use both cores. Seamark uses one core, and its blob is
+mapped from the page cache. Its time includes the hashing of the keys. Every key exists and is looked up once, and
 every system must answer with its row. The systems are timed alternately.
 
-Cold, our pages are pushed out of the page cache first and read by pread, as another process' blob would be by range.
+In the cold case, Seamark's pages are first removed from the page cache and then read by pread, as the blob of another
+process is read by range.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The columns of the generated tables and the statistics of their files.
 
-Twenty columns of mixed types, as event tables have them: `ts` is ordered over the files, `event_id` and `updated_at`
-are clustered loosely, the others overlap at random, narrowly or widely. A table of more columns repeats the third and
-later columns. What a file's statistics are is a function of the batch's random generator, so the same table is made
-again with the same bytes of content.
+Twenty columns of mixed types resemble an event table: `ts` is ordered over the files, and `event_id` and `updated_at`
+are loosely clustered. The other columns overlap at random, narrowly or widely. A table of more columns repeats the
+third and later columns. The statistics of a file depend only on the random generator of the batch, so the same table
+can be generated again with the same bytes of content.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The filters that planning is timed with, as REST expressions: what engines send for ordinary queries.
+"""The filters with which planning is measured, as REST expressions of ordinary queries.
 
-Each says how the column lies over the files, since that decides what a planner can leave out before it looks. Literals
-are ISO texts where the type asks for one; every planner measured here reads them. `turn` shifts a filter's literals a
-little, so that a planner which caches its plans has to plan again.
+Each filter states how the values of the column are distributed over the files, because this decides what a planner can
+leave out before it reads statistics. Literals are ISO texts if the type requires it; every measured planner reads them.
+`turn` shifts the literals of a filter a little, so that a planner that caches its plans has to plan again.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """What does a small plan cost over HTTP, and do large plans delay other requests?
 
-A small plan keeps a handful of a table's 10,000 files. It is requested again and again, which is answered with
-cached bytes, and with a filter that is new each time, which is parsed, bound, planned and written each time.
-The peer is a bare aiohttp handler on uvloop which sends the same bytes and does nothing else: no framework of Python's
-answers for less. It also shows how fast the machine is: the goal in microseconds is from a machine where it took 109.
+A small plan keeps a few of the 10,000 files of a table. The benchmark repeats one request, which the server answers
+from its cache. It also sends a new filter each time, which the server parses, binds, plans and writes. The peer is a
+bare aiohttp handler on uvloop that only sends the same bytes: no Python framework answers at a lower cost. The peer
+also shows how fast the machine is: the goal in microseconds is from a machine on which the peer took 109.
 
-Large plans are watched from inside: while a client in another process fetches 100,000 files page by page, a probe on
-the server's own event loop notes how late it wakes.
+For large plans, a client in another process fetches 100,000 files page by page. Meanwhile a probe on the event loop of
+the server measures how late it wakes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Iceberg's Java planner, timed in its own JVM: `table.newScan().filter(f).planFiles()`, consumed to the end.
 
-`PlanFiles.java` beside this file is run from source on the Spark runtime's jar (`make jars`). A JVM that has planned
-before is warm: its code is compiled and the manifests are in the page cache; it decodes them again for every plan.
+`PlanFiles.java` in this folder is run from source on the Spark runtime's jar (`make jars`). A JVM that has planned
+before is warm: its code is compiled, and the manifests are in the page cache. It decodes them again for every plan.
 `python -m bench.planning.java_peer METADATA FILTER` prints each plan as JSON.
 """
 

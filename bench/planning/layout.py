@@ -1,7 +1,7 @@
-"""The parts of a generated table beside its entries: Avro schemas, records of the manifest list, and the metadata file.
+"""The parts of a generated table without its entries: Avro schemas, manifest list records, and the metadata file.
 
-Avro field ids, names and types are those that Iceberg's Java library 1.12 writes for version 2 tables (spec:
-"Manifests", "Manifest Lists"), documentation strings left out.
+Avro field ids, names and types are the same as in files that Iceberg's Java library 1.12 writes for version 2 tables
+(spec: "Manifests", "Manifest Lists"). Documentation strings are left out.
 """
 
 from __future__ import annotations

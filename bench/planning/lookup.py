@@ -111,7 +111,7 @@ async def _before_encoding(
 
 
 async def _over_http(report: Report, table: Table, target: Target, before: Row, seconds: float) -> None:
-    """Beside the peers' figures in `before`, the row of the same question."""
+    """Add a row for Seamark over HTTP to the report. `before` has the figures of the peers for the same question."""
     fields = ("file-path" if before.case.endswith("names") else "file", *FIELDS)
     days = [START_DAY + number for number in range(table.files // table.files_per_day)]
     expected = [stats(table, COLUMN, f"day={day_text(day)}", fields) for day in days]

@@ -112,7 +112,7 @@ def take_cells(part: Cells, order: Ints) -> Cells:
 
 
 def stores(of: Table) -> Path:
-    """Return the folder with the three files, and make the files if they do not exist beside the table."""
+    """Return the folder with the three files, and create the files if they do not exist in the table's folder."""
     folder = of.folder.parent / f"{of.folder.name}-lookup"
     expected = {"format": FORMAT, "table": TABLE_FORMAT}
     marker = folder / "made.json"

@@ -124,9 +124,9 @@ def table(
 
 @dataclass(frozen=True)
 class _Plan:
-    """What a worker process must know.
+    """The arguments of a worker process.
 
-    `location` is where the table will lie once `building` has been renamed.
+    `location` is the location of the table after `building` has been renamed.
     """
 
     building: str

@@ -1,7 +1,7 @@
 """The 13 queries of the Star Schema Benchmark, in the text of its paper, and their answers by an independent engine.
 
-DuckDB answers from the Parquet files that the tables were made from: it shares neither the catalog, nor Iceberg, nor
-Spark with what is checked.
+DuckDB answers from the Parquet files from which the tables were created. So DuckDB shares neither the catalog, nor
+Iceberg, nor Spark with the answers that it checks.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ QUERIES: dict[str, str] = {
         " and p_category = 'MFGR#14'",
     ),
 }
-"""Name to SQL that Spark, Trino and DuckDB read alike. Unqualified tables: the session's namespace decides."""
+"""The SQL text of each query, which Spark, Trino and DuckDB all accept.
+
+Unqualified tables belong to the session's namespace.
+"""
 
 
 class Oracle:

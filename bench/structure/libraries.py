@@ -1,7 +1,7 @@
-"""What libraries would cost in the place of our code: `python -m bench.structure.libraries`.
+"""The cost of libraries that could replace code of this project: `python -m bench.structure.libraries`.
 
-It measures those that are installed: botocore is a dependency, and `pip install theine thriftpy2` adds the others. The
-decisions are in docs/design/0044-libraries.md.
+The benchmark measures the installed libraries: botocore is a dependency, and `pip install theine thriftpy2` adds the
+others. The decisions are in docs/design/0044-libraries.md.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ _slices: Iterator[int] = itertools.count()
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.structure.versus", description=__doc__)
     parser.add_argument("checkout", type=Path, help="the root of the other checkout")
-    parser.add_argument("names", nargs="*", metavar="NAME", help="parts of the names of cases; all when none is given")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="parts of the names of cases; default: all")
     parser.add_argument("--rounds", type=int, default=12, help="slices of each case on each server")
     parser.add_argument("--folder", type=Path, help="where servers keep their data (the disk that is measured)")
     chosen = parser.parse_args()
@@ -94,7 +94,7 @@ def _median_ratio(here: Sequence[float], there: Sequence[float]) -> float:
 
 
 def _cpu_ms(sample: Sample) -> float:
-    """Return the server's CPU time for an answer that counts, with what refused requests took."""
+    """Return the CPU time of the server for each counted answer. The time of refused requests is included."""
     return sample.server_cpu_s * 1000 / max(1, len(sample.latencies_ms))
 
 

@@ -143,7 +143,10 @@ def _clone(client: IndexClient, source: tuple[str, str], target: tuple[str, str]
 
 
 def _lay(client: IndexClient, spark: SparkSession, layout: Layout, files: int) -> None:
-    """Indexes that are there before are built by the tasks that write the files; what is left, from the files."""
+    """Write the tables of a layout.
+
+    The tasks that write the files also build the existing indexes. Other indexes are built from the files afterwards.
+    """
     fact = (layout.name, FACT)
     names = [f"of_{column}" for column in INDEXED] if layout.index else []
     for name, column in zip(names, INDEXED, strict=False):

@@ -1,12 +1,11 @@
 """What does the adapter cost a statement that it cannot help?
 
-Each statement is run alternately by Trino alone and with the adapter before it, by one client that keeps its
-connection. How often a client has to ask for the same statement is Trino's choice (it answers when there is something
-to say), and differs from run to run.
+One client that keeps its connection runs each statement alternately by Trino alone and through the adapter. The number
+of requests for a statement differs from run to run, because Trino decides when it answers.
 
-Memory is looked at with Trino behind, and with a coordinator that only talks (`upstream.py`), which is quick enough for
-a hundred thousand statements; a tenth of those has its own condition, for which the adapter requests a plan. What the
-adapter remembers of them has bounds, which half of them reach.
+Memory is measured with Trino, and with a simulated coordinator (`upstream.py`) that is fast enough for a hundred
+thousand statements. A tenth of these statements has its own condition, for which the adapter requests a plan. The state
+that the adapter keeps for statements is bounded, and half of the statements reach the bounds.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ from tests.services.seamark import Seamark
 NAMESPACE, TABLE, ALONE = "bench", "points", "one"
 """`ALONE` has the first file's rows, and nothing else."""
 ROWS = 100
-"""In each file."""
+"""The number of rows in each file."""
 FILES_A_COMMIT = 1000
 INDEXED = {"in_record": "record", "in_bloom": "bloom", "in_bitmap": "bitmap"}
 ORDERED = "in_order"

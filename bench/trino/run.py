@@ -1,10 +1,12 @@
-"""`python -m bench.trino.run [NAME …] [--quick] [--statements N] [--talked N] [--scale N] [--files N] [--rounds N]`:
-the benches of Trino's adapter, printed and written. Without names all.
+"""Run the benchmarks of the adapter for Trino, and write their results.
 
-`--statements` are sent to Trino, `--talked` to a coordinator that only talks, while `overhead` looks at the adapter's
-memory. `ssb` has scale 1, 6 M facts, in 1,000 files, and asks each query three times: `--scale`, `--files` and
-`--rounds` say otherwise; `ssb_large` has scale 5, 30 M facts, in 5,000 files, clustered, and takes `--rounds`. Their
-tables are made once, below .cache/bench/trino. Trino is what `make trino` fetches, and a JDK 25.
+    python -m bench.trino.run [NAME …] [--quick] [--statements N] [--talked N] [--scale N] [--files N] [--rounds N]
+
+Without names, all benchmarks run. `overhead` sends `--statements` to Trino and `--talked` statements to a simulated
+coordinator while it measures the adapter's memory. `ssb` has scale 1 (6 million facts) in 1,000 files, and runs each
+query three times; `--scale`, `--files` and `--rounds` change these values. `ssb_large` has scale 5 (30 million facts)
+in 5,000 files, clustered, and accepts `--rounds`. The tables are created once, in .cache/bench/trino. The benchmarks
+need Trino (`make trino`) and a JDK 25.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ def _rows(case: Case) -> list[Row]:
 
 
 def _left_alone(cases: Sequence[Case]) -> list[str]:
-    """Return which queries Trino received unchanged, and what the proxy reported of them."""
+    """Return the queries that Trino received unchanged, each with the proxy's reason."""
     document: dict[tuple[str, str], list[str]] = {}
     for case in cases:
         why = next((item.told for item in case.taken[OURS] if not item.told.startswith("rewritten")), None)

@@ -40,7 +40,8 @@ class _Talker(asyncio.Protocol):
         self._talking: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's own is none by class
+        # The class of uvloop's transport is not a subclass of asyncio.Transport.
+        self._transport = cast(asyncio.Transport, transport)
 
     def pause_writing(self) -> None:
         self._writable.clear()

@@ -48,7 +48,7 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 WRITERS, TIMES, ROWS = 8, 50, 10
 QUICK_WRITERS, QUICK_TIMES = 2, 5
 STORED = 100_000
-"""Rows of the table that is upserted into, of which a writer takes those of its buckets."""
+"""The number of rows of the target table. A writer upserts only rows of its own buckets."""
 BUCKETS = 16
 UPSERTS, APPENDS, REBASED, RETRYING = "upserts", "appends", "pyiceberg-rebased", "pyiceberg-retrying"
 NEVER_AGAIN = {"commit.retry.num-retries": "0"}
@@ -56,7 +56,7 @@ NEVER_AGAIN = {"commit.retry.num-retries": "0"}
 
 @dataclass(frozen=True)
 class Job:
-    """What a process does: `batches` have rows of this process only."""
+    """The work of one process. `batches` have rows of this process only."""
 
     kind: str
     url: str

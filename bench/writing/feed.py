@@ -35,8 +35,9 @@ from tests.services.seamark import Seamark
 COMMITS, ROWS, EVERY = 500, 2_000, 25
 QUICK_COMMITS, QUICK_EVERY = 20, 10
 PAUSE_S = 0.4
-"""From the begin of a commit to that of the next. A minute passes between two rewrites of a table, so a faster feed has
-more files at a time that no rewrite has seen."""
+"""The time from the start of a commit to the start of the next commit. A minute passes between two
+rewrites of a table, so with a faster feed, more files wait for a rewrite.
+"""
 PLANS, QUICK_PLANS = 15, 4
 """Of each kind at each look."""
 TARGET_BYTES = 1 << 20
@@ -92,7 +93,7 @@ class Look:
 
 @dataclass
 class Feed:
-    """What was appended, the oracle of both tables."""
+    """The rows that were appended: the oracle of both tables."""
 
     rng: np.random.Generator
     batches: list[pa.Table] = field(default_factory=list)
@@ -204,7 +205,7 @@ def _settle(client: IndexClient) -> None:
         time.sleep(0.5)
 
 
-# What is measured
+# The measurements
 
 
 def _look(
@@ -293,7 +294,7 @@ def _check(client: IndexClient, catalog: Catalog, feed: Feed) -> None:
                 raise AnswersDiffer(f"{reader} reads other rows of {name} than were appended: {rows.num_rows:,}")
 
 
-# What is reported
+# The report
 
 
 def _fill(report: Report, looks: dict[str, list[Look]], append_s: dict[str, list[float]]) -> None:

@@ -50,7 +50,7 @@ class HudiWriter:
         return {int(version): rows for version, rows in versions.items()}
 
     def tidy(self) -> None:
-        """Of each file group only the latest base file stays: what its cleaner does, which here costs no batch."""
+        """Keep only the latest base file of each file group, as Hudi's cleaner does. A batch does not pay for it."""
         if self._kind == "COPY_ON_WRITE":
             groups: dict[str, list[Path]] = {}
             for path in self.folder.glob("*.parquet"):  # <file group>_<write token>_<instant>.parquet

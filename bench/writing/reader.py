@@ -62,9 +62,9 @@ from seamark.connector.write.target import WriteTarget
 
 @dataclass(frozen=True)
 class Size:
-    """Rows in so many files.
+    """The rows and files of a table.
 
-    One row of as many as each of `shares` says is chosen by a key.
+    Each of `shares` is the share of the rows that one key selects.
     """
 
     label: str

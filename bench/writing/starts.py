@@ -1,7 +1,7 @@
 """The time of a compaction including the start of its process: a Seamark process, or a new JVM with Spark.
 
-Who schedules maintenance by cron or a workflow has the start each time. Spark's is that of a local session, which
-`spark-submit` to a cluster does not undercut. The tables are those of `upkeep.py`, rolled back to their small files.
+A user who schedules maintenance by cron or a workflow pays for the start each time. Spark starts a local session;
+`spark-submit` to a cluster is not faster. The tables are those of `upkeep.py`, rolled back to their small files.
 
     python -m bench.writing.starts URL TABLE FOLDER
 """

@@ -123,9 +123,9 @@ class Batch:
 
 @dataclass
 class Batches:
-    """Batches for a table of `base_rows` rows, and what it holds after those that were drawn.
+    """The batches for a table of `base_rows` rows, and the expected rows after the batches that were drawn.
 
-    Deterministic.
+    The batches are deterministic.
     """
 
     base_rows: int

@@ -173,7 +173,7 @@ async def run(
     return report
 
 
-# Who takes part
+# The writers
 
 
 def _ours(lake: Lake, rows: int, plan: Plan) -> Iterator[Turns]:

@@ -1,7 +1,7 @@
 """The writers that write a batch into a table: the common interface, and the writers of Seamark.
 
-A table is a clone of a base (`tables.py`) in its own folder. What is timed is `upsert`, from rows in memory or a
-Parquet file to the end of the commit; all else is between the turns.
+A table is a clone of a base (`tables.py`) in its own folder. The benchmark measures `upsert`, from rows in memory or a
+Parquet file to the end of the commit. All other work happens between the measurements.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Writer(Protocol):
     """The folder of the table's own files."""
 
     def upsert(self, batch: Batch) -> float | None:
-        """Seconds, where they are not what the caller measures."""
+        """Write a batch. Return the seconds if they differ from the time that the caller measures."""
         ...
 
     def versions(self) -> dict[int, int]:
@@ -55,9 +55,9 @@ class Writer(Protocol):
 
 @dataclass(frozen=True)
 class OurTable:
-    """In the catalog `catalog` of the session.
+    """A table in the catalog `catalog` of the session.
 
-    With a record index on the key where `indexed`.
+    If `indexed` is set, the table has a record index on the key.
     """
 
     client: IndexClient
@@ -123,7 +123,7 @@ class SparkWriter(_Ours):
         write(frame, table.named, client=table.client, mode="upsert", keys=[KEY], **how)
 
 
-# What all of them share
+# The common interface
 
 
 def batch_frame(spark: SparkSession, batch: Batch) -> DataFrame:
@@ -175,9 +175,9 @@ def _reads_of(processes: Iterable[psutil.Process]) -> Iterator[tuple[int, int]]:
 
 
 def read_since(before: Mapping[int, int]) -> int:
-    """Return what is alive has read since.
+    """Return the bytes that the running processes have read since `before`.
 
-    Of what has ended meanwhile nothing is known.
+    The reads of processes that have ended meanwhile are unknown.
     """
     return sum(size - before.get(pid, 0) for pid, size in reads().items())
 

@@ -218,7 +218,7 @@ class Queries:
             keys=None if node.args.get("group") is None else keys,
             having=None if having is None else predicates.condition_on(having.this, keys),
             counted=any_of(map(predicates.condition, filters)) if filters else None,
-            partitions=[_partition_columns(window, names) for window in windows],
+            partitions=[_find_partition_columns(window, names) for window in windows],
             extremes=extremes_of(names),
             inner=[
                 *(self._make_inner_query(rows, predicates) for _, rows in subqueries),
@@ -403,7 +403,7 @@ def _keys_in(element: exp.Expr, projections: list[exp.Expr]) -> list[exp.Expr]:
     return [element] if type(element) is exp.Column else []
 
 
-def _partition_columns(window: exp.Window, names: SelectNames) -> frozenset[ColumnReference]:
+def _find_partition_columns(window: exp.Window, names: SelectNames) -> frozenset[ColumnReference]:
     keys = map(names.resolve_node, window.args.get("partition_by") or [])
     return frozenset(reference for reference in keys if reference is not None)
 

@@ -120,7 +120,7 @@ class StatementReader:
         if statement is None:
             columns = {names: table.columns for names, table in tables.items()}
             async with asyncio.timeout_at(until_s):
-                statement = await self._flights.run(key, lambda: self._in_thread(key, columns))
+                statement = await self._flights.run(key, lambda: self._run_in_thread(key, columns))
         return statement
 
     async def run(self, characters: int, work: Callable[[], T], until_s: float) -> T:
@@ -137,14 +137,14 @@ class StatementReader:
         if characters <= IN_LOOP_CHARACTERS_MAX:
             return work()
         async with asyncio.timeout_at(until_s):
-            return await self._in_turn(characters, work)
+            return await self._run_in_turn(characters, work)
 
-    async def _in_turn(self, characters: int, work: Callable[[], T]) -> T:
+    async def _run_in_turn(self, characters: int, work: Callable[[], T]) -> T:
         address, user = _CLIENT.get()
         turns = self._short if characters <= SHORT_CHARACTERS_MAX else self._long
         return await turns.run(user, work, within=address)
 
-    async def _in_thread(self, key: _Key, columns: Mapping[Names, Columns | None]) -> ReadStatement:
+    async def _run_in_thread(self, key: _Key, columns: Mapping[Names, Columns | None]) -> ReadStatement:
         loop, text = asyncio.get_running_loop(), key[0]
         parsed = self._parsed.get((text.text, text.parameters))
 
@@ -154,7 +154,7 @@ class StatementReader:
                 loop.call_soon_threadsafe(self._keep, key, query, reading)
             return reading
 
-        return await self._in_turn(len(text.text) + sum(map(len, text.parameters)), work)
+        return await self._run_in_turn(len(text.text) + sum(map(len, text.parameters)), work)
 
     def _keep(self, key: _Key, query: ParsedQuery | None, reading: ReadStatement) -> None:
         if query is not None:

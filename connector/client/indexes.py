@@ -50,7 +50,7 @@ class IndexClient(SeamarkClient):
 
     def indexes(self, table: Name) -> list[Index]:
         """Return all indexes of a table. Bucket indexes, which partition specs of the table define, are last."""
-        return [_index(index) for index in self._json("GET", f"{table_path(table)}/indexes")["indexes"]]
+        return [_to_index(index) for index in self._json("GET", f"{table_path(table)}/indexes")["indexes"]]
 
     def index(self, table: Name, name: str) -> Index:
         """Return an index, with its index files in `json`.
@@ -58,7 +58,7 @@ class IndexClient(SeamarkClient):
         Raises:
             NotFound: The index does not exist.
         """
-        return _index(self._json("GET", _index_path(table, name)))
+        return _to_index(self._json("GET", _make_index_path(table, name)))
 
     def put_index(
         self,
@@ -87,7 +87,7 @@ class IndexClient(SeamarkClient):
             "measures": None if measures is None else list(measures),
         }
         body = omit_none({**fields, **parameters})
-        return _index(self._json("PUT", _index_path(table, name), {}, body))
+        return _to_index(self._json("PUT", _make_index_path(table, name), {}, body))
 
     def drop_index(self, table: Name, name: str) -> None:
         """Drop an index.
@@ -95,7 +95,7 @@ class IndexClient(SeamarkClient):
         Raises:
             NotFound: The index does not exist. A repeat after a lost response also raises this error.
         """
-        self._request("DELETE", _index_path(table, name), {})
+        self._request("DELETE", _make_index_path(table, name), {})
 
     def start_build(self, table: Name, name: str, *, exclusive: bool = False) -> dict[str, Any]:
         """Start a build of an index, and return the build (docs/reference/openapi.json, IndexBuild).
@@ -103,7 +103,7 @@ class IndexClient(SeamarkClient):
         Args:
             exclusive: Whether the server refuses the request (409) while another build of the index is running.
         """
-        return self._json("POST", f"{_index_path(table, name)}/builds", {}, {"exclusive": exclusive})
+        return self._json("POST", f"{_make_index_path(table, name)}/builds", {}, {"exclusive": exclusive})
 
     def build(self, table: Name, name: str, build_id: str) -> dict[str, Any]:
         return self._json("GET", _build_path(table, name, build_id))
@@ -164,7 +164,7 @@ class IndexClient(SeamarkClient):
         Raises:
             Conflict: An index file is no longer live.
         """
-        answer = self._json("POST", f"{_index_path(table, name)}/unheld", {}, {"index-files": list(locations)})
+        answer = self._json("POST", f"{_make_index_path(table, name)}/unheld", {}, {"index-files": list(locations)})
         positions: dict[str, list[int]] = answer["unheld"]
         return positions
 
@@ -182,12 +182,12 @@ class IndexClient(SeamarkClient):
             NotFound: The index file is not registered.
         """
         body = {"location": location, "reason": reason, "check": check}
-        return self._json("POST", f"{_index_path(table, name)}/quarantine", {}, body)
+        return self._json("POST", f"{_make_index_path(table, name)}/quarantine", {}, body)
 
     def record_audit(self, table: Name, name: str, *, index_files: int, damaged: int, size_bytes: int) -> None:
         """Record that all live index files of an index were verified, and how many are damaged."""
         body = {"index-files": index_files, "damaged": damaged, "size-in-bytes": size_bytes}
-        self._json("POST", f"{_index_path(table, name)}/audits", {}, body)
+        self._json("POST", f"{_make_index_path(table, name)}/audits", {}, body)
 
     def rebuild_index_registry(self, table: Name) -> dict[str, Any]:
         """Register index files in the table's folder that the server does not list.
@@ -199,15 +199,15 @@ class IndexClient(SeamarkClient):
         return self._json("POST", f"{table_path(table)}/indexes/rebuild-registry")
 
 
-def _index_path(table: Name, name: str) -> str:
+def _make_index_path(table: Name, name: str) -> str:
     return f"{table_path(table)}/indexes/{quote(name, safe='')}"
 
 
 def _build_path(table: Name, name: str, build_id: str) -> str:
-    return f"{_index_path(table, name)}/builds/{quote(build_id, safe='')}"
+    return f"{_make_index_path(table, name)}/builds/{quote(build_id, safe='')}"
 
 
-def _index(json: dict[str, Any]) -> Index:
+def _to_index(json: dict[str, Any]) -> Index:
     return Index(
         name=json["name"],
         kind=json["kind"],

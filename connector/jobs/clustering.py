@@ -412,13 +412,13 @@ class _Spill:
             is_selected = numbers == number
             if len(self._distinct[number]) < 2:
                 self._distinct[number].update(np.unique(keys[is_selected])[:2].tolist())
-            self._stream(number, rows.schema).write_batch(rows.filter(pa.array(is_selected)))
+            self._open_stream(number, rows.schema).write_batch(rows.filter(pa.array(is_selected)))
         if sum(sink.tell() for sink in self._sinks) > SPILL_BYTES:
             raise BadRequest(
                 f"sorting takes more than {SPILL_BYTES:,} bytes of temporary files; use the Spark job `cluster`"
             )
 
-    def _stream(self, number: int, schema: pa.Schema) -> pa.ipc.RecordBatchStreamWriter:
+    def _open_stream(self, number: int, schema: pa.Schema) -> pa.ipc.RecordBatchStreamWriter:
         if number not in self._streams:
             options = pa.ipc.IpcWriteOptions(compression="lz4")
             path = self._folder / str(number)

@@ -77,7 +77,7 @@ def write_partition_statistics(
         for field_id, (name, kind) in unified.items()
     ]
     values = [
-        _partition_array(kind, [row["values"].get(field_id) for row in listed])
+        _make_partition_array(kind, [row["values"].get(field_id) for row in listed])
         for field_id, (_, kind) in unified.items()
     ]
     fields.append(pa.field("partition", pa.struct(parts), False, {FIELD_ID: "1"}))
@@ -94,7 +94,7 @@ def write_partition_statistics(
     return len(listed), opened.storage.write(location, [memoryview(sink.getvalue())])
 
 
-def _partition_array(kind: str, values: Sequence[Value | None]) -> pa.Array:
+def _make_partition_array(kind: str, values: Sequence[Value | None]) -> pa.Array:
     """Return the values as an array. Decimals may have one digit more than their type.
 
     Truncation adds a digit: the truncated value of -999.99 for a width of 10 is -1000.00. Manifests and Parquet can

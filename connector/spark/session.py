@@ -135,7 +135,7 @@ def read(
     opened = open_table(client, levels, at)
     suits_seamark = where is not None and _suits_seamark_reader(spark, client, opened, where)
     if suits_seamark or (at == CURRENT and _misses_rows(opened)):
-        options = {"uri": uri, "table": join_name(levels), **_snapshot_options(at)}
+        options = {"uri": uri, "table": join_name(levels), **_make_snapshot_options(at)}
         options |= {"where": where} if where is not None and suits_seamark else {}
         options |= {"token": token} if token else {}
         if columns is not None and (where is None or suits_seamark):
@@ -184,6 +184,6 @@ def _suits_seamark_reader(spark: SparkSession, client: SeamarkClient, opened: Op
     return estimate_remaining_rows(client, opened, bound).suits_seamark
 
 
-def _snapshot_options(at: At) -> dict[str, str]:
+def _make_snapshot_options(at: At) -> dict[str, str]:
     options = {"snapshot-id": at.snapshot_id, "branch": at.ref, "as-of": at.as_of_ms}
     return {name: str(value) for name, value in options.items() if value is not None}

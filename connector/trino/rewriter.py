@@ -464,7 +464,7 @@ def _build_result(
     new = [read_at_snapshot(planned.scan, int(plan.plan_snapshot_id or 0)) for planned, plan in own_plans.items()]
     new += [read_from_view(planned.scan, view.name) for planned, view in own.items()]
     if own:
-        new.append(_access_checks(text, reading, own))
+        new.append(_write_access_checks(text, reading, own))
     statement = splice(text.text, new)
     if len(statement) > TEXT_CHARACTERS_MAX:
         return RewriteResult(None, "unchanged; its text would be too long with plans")
@@ -501,7 +501,9 @@ def _build_result(
     )
 
 
-def _access_checks(text: StatementText, reading: ReadStatement, views: Mapping[PlannedScan, PlanView]) -> Replacement:
+def _write_access_checks(
+    text: StatementText, reading: ReadStatement, views: Mapping[PlannedScan, PlanView]
+) -> Replacement:
     """Return named subqueries that read the original views and are never executed.
 
     They make Trino check the access rules of the views.

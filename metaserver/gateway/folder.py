@@ -165,11 +165,11 @@ class FolderBackend:
             return descriptor, describe(descriptor)
 
         if location.endswith("/"):
-            raise _no_key()
+            raise _make_no_key_error()
         try:
             return await self._files.run(self._find_file(location), work)
         except ObjectMissing:
-            raise _no_key() from None
+            raise _make_no_key_error() from None
 
     async def _list(self, call: S3Call) -> web.StreamResponse:
         query, bucket = dict(call.address.query), call.address.bucket
@@ -441,5 +441,5 @@ def _make_xml_response(document: bytes, call: S3Call) -> web.Response:
     return web.Response(body=document, content_type=XML, headers={"x-amz-request-id": call.request_id})
 
 
-def _no_key() -> S3Error:
+def _make_no_key_error() -> S3Error:
     return S3Error("NoSuchKey", "The specified key does not exist")

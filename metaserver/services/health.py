@@ -95,7 +95,7 @@ def measure_health(
     problems = (
         *_find_launcher_problems(metadata, settings),
         *chain.from_iterable(proposer.find_problems(state) for proposer in make_proposers(settings, clock)),
-        *_snapshot_problems(health),
+        *_find_snapshot_problems(health),
         *_find_metadata_problems(health, metadata),
         *_find_replacement_problems(metadata),
     )
@@ -162,7 +162,7 @@ def _find_launcher_problems(metadata: TableMetadata, settings: Settings) -> Iter
     )
 
 
-def _snapshot_problems(health: TableHealth) -> Iterator[Problem]:
+def _find_snapshot_problems(health: TableHealth) -> Iterator[Problem]:
     if not health.expired_snapshots and health.snapshots > _MANY_SNAPSHOTS:
         yield Problem(
             "many snapshots",

@@ -78,7 +78,7 @@ class JobQueue:
         self._served_s: dict[str, float] = {}
         """The time that the jobs of each tenant have taken, but at least that of the tenant that was served last."""
         self._turn_s = 0.0
-        self._change_one = asyncio.Event()
+        self._changed = asyncio.Event()
         self._orders = self._items = 0
         self._heaped = 0
         """The number of items in all heaps."""
@@ -172,11 +172,11 @@ class JobQueue:
                 self._running[job.key] = now
                 self._served_s[job.tenant] += _STARTED_S
                 return job
-            self._change_one.clear()
+            self._changed.clear()
             first_s = self._delayed[0][0] if self._delayed else None
             try:
                 async with asyncio.timeout(None if first_s is None else max(0.01, first_s - now)):
-                    await self._change_one.wait()
+                    await self._changed.wait()
             except TimeoutError:
                 continue
 
@@ -227,7 +227,7 @@ class JobQueue:
         self._heaped += 1
         if self._heaped > 2 * len(self._waiting) + _STALE_MIN:
             self._rebuild()
-        self._change_one.set()
+        self._changed.set()
 
     def _rebuild(self) -> None:
         """Drop stale items of the heap. Each change of a waiting job leaves a stale item."""

@@ -17,7 +17,7 @@ from tests.api.plans.planned import append, file_of
 from tests.server.rig import Running, running, some_settings
 
 
-class Administered:
+class AdminServer:
     def __init__(self, server: Running, secrets: dict[str, str]) -> None:
         self.server = server
         self.secrets = secrets
@@ -32,7 +32,7 @@ class Administered:
 
 
 @pytest.fixture
-async def administered(tmp_path: Path) -> AsyncIterator[Administered]:
+async def admin_server(tmp_path: Path) -> AsyncIterator[AdminServer]:
     """Open a server where root is an admin of the catalog, ns an admin of namespace `a`, and bob a writer of
     the catalog.
     """
@@ -42,40 +42,40 @@ async def administered(tmp_path: Path) -> AsyncIterator[Administered]:
             secrets[name] = await create_token(store, clock, name, None, [grant])
         secrets["bob"] = await create_token(store, clock, "bob", None, [Grant("bob", "writer")])
     async with running(tmp_path, auth="token", page_limit=100) as server:
-        yield Administered(server, secrets)
+        yield AdminServer(server, secrets)
 
 
-async def test_token_is_created_used_listed_and_revoked(administered: Administered) -> None:
+async def test_token_is_created_used_listed_and_revoked(admin_server: AdminServer) -> None:
     body = {"name": "new", "expires-in-s": 60, "grants": [{"role": "reader", "namespace": ["db"]}]}
-    status, answer = await administered.call("root", "POST", "/api/v1/tokens", body)
+    status, answer = await admin_server.call("root", "POST", "/api/v1/tokens", body)
     assert status == 201
     assert answer["name"] == "new"
-    assert (await administered.call(answer["token"], "GET", "/v1/namespaces/db"))[0] == 200
-    _, listing = await administered.call("root", "GET", "/api/v1/tokens")
+    assert (await admin_server.call(answer["token"], "GET", "/v1/namespaces/db"))[0] == 200
+    _, listing = await admin_server.call("root", "GET", "/api/v1/tokens")
     [shown_token] = [token for token in listing["tokens"] if token["name"] == "new"]
     assert shown_token["live"] is True
     assert shown_token["expires-ms"] == shown_token["created-ms"] + 60_000
     assert set(shown_token) == {"id", "name", "live", "created-ms", "expires-ms", "revoked-ms"}
-    assert (await administered.call("root", "POST", "/api/v1/tokens", body))[0] == 409
-    assert (await administered.call("root", "DELETE", "/api/v1/tokens/new"))[0] == 204
-    assert (await administered.call(answer["token"], "GET", "/v1/namespaces/db"))[0] == 401
-    assert (await administered.call("root", "DELETE", "/api/v1/tokens/new"))[0] == 404
-    _, listing = await administered.call("root", "GET", "/api/v1/tokens")
+    assert (await admin_server.call("root", "POST", "/api/v1/tokens", body))[0] == 409
+    assert (await admin_server.call("root", "DELETE", "/api/v1/tokens/new"))[0] == 204
+    assert (await admin_server.call(answer["token"], "GET", "/v1/namespaces/db"))[0] == 401
+    assert (await admin_server.call("root", "DELETE", "/api/v1/tokens/new"))[0] == 404
+    _, listing = await admin_server.call("root", "GET", "/api/v1/tokens")
     [shown_token] = [token for token in listing["tokens"] if token["name"] == "new"]
     assert shown_token["live"] is False
 
 
-async def test_pages_of_listings_have_every_item_once(administered: Administered) -> None:
+async def test_pages_of_listings_have_every_item_once(admin_server: AdminServer) -> None:
     for number in range(4):
-        await administered.call(
+        await admin_server.call(
             "root", "POST", "/api/v1/tokens", {"name": f"t{number}", "grants": [{"role": "reader"}]}
         )
-    await administered.server.components.audit.flush()
+    await admin_server.server.components.audit.flush()
     for path, items, expected in (("tokens", "tokens", 7), ("grants", "grants", 7), ("audit", "records", 4)):
         seen: list[Any] = []
         token: str | None = ""
         while token is not None:
-            status, page = await administered.call("root", "GET", f"/api/v1/{path}?pageSize=3&pageToken={token}")
+            status, page = await admin_server.call("root", "GET", f"/api/v1/{path}?pageSize=3&pageToken={token}")
             assert status == 200
             assert len(page[items]) <= 3
             seen += page[items]
@@ -84,42 +84,42 @@ async def test_pages_of_listings_have_every_item_once(administered: Administered
         assert len({str(item) for item in seen}) == expected
 
 
-async def test_grants_take_effect_with_the_next_request(administered: Administered) -> None:
+async def test_grants_take_effect_with_the_next_request(admin_server: AdminServer) -> None:
     grant = {"principal": "bob", "role": "admin", "namespace": ["db", "x.y"]}
     for _ in range(2):
-        assert (await administered.call("root", "PUT", "/api/v1/grants", grant))[0] == 204
-    _, listing = await administered.call("bob", "GET", "/api/v1/grants?principal=bob")
+        assert (await admin_server.call("root", "PUT", "/api/v1/grants", grant))[0] == 204
+    _, listing = await admin_server.call("bob", "GET", "/api/v1/grants?principal=bob")
     assert listing["grants"] == [grant, {"principal": "bob", "role": "writer", "namespace": []}]
     query = "principal=bob&role=admin&namespace=db%1Fx.y"
-    assert (await administered.call("bob", "DELETE", f"/api/v1/grants?{query}"))[0] == 204
-    assert (await administered.call("bob", "DELETE", f"/api/v1/grants?{query}"))[0] == 403
-    assert (await administered.call("root", "DELETE", f"/api/v1/grants?{query}"))[0] == 404
-    assert (await administered.call("bob", "GET", "/v1/namespaces/db"))[0] == 200
-    assert (await administered.call("root", "DELETE", "/api/v1/grants?principal=bob&role=writer"))[0] == 204
-    assert (await administered.call("bob", "GET", "/v1/namespaces/db"))[0] == 403
+    assert (await admin_server.call("bob", "DELETE", f"/api/v1/grants?{query}"))[0] == 204
+    assert (await admin_server.call("bob", "DELETE", f"/api/v1/grants?{query}"))[0] == 403
+    assert (await admin_server.call("root", "DELETE", f"/api/v1/grants?{query}"))[0] == 404
+    assert (await admin_server.call("bob", "GET", "/v1/namespaces/db"))[0] == 200
+    assert (await admin_server.call("root", "DELETE", "/api/v1/grants?principal=bob&role=writer"))[0] == 204
+    assert (await admin_server.call("bob", "GET", "/v1/namespaces/db"))[0] == 403
 
 
 async def test_admin_of_a_namespace_gives_and_sees_grants_only_there(
-    administered: Administered,
+    admin_server: AdminServer,
 ) -> None:
     async def put(namespace: list[str]) -> int:
         grant = {"principal": "oidc:eve", "role": "admin", "namespace": namespace}
-        return (await administered.call("ns", "PUT", "/api/v1/grants", grant))[0]
+        return (await admin_server.call("ns", "PUT", "/api/v1/grants", grant))[0]
 
     assert [await put(path) for path in (["a"], ["a", "b"], ["b"], [])] == [204, 204, 403, 403]
-    _, listing = await administered.call("ns", "GET", "/api/v1/grants")
+    _, listing = await admin_server.call("ns", "GET", "/api/v1/grants")
     assert [(grant["principal"], grant["namespace"]) for grant in listing["grants"]] == [
         ("ns", ["a"]),
         ("oidc:eve", ["a"]),
         ("oidc:eve", ["a", "b"]),
     ]
-    _, listing = await administered.call("bob", "GET", "/api/v1/grants")
+    _, listing = await admin_server.call("bob", "GET", "/api/v1/grants")
     assert [grant["principal"] for grant in listing["grants"]] == ["bob"]
 
 
 @pytest.mark.parametrize("principal", ["ns", "bob"])
 async def test_only_admins_of_the_catalog_use_tokens_and_the_audit_log(
-    administered: Administered, principal: str
+    admin_server: AdminServer, principal: str
 ) -> None:
     for method, path in (
         ("GET", "/api/v1/tokens"),
@@ -127,16 +127,16 @@ async def test_only_admins_of_the_catalog_use_tokens_and_the_audit_log(
         ("DELETE", "/api/v1/tokens/root"),
         ("GET", "/api/v1/audit"),
     ):
-        status, body = await administered.call(principal, method, path)
+        status, body = await admin_server.call(principal, method, path)
         assert (status, body["error"]["type"]) == (403, "ForbiddenException")
         assert f"{principal} may not" in body["error"]["message"]
 
 
-async def test_audit_log_records_who_did_what(administered: Administered) -> None:
-    await administered.call("bob", "GET", "/api/v1/tokens")
-    await administered.call("root", "PUT", "/api/v1/grants", {"principal": "x", "role": "reader"})
-    await administered.server.components.audit.flush()
-    _, listing = await administered.call("root", "GET", "/api/v1/audit")
+async def test_audit_log_records_who_did_what(admin_server: AdminServer) -> None:
+    await admin_server.call("bob", "GET", "/api/v1/tokens")
+    await admin_server.call("root", "PUT", "/api/v1/grants", {"principal": "x", "role": "reader"})
+    await admin_server.server.components.audit.flush()
+    _, listing = await admin_server.call("root", "GET", "/api/v1/audit")
     assert [
         (record["who"], record["action"], record["outcome"], record["resource"]) for record in listing["records"]
     ] == [
@@ -145,7 +145,7 @@ async def test_audit_log_records_who_did_what(administered: Administered) -> Non
     ]
 
 
-async def test_invalid_request_is_a_400_with_the_reason(administered: Administered) -> None:
+async def test_invalid_request_is_a_400_with_the_reason(admin_server: AdminServer) -> None:
     cases: list[tuple[str, str, Any]] = [
         ("POST", "/api/v1/tokens", None),
         ("POST", "/api/v1/tokens", []),
@@ -178,27 +178,27 @@ async def test_invalid_request_is_a_400_with_the_reason(administered: Administer
         ("DELETE", "/api/v1/tokens/%00", None),
     ]
     for method, path, body in cases:
-        status, answer = await administered.call("root", method, path, body)
+        status, answer = await admin_server.call("root", method, path, body)
         assert status == 400, (path, body, answer)
         assert answer["error"]["message"], path
 
 
 class LoggedIn(Api):
-    def __init__(self, administered: Administered, principal: str) -> None:
-        super().__init__(administered.server)
-        self.login = {"Authorization": f"Bearer {administered.secrets[principal]}"}
+    def __init__(self, admin_server: AdminServer, principal: str) -> None:
+        super().__init__(admin_server.server)
+        self.login = {"Authorization": f"Bearer {admin_server.secrets[principal]}"}
 
     async def __call__(self, method: str, path: str, body: Any = None, **options: Any) -> Answer:
         headers = {**(options.pop("headers", None) or {}), **self.login}
         return await super().__call__(method, path, body, headers=headers, **options)
 
 
-async def test_view_of_a_plan_belongs_to_the_principal_that_asks_first(administered: Administered) -> None:
+async def test_view_of_a_plan_belongs_to_the_principal_that_asks_first(admin_server: AdminServer) -> None:
     """The planner evicts views of a principal with more than half of its budget."""
-    root, bob = LoggedIn(administered, "root"), LoggedIn(administered, "bob")
+    root, bob = LoggedIn(admin_server, "root"), LoggedIn(admin_server, "bob")
     await root.table()
     await append(root, "t", [file_of("file:///t/data/0.parquet", 0, 9)], snapshot_id=1)
     for item in (bob, root):
         assert (await item("POST", "/v1/namespaces/db/tables/t/plan", {})).status == 200
-    [view] = administered.server.components.planner._views._views.values()
+    [view] = admin_server.server.components.planner._views._views.values()
     assert view.holder == "bob"

@@ -96,8 +96,8 @@ class LiveTable:
         before = self.snapshots[-1] if self.snapshots else Snapshot(0, [], [])
         gone = set(removed)
         fresh = [replace(one, sequence=sequence, snapshot_id=snapshot_id) for one in (*data, *deletes)]
-        kept = [one for one in (*before.data, *before.deletes) if one.path not in gone]
-        live = [*kept, *fresh]
+        remaining_files = [one for one in (*before.data, *before.deletes) if one.path not in gone]
+        live = [*remaining_files, *fresh]
         snapshot = Snapshot(
             snapshot_id,
             [one for one in live if isinstance(one, DataFile)],

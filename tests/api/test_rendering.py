@@ -114,9 +114,9 @@ async def test_large_table_is_compressed_once_and_reads_the_same(api: Api, mode:
     cache = api.server.components.catalog.documents.cache
     assert ("gzip", plain.headers["ETag"]) in cache
     assert cache.stats().hits > hits
-    kept = cache.get(("gzip", plain.headers["ETag"]))
-    assert isinstance(kept, bytes)
-    assert json.loads(gzip.decompress(kept)) == plain.json
+    cached_answer = cache.get(("gzip", plain.headers["ETag"]))
+    assert isinstance(cached_answer, bytes)
+    assert json.loads(gzip.decompress(cached_answer)) == plain.json
 
 
 @pytest.mark.parametrize("accepted", ["identity", "gzip;q=0", "br"])

@@ -95,8 +95,8 @@ async def _differences(world: World, seeds: range) -> list[str]:
             first = await world.ask(principal, method_, path, body, headers=headers or {})
             second = await world.ask(other[0], method_, other[2], other[3], headers=headers or {})
             pair = [(first.status, _remove_identifiers(first.raw)), (second.status, _remove_identifiers(second.raw))]
-            made = first.status < 300 and second.status < 300  # An object of the attacker, with ids of its own
-            if pair[0] != pair[1] and not made:
+            is_created = first.status < 300 and second.status < 300  # An object of the attacker, with ids of its own
+            if pair[0] != pair[1] and not is_created:
                 context = f"{principal or 'stranger'} {operation} {path} {body}"
                 results.append(f"{context}\n  real: {pair[0]}\n  fake: {pair[1]}")
     return results

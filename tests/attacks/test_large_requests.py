@@ -109,9 +109,9 @@ async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
     for module, name in ((values, "read_updates"), (engine_commits, "check_requirements")):
         kept_getattr = getattr(module, name)
 
-        def note_thread(*args: Any, name: str = name, kept: Callable[..., Any] = kept_getattr) -> Any:
+        def note_thread(*args: Any, name: str = name, original: Callable[..., Any] = kept_getattr) -> Any:
             threads.setdefault(name, set()).add(threading.get_ident())
-            return kept(*args)
+            return original(*args)
 
         monkeypatch.setattr(module, name, note_thread)
     headers = {"Authorization": f"Bearer {secrets['wendy']}"}
@@ -142,19 +142,19 @@ async def test_large_metadata_is_read_off_the_event_loop(tmp_path: Path, monkeyp
         wide = {"name": "t", "schema": {"type": "struct", "schema-id": 0, "fields": fields}}
         assert (await Api(server)("POST", f"{NAMES}/tables", wide)).status == 200
     threads: dict[str, set[int]] = {"decode": set(), "index": set()}
-    decode, index = decode_table, schema._index
+    decode, index = decode_table, schema._build_index
 
     def decode_and_note_thread(data: bytes, location: str) -> Any:
         threads["decode"].add(threading.get_ident())
         return decode(data, location)
 
-    def index_and_note_thread(arguments: Any) -> Any:
-        if len(arguments.fields) == len(fields):
+    def index_and_note_thread(table_schema: Any) -> Any:
+        if len(table_schema.fields) == len(fields):
             threads["index"].add(threading.get_ident())
-        return index(arguments)
+        return index(table_schema)
 
     monkeypatch.setattr(documents, "decode_table", decode_and_note_thread)
-    monkeypatch.setattr(schema, "_index", index_and_note_thread)
+    monkeypatch.setattr(schema, "_build_index", index_and_note_thread)
     async with running(tmp_path) as server:
         body = {"filter": {"type": "eq", "term": "c7", "value": 1}}
         assert (await Api(server)("POST", f"{NAMES}/tables/t/plan", body)).status == 200

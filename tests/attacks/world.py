@@ -141,14 +141,14 @@ class World:
             results[path] = _digest((await self.ask("root", "GET", path)).raw)
         for table in self.hints["table"]:
             loaded = await self.good("root", "GET", f"{names}/tables/{table}")
-            known = [
+            known_ids = [
                 loaded["metadata-location"],
                 loaded["metadata"],
             ]  # The credentials in `config` change with the time.
-            results[f"{names}/tables/{table}"] = _digest(json.dumps(known).encode())
+            results[f"{names}/tables/{table}"] = _digest(json.dumps(known_ids).encode())
             answer = await self.good("root", "GET", f"/api/v1/tables/{self.victim}/{table}/indexes")
-            kept = [{**index, "used": None} for index in answer["indexes"]]
-            results[f"indexes of {table}"] = _digest(json.dumps(kept).encode())
+            unused_indexes = [{**index, "used": None} for index in answer["indexes"]]
+            results[f"indexes of {table}"] = _digest(json.dumps(unused_indexes).encode())
         grants = (await self.good("root", "GET", "/api/v1/grants"))["grants"]
         grants = [grant for grant in grants if grant["namespace"][:1] != [EVIL]]  # The confined admin gives these.
         results["grants"] = _digest(json.dumps(grants).encode())

@@ -28,8 +28,8 @@ ARGV = [sys.executable, "-c", "from seamark.commands.main import main; main()", 
 
 def environment(folder: Path) -> dict[str, str]:
     """Return the environment with the settings of another server, which the demo must not use."""
-    others = {"SEAMARK_DATABASE": "postgresql://nobody@127.0.0.1:1/none", "SEAMARK_AUTH": "token"}
-    return {**os.environ, "TMPDIR": str(folder), "COLUMNS": "120", "http_proxy": "http://127.0.0.1:1", **others}
+    other_settings = {"SEAMARK_DATABASE": "postgresql://nobody@127.0.0.1:1/none", "SEAMARK_AUTH": "token"}
+    return {**os.environ, "TMPDIR": str(folder), "COLUMNS": "120", "http_proxy": "http://127.0.0.1:1", **other_settings}
 
 
 def test_lookup_opens_fewer_files_with_the_index(tmp_path: Path) -> None:

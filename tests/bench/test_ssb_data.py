@@ -134,7 +134,7 @@ def test_cities_nations_and_regions_nest(data: Data) -> None:
             == 1
         )
     assert len(data.column("SELECT DISTINCT c_nation FROM customer")) == NATIONS
-    assert data.fetch_value("SELECT count(DISTINCT c_city) FROM customer") > 200  # Of 250
+    assert data.fetch_value("SELECT count(DISTINCT c_city) FROM customer") > 200  # There are 250 cities.
 
 
 def test_brands_nest_in_categories_in_manufacturers(data: Data) -> None:

@@ -62,8 +62,8 @@ def test_small_manifest_that_inflates_to_much_is_corrupt(tmp_path: Path, codec: 
         block = packer.compress(rows) + packer.flush()
     else:
         block = pa.Codec("zstd", 3).compress(rows, asbytes=True)
-    made = head[: begin + 16].replace(b"avro.codec\x08null", b"avro.codec" + bytes([2 * len(codec)]) + codec.encode())
-    path.write_bytes(made + _long(1) + _long(len(block)) + block + sync)
+    bomb = head[: begin + 16].replace(b"avro.codec\x08null", b"avro.codec" + bytes([2 * len(codec)]) + codec.encode())
+    path.write_bytes(bomb + _long(1) + _long(len(block)) + block + sync)
     assert path.stat().st_size < MIB
     size, report = peak_of(as_manifest, path)
     assert "inflates to more than" in report

@@ -263,11 +263,11 @@ def test_long_footer_of_a_valid_file_takes_its_accounted_memory(tmp_path: Path, 
     footer = int.from_bytes(path.read_bytes()[-8:-4], "little")
     size, report = peak_of(as_columns, path)
     assert report.startswith("8 rows, ")
-    taken = LIMIT - int(report.split()[2])
+    remaining_bytes = LIMIT - int(report.split()[2])
     if footer <= FOOTER_FREE_BYTES:
-        assert taken == 0
+        assert remaining_bytes == 0
     else:
-        assert size / 3 - 4 * MIB < taken < 4 * size + 4 * MIB
+        assert size / 3 - 4 * MIB < remaining_bytes < 4 * size + 4 * MIB
 
 
 def test_page_header_that_expands_to_much_is_not_read(tmp_path: Path) -> None:

@@ -34,9 +34,9 @@ def test_memory_is_reused_once_no_view_is_left() -> None:
 
 def test_amount_of_kept_memory_is_limited_to_one_size() -> None:
     buffers = Buffers(SIZE, 3 * SIZE)
-    held = [buffers.take(SIZE) for _ in range(9)] + [buffers.take(SIZE - 1), buffers.take(0)]
-    assert [len(view) for view in held] == [SIZE] * 9 + [SIZE - 1, 0]
-    held.clear()
+    held_buffers = [buffers.take(SIZE) for _ in range(9)] + [buffers.take(SIZE - 1), buffers.take(0)]
+    assert [len(view) for view in held_buffers] == [SIZE] * 9 + [SIZE - 1, 0]
+    held_buffers.clear()
     assert len(buffers._free) == 3
     nothing = Buffers(SIZE, 0)
     assert len(nothing.take(SIZE)) == SIZE

@@ -85,7 +85,7 @@ class File:
 
 def read_manifest(listed_row: Row) -> list[File]:
     """Return the files of a manifest with the values that they inherit by the specification."""
-    found, next_row = [], listed_row.get("first_row_id")
+    expected_rows, next_row = [], listed_row.get("first_row_id")
     rows = _rows(listed_row["manifest_path"])
     actual = [listed_row[name] for name in _COUNTS]
     assert actual == [sum(row["status"] == status for row in rows) for status in (ADDED, EXISTING, DELETED)]
@@ -100,9 +100,12 @@ def read_manifest(listed_row: Row) -> list[File]:
         own = [row[name] for name in ("sequence_number", "file_sequence_number")]
         numbers = [inherited if number is None else number for number in own]
         snapshot_id = listed_row["added_snapshot_id"] if row["snapshot_id"] is None else row["snapshot_id"]
-        found.append(File(file["file_path"], file["record_count"], status, snapshot_id, *numbers, first))
-    assert listed_row["min_sequence_number"] == min((file.sequence_number for file in found), default=0) or not found
-    return found
+        expected_rows.append(File(file["file_path"], file["record_count"], status, snapshot_id, *numbers, first))
+    assert (
+        listed_row["min_sequence_number"] == min((file.sequence_number for file in expected_rows), default=0)
+        or not expected_rows
+    )
+    return expected_rows
 
 
 def read_list(snapshot: Row) -> list[Row]:

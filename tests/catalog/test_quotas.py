@@ -24,19 +24,19 @@ def test_holders_without_later_requests_are_forgotten() -> None:
 
 @pytest.mark.parametrize("seed", quick(range(20), 7))
 def test_quota_counts_amounts_that_are_neither_expired_nor_released(seed: int) -> None:
-    rng, quota, now, known = random.Random(seed), Quota(10**6), 0.0, list[tuple[float, int]]()
+    rng, quota, now, charges = random.Random(seed), Quota(10**6), 0.0, list[tuple[float, int]]()
     for _ in range(300):
         now += rng.choice((0.0, 1.0, 30.0))
-        if known and rng.random() < 0.4:
-            until, amount = known.pop(rng.randrange(len(known)))
+        if charges and rng.random() < 0.4:
+            until, amount = charges.pop(rng.randrange(len(charges)))
             quota.take_back("a", until, amount)
         else:
             until, amount = now + rng.choice((1.0, 60.0, 3600.0)), rng.randrange(1, 9)
             quota.add("a", now, until, amount)
-            known.append((until, amount))
-        known = [item for item in known if item[0] > now - 5]
+            charges.append((until, amount))
+        charges = [item for item in charges if item[0] > now - 5]
         quota.check_invariants()
-        least, most = (sum(amount for until, amount in known if until > now - grain) for grain in (0, 5))
+        least, most = (sum(amount for until, amount in charges if until > now - grain) for grain in (0, 5))
         assert not quota.has_room("a", now, 10**6 - least + 1)
         assert quota.has_room("a", now, 10**6 - most)
 

@@ -95,12 +95,12 @@ _LONG_WORK: tuple[tuple[Any, str], ...] = (
     (conflicts, "key_of"),
     (conflicts, "rows_of"),
     (conflicts, "DeleteIndex"),
-    (history, "_keys"),
-    (key_comparison, "_condition_on"),
+    (history, "_list_keys"),
+    (key_comparison, "_restrict_condition"),
     (manifests, "hashes_of"),
     (manifests, "_intersects"),
     (overwrite, "negate"),
-    (overwrite, "_paths"),
+    (overwrite, "_list_paths"),
     (row_counts, "strings"),
 )
 """Functions whose work grows with the files and values of a change."""
@@ -175,13 +175,13 @@ async def test_objects_of_a_large_change_are_freed_off_the_event_loop(
     threads: set[int] = set()
     free = fair_lock._drop_contents
 
-    def note_thread(held: list[Any]) -> None:
+    def note_thread(contents: list[Any]) -> None:
         threads.add(threading.get_ident())
-        freed.extend(map(len, held))
-        free(held)
-        assert held == []
+        freed.extend(map(len, contents))
+        free(contents)
+        assert contents == []
 
-    monkeypatch.setattr(fair_lock, "_free", note_thread)
+    monkeypatch.setattr(fair_lock, "_drop_contents", note_thread)
     monkeypatch.setattr(fair_lock, "FREED_IN_LOOP", 3)
     monkeypatch.setattr(bodies, "QUICK_BYTES", 10)
     async with running(tmp_path) as server:

@@ -25,7 +25,7 @@ def table(snapshots: list[Snapshot], refs: dict[str, SnapshotRef]) -> TableMetad
 
 def kept_by_definition(metadata: Any, policy: ExpirationPolicy) -> set[int]:
     """Return the snapshots to keep, for tables whose references never expire."""
-    kept, referenced = set(), set()
+    kept_ids, referenced = set(), set()
     for ref in metadata.refs.values():
         snapshot, replaced_ms, seen = metadata.snapshot(ref.snapshot_id), None, list[int]()
         age_ms, least = ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
@@ -38,13 +38,13 @@ def kept_by_definition(metadata: Any, policy: ExpirationPolicy) -> set[int]:
             seen.append(snapshot.snapshot_id)
             referenced.add(snapshot.snapshot_id)
             if keeps:
-                kept.add(snapshot.snapshot_id)
+                kept_ids.add(snapshot.snapshot_id)
             replaced_ms = snapshot.timestamp_ms
             snapshot = metadata.snapshot(snapshot.parent_snapshot_id)
     free = {
         snapshot.snapshot_id for snapshot in metadata.snapshots if snapshot.timestamp_ms >= policy.older_than_ms
     } - referenced
-    return kept | free
+    return kept_ids | free
 
 
 def test_branches_that_share_snapshots_keep_what_each_keeps_alone() -> None:

@@ -260,14 +260,14 @@ async def test_same_key_twice_in_one_group_gets_one_answer_for_both(tmp_path: Pa
         lake = await Lake.create(Api(server))
         key = new_key()
         body = {"add": [lake.data([(1, 0, "a")])]}
-        others = [{"add": [lake.data([(number, 0, "b")])]} for number in (2, 3, 4)]
+        other_changes = [{"add": [lake.data([(number, 0, "b")])]} for number in (2, 3, 4)]
         async with server.components.engine_commits.publisher.lock(("db",), "t"):
             # The first change is a group by itself; all that arrive while it waits are another group.
-            alone = asyncio.create_task(lake.send(others[0]))
+            alone = asyncio.create_task(lake.send(other_changes[0]))
             await lake.wait_for_changes(1)
             tasks = [asyncio.create_task(lake.send(body, key=key)) for _ in range(2)]
             await lake.wait_for_changes(3)  # The order in which two changes are sent does not determine which is first.
-            later = (lake.send(others[1], key=key), lake.send(others[2]))
+            later = (lake.send(other_changes[1], key=key), lake.send(other_changes[2]))
             tasks += [asyncio.create_task(item) for item in later]
             await lake.wait_for_changes(5)
         first, twin, other_body, last = await asyncio.gather(*tasks)

@@ -301,8 +301,8 @@ def test_every_row_that_a_filter_excludes_matches_its_rest() -> None:
     for _ in range(400):
         json = _some_filter(rng)
         bound = bind(parse_expression(json), table.current_schema, table.schemas, case_sensitive=True)
-        others = negate(bound, table)
+        negation = negate(bound, table)
         for value in (None, math.nan, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0):
-            assert _matches(bound, value) or _matches(others, value), (seed, json, value)
+            assert _matches(bound, value) or _matches(negation, value), (seed, json, value)
             ordinary = value is not None and not math.isnan(value)
-            assert not (ordinary and _matches(bound, value) and _matches(others, value)), (seed, json, value)
+            assert not (ordinary and _matches(bound, value) and _matches(negation, value)), (seed, json, value)

@@ -95,8 +95,8 @@ class Model:
         rows = sum(file.rows for file in files)
         live = rows - sum(len(file.deleted) for file in files)
         least = rows - self.loose - sum(file.named for file in files)
-        given = self.rng.choice([live, live, rows, rows + 1, rows + 5, least, least - 1, least - 3])
-        added, is_under = max(0, given), not self.by_value and max(0, given) < least
+        stated_rows = self.rng.choice([live, live, rows, rows + 1, rows + 5, least, least - 1, least - 3])
+        added, is_under = max(0, stated_rows), not self.by_value and max(0, stated_rows) < least
         is_right = added <= rows and not is_under
         assert is_right or added != live
         new = [self.file(added)] if added else []

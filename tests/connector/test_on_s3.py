@@ -134,7 +134,12 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
     )
     s3 = lake.s3.client()
     aborted = [f"{folder}/data/a/b=1/x.parquet", f"{folder}/metadata/y.avro"]
-    kept = [f"{folder}/data/notes.txt", f"{folder}/_temporary/z.parquet", f"{folder}-2/x.parquet", f"{other}/x.parquet"]
+    kept_keys = [
+        f"{folder}/data/notes.txt",
+        f"{folder}/_temporary/z.parquet",
+        f"{folder}-2/x.parquet",
+        f"{other}/x.parquet",
+    ]
     young = f"{folder}/data/young.parquet"
 
     def begin(key: str) -> None:
@@ -145,16 +150,16 @@ def test_unfinished_uploads_of_killed_writers_are_aborted(lake: Lake) -> None:
         return {key for key in lake.list_unfinished() if key.startswith((folder, other))}
 
     with closing(s3):
-        for key in (*aborted, *kept):
+        for key in (*aborted, *kept_keys):
             begin(key)
         age_uploads(lake)
         begin(young)
         before = lake.files("")
         planned = remove_orphan_files(lake.client, "db.uploads", dry_run=True)
         assert (planned.uploads, planned.files) == (len(aborted), 0)
-        assert list_unfinished_keys() == {*aborted, *kept, young}
+        assert list_unfinished_keys() == {*aborted, *kept_keys, young}
         assert remove_orphan_files(lake.client, "db.uploads").uploads == len(aborted)
-        assert list_unfinished_keys() == {*kept, young}
+        assert list_unfinished_keys() == {*kept_keys, young}
         assert remove_orphan_files(lake.client, "db.uploads").uploads == 0
         for upload in s3.list_multipart_uploads(Bucket=lake.bucket)["Uploads"]:  # Other tests share the bucket.
             s3.abort_multipart_upload(Bucket=lake.bucket, Key=upload["Key"], UploadId=upload["UploadId"])

@@ -72,8 +72,8 @@ def test_vendored_libraries_equal_those_of_npm() -> None:
     assert spec.loader is not None
     vendor = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(vendor)
-    made = vendor.vendored(REPO / ".cache" / "console" / "node_modules")
-    assert {path.name: path.read_text() for path in vendor.FOLDER.iterdir()} == made
+    assets = vendor.vendored(REPO / ".cache" / "console" / "node_modules")
+    assert {path.name: path.read_text() for path in vendor.FOLDER.iterdir()} == assets
 
 
 def test_no_source_makes_markup_of_text() -> None:

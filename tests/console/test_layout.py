@@ -129,13 +129,13 @@ def check(answer: dict[str, Any], column: str, expected: Expected, files: list[i
         check_bars(layout["bars"], expected, ranges, bars)
 
 
-def check_bars(made: list[dict[str, Any]], expected: Expected, ranges: list[Range], bars: int) -> None:
-    assert len(made) == min(bars, len(ranges))
-    assert sum(bar["files"] for bar in made) == len(ranges)
+def check_bars(actual_bars: list[dict[str, Any]], expected: Expected, ranges: list[Range], bars: int) -> None:
+    assert len(actual_bars) == min(bars, len(ranges))
+    assert sum(bar["files"] for bar in actual_bars) == len(ranges)
     remaining_ranges = sorted(ranges)
-    for bar in made:
+    for bar in actual_bars:
         own, remaining_ranges = remaining_ranges[: bar["files"]], remaining_ranges[bar["files"] :]
-        assert abs(bar["files"] - len(ranges) / len(made)) < 1
+        assert abs(bar["files"] - len(ranges) / len(actual_bars)) < 1
         ends = sorted(high for _, high in own)
         wanted = (own[0][0], ends[(len(ends) - 1) // 2], ends[-1])
         positions = [expected.position[value] for value in wanted]

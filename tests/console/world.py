@@ -178,11 +178,11 @@ async def make_large(server: Running, files: int, seed: int = 2) -> None:
     """Make `db.large`, unpartitioned."""
     rng = random.Random(seed)
     location = await create_table(server, "large")
-    made = list(make_unclustered(location, files, rng))
-    for file in made:
+    files_by_name = list(make_unclustered(location, files, rng))
+    for file in files_by_name:
         file["partition"] = []
     for start in range(0, files, _ADDED_AT_ONCE):
-        await change(server, "large", made[start : start + _ADDED_AT_ONCE])
+        await change(server, "large", files_by_name[start : start + _ADDED_AT_ONCE])
 
 
 async def make_many(server: Running, tables: int) -> None:

@@ -82,8 +82,15 @@ def fill(seamark: Seamark) -> None:
 
 
 def connect(port: int, **options: Any) -> Any:
-    given = {"host": "127.0.0.1", "user": "tests", "catalog": CATALOG, "schema": "shop", "encoding": None, **options}
-    return trino.dbapi.connect(port=port, **given)  # type: ignore[no-untyped-call]
+    arguments = {
+        "host": "127.0.0.1",
+        "user": "tests",
+        "catalog": CATALOG,
+        "schema": "shop",
+        "encoding": None,
+        **options,
+    }
+    return trino.dbapi.connect(port=port, **arguments)  # type: ignore[no-untyped-call]
 
 
 def rows_of(port: int, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
@@ -157,8 +164,8 @@ def eventually(ask: Callable[[], Any], within_s: float = 60) -> Any:
     The pauses between attempts grow, because a statement is expensive for Trino.
     """
     deadline_s, wait_s = time.monotonic() + within_s, 0.1
-    while not (found := ask()):
+    while not (answer := ask()):
         assert time.monotonic() < deadline_s, "it has not come true"
         time.sleep(wait_s)
         wait_s = min(1.0, 1.5 * wait_s)
-    return found
+    return answer

@@ -40,7 +40,7 @@ VIEWS = (
 
 
 @dataclass
-class Ruled:
+class RulesRig:
     seamark: Seamark
     trino: Trino
     proxy: TrinoProxy
@@ -68,7 +68,7 @@ def fill(seamark: Seamark) -> None:
 
 
 @pytest.fixture(scope="module")
-def ruled(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ruled]:
+def rig(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RulesRig]:
     seamark, coordinator = trino_lake.seamark, trino_lake.trino
     fill(seamark)
     with trino_proxy(
@@ -88,7 +88,7 @@ def ruled(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> It
     ) as proxy:
         for name, security, text in VIEWS:
             rows_of(coordinator.port, f"CREATE VIEW {name} SECURITY {security} AS {text}", user="anna", schema="ruled")
-        yield Ruled(seamark, coordinator, proxy)
+        yield RulesRig(seamark, coordinator, proxy)
 
 
 def answer(port: int, sql: str, user: str) -> list[list[Any]] | str:
@@ -99,36 +99,36 @@ def answer(port: int, sql: str, user: str) -> list[list[Any]] | str:
         return f"{error.error_name}: {error.message}"
 
 
-def both(ruled: Ruled, sql: str, user: str) -> list[list[Any]] | str:
-    direct = answer(ruled.trino.port, sql, user)
-    assert answer(ruled.proxy.port, sql, user) == direct, f"{user}: {sql}"
+def run_both(rig: RulesRig, sql: str, user: str) -> list[list[Any]] | str:
+    direct = answer(rig.trino.port, sql, user)
+    assert answer(rig.proxy.port, sql, user) == direct, f"{user}: {sql}"
     return direct
 
 
-def outcome(ruled: Ruled, sql: str, user: str) -> str:
+def outcome(rig: RulesRig, sql: str, user: str) -> str:
     """Return the outcome in the proxy's header."""
 
     def outcome_if_final() -> str:
-        said = post(ruled.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "ruled"})[0]
+        said = post(rig.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "ruled"})[0]
         return "" if "lately" in said else said.partition("; ms=")[0]
 
     return str(eventually(outcome_if_final))
 
 
-def count_rewritten(ruled: Ruled, sql: str, user: str) -> tuple[int, int]:
+def count_rewritten(rig: RulesRig, sql: str, user: str) -> tuple[int, int]:
     """Run a statement, and count the statements that the proxy rewrote, and those whose original text ran after
     a failure.
     """
-    before = [ruled.proxy.statements(one) for one in ("rewritten", "original")]
-    both(ruled, sql, user)
+    before = [rig.proxy.statements(one) for one in ("rewritten", "original")]
+    run_both(rig, sql, user)
     return tuple(  # type: ignore[return-value]
-        ruled.proxy.statements(one) - was for one, was in zip(("rewritten", "original"), before, strict=True)
+        rig.proxy.statements(one) - was for one, was in zip(("rewritten", "original"), before, strict=True)
     )
 
 
-def load(ruled: Ruled, name: str, header: str | None = PLANS) -> dict[str, Any] | int:
+def load(rig: RulesRig, name: str, header: str | None = PLANS) -> dict[str, Any] | int:
     headers = {} if header is None else {"X-Seamark-Plans": header}
-    request = urllib.request.Request(f"{ruled.seamark.base_url}/v1/namespaces/ruled/tables/{name}", headers=headers)
+    request = urllib.request.Request(f"{rig.seamark.base_url}/v1/namespaces/ruled/tables/{name}", headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=60) as result:
             loaded: dict[str, Any] = json.load(result)
@@ -137,32 +137,32 @@ def load(ruled: Ruled, name: str, header: str | None = PLANS) -> dict[str, Any] 
         return error.code
 
 
-def snapshot_ids(ruled: Ruled, header: str | None = PLANS) -> list[int]:
+def snapshot_ids(rig: RulesRig, header: str | None = PLANS) -> list[int]:
     """Return the snapshots of `orders` that a catalog with this header loads."""
-    loaded = load(ruled, "orders", header)
+    loaded = load(rig, "orders", header)
     assert isinstance(loaded, dict)
     return [snapshot["snapshot-id"] for snapshot in loaded["metadata"]["snapshots"]]
 
 
-def plan_name(ruled: Ruled, predicate: str) -> str:
+def plan_name(rig: RulesRig, predicate: str) -> str:
     """Return the name of a plan table that another user made."""
     request = urllib.request.Request(
-        f"{ruled.seamark.base_url}/api/v1/tables/ruled/orders/plan-tables",
+        f"{rig.seamark.base_url}/api/v1/tables/ruled/orders/plan-tables",
         data=json.dumps({"predicate": predicate}).encode(),
     )
     with urllib.request.urlopen(request, timeout=60) as result:
         return str(json.load(result)["name"])
 
 
-def test_rows_are_filtered_and_masked_through_the_proxy_as_without_it(ruled: Ruled) -> None:
+def test_rows_are_filtered_and_masked_through_the_proxy_as_without_it(rig: RulesRig) -> None:
     sql = "SELECT id, country, card FROM orders WHERE id BETWEEN 3 AND 8"
-    assert count_rewritten(ruled, sql, "anna") == (1, 0)
-    assert count_rewritten(ruled, sql, "rita") == (1, 0)
-    assert both(ruled, sql, "rita") == [[3, "FR", "XXXX"], [6, "FR", "XXXX"]]
-    assert len(both(ruled, sql, "anna")) == 6
+    assert count_rewritten(rig, sql, "anna") == (1, 0)
+    assert count_rewritten(rig, sql, "rita") == (1, 0)
+    assert run_both(rig, sql, "rita") == [[3, "FR", "XXXX"], [6, "FR", "XXXX"]]
+    assert len(run_both(rig, sql, "anna")) == 6
 
 
-def test_condition_on_a_masked_column_uses_the_mask(ruled: Ruled) -> None:
+def test_condition_on_a_masked_column_uses_the_mask(rig: RulesRig) -> None:
     for sql in (
         "SELECT id FROM orders WHERE card = 'XXXX'",
         "SELECT id FROM (SELECT id, card AS c FROM orders) WHERE c = 'XXXX'",
@@ -170,14 +170,14 @@ def test_condition_on_a_masked_column_uses_the_mask(ruled: Ruled) -> None:
         "SELECT a.id FROM orders a JOIN customers b ON a.customer = b.number AND a.card = 'XXXX' WHERE b.tier = 1",
         "EXPLAIN ANALYZE SELECT id FROM orders WHERE card = 'c0-1'",
     )[:4]:
-        actual = both(ruled, sql, "rita")
+        actual = run_both(rig, sql, "rita")
         assert actual
         assert actual != [[0]]
-    assert count_rewritten(ruled, "SELECT id FROM orders WHERE card = 'c3-1'", "anna") == (1, 0)
-    assert both(ruled, "SELECT id FROM orders WHERE card = 'c3-1'", "rita") == []
+    assert count_rewritten(rig, "SELECT id FROM orders WHERE card = 'c3-1'", "anna") == (1, 0)
+    assert run_both(rig, "SELECT id FROM orders WHERE card = 'c3-1'", "rita") == []
 
 
-def test_denied_tables_and_columns_are_refused_with_the_original_message(ruled: Ruled) -> None:
+def test_denied_tables_and_columns_are_refused_with_the_original_message(rig: RulesRig) -> None:
     for user, sql in (
         ("dan", "SELECT card FROM orders WHERE id = 5"),
         ("dan", "SELECT id FROM orders WHERE card = 'c0-1'"),
@@ -188,84 +188,82 @@ def test_denied_tables_and_columns_are_refused_with_the_original_message(ruled: 
         ("sue", "SELECT id FROM rich WHERE id = 5"),
         ("dan", "SELECT n FROM grouped WHERE customer = 5"),
     ):
-        refused = both(ruled, sql, user)
+        refused = run_both(rig, sql, user)
         assert "Access Denied" in refused
-        assert not any(str(id_) in refused for id_ in snapshot_ids(ruled))
+        assert not any(str(id_) in refused for id_ in snapshot_ids(rig))
 
 
-def test_header_shows_no_counts_to_users_with_row_filters_or_masks(ruled: Ruled) -> None:
+def test_header_shows_no_counts_to_users_with_row_filters_or_masks(rig: RulesRig) -> None:
     sql = "SELECT id FROM orders WHERE id = 5"
-    assert outcome(ruled, sql, "anna") == f"rewritten; scans=1; files=1/{FILES}; ruled.orders=1/{FILES}"
-    assert outcome(ruled, sql, "rita") == "planned"
-    assert outcome(ruled, "SELECT id FROM orders WHERE card = 'c0-1'", "rita") == "planned"
-    assert outcome(ruled, sql, "sue") == "planned"
-    assert outcome(ruled, sql, "dan") == f"rewritten; scans=1; files=1/{FILES}; ruled.orders=1/{FILES}"
+    assert outcome(rig, sql, "anna") == f"rewritten; scans=1; files=1/{FILES}; ruled.orders=1/{FILES}"
+    assert outcome(rig, sql, "rita") == "planned"
+    assert outcome(rig, "SELECT id FROM orders WHERE card = 'c0-1'", "rita") == "planned"
+    assert outcome(rig, sql, "sue") == "planned"
+    assert outcome(rig, sql, "dan") == f"rewritten; scans=1; files=1/{FILES}; ruled.orders=1/{FILES}"
 
 
-def test_files_are_not_pruned_by_hidden_rows_of_another_table(ruled: Ruled) -> None:
+def test_files_are_not_pruned_by_hidden_rows_of_another_table(rig: RulesRig) -> None:
     sql = "SELECT o.id FROM orders o JOIN customers c ON o.customer = c.number WHERE c.name = 'name8'"
-    assert count_rewritten(ruled, sql, "anna") == (1, 0)
-    assert both(ruled, sql, "rita") == []
-    assert outcome(ruled, sql, "rita") == "planned"
-    eventually(lambda: count_rewritten(ruled, sql, "rita") == (0, 1))
+    assert count_rewritten(rig, sql, "anna") == (1, 0)
+    assert run_both(rig, sql, "rita") == []
+    assert outcome(rig, sql, "rita") == "planned"
+    eventually(lambda: count_rewritten(rig, sql, "rita") == (0, 1))
 
 
-def test_plan_name_seen_by_another_user_resolves_to_nothing(ruled: Ruled) -> None:
-    name = plan_name(ruled, "id = 5")
-    assert load(ruled, name) == 404
-    assert isinstance(load(ruled, name, None), dict)
+def test_plan_name_seen_by_another_user_resolves_to_nothing(rig: RulesRig) -> None:
+    name = plan_name(rig, "id = 5")
+    assert load(rig, name) == 404
+    assert isinstance(load(rig, name, None), dict)
     for user in ("rita", "dan", "sue"):
-        actual = both(ruled, f'SELECT * FROM "{name}"', user)
+        actual = run_both(rig, f'SELECT * FROM "{name}"', user)
         assert "TABLE_NOT_FOUND" in actual
 
 
-def test_plan_view_seen_by_another_user_returns_no_rows_to_them(ruled: Ruled) -> None:
+def test_plan_view_seen_by_another_user_returns_no_rows_to_them(rig: RulesRig) -> None:
     """The other user reads the view before the proxy withdraws it."""
-    loaded = urllib.request.urlopen(f"{ruled.seamark.base_url}/v1/namespaces/ruled/views/lent", timeout=60)
+    loaded = urllib.request.urlopen(f"{rig.seamark.base_url}/v1/namespaces/ruled/views/lent", timeout=60)
     view = json.load(loaded)
     text = view["metadata"]["versions"][-1]["representations"][0]["sql"]
-    plan = post_json(ruled, "tables/ruled/orders/plan-tables", {"predicate": "id = 5"})["plan-snapshot-id"]
+    plan = post_json(rig, "tables/ruled/orders/plan-tables", {"predicate": "id = 5"})["plan-snapshot-id"]
     at = text.index("orders")
     place = {"start": at, "end": at + len("orders"), "table": ["ruled", "orders"], "plan-snapshot-id": plan}
     body = {"metadata-location": view["metadata-location"], "predicate": "id BETWEEN 3 AND 8", "tables": [place]}
-    name = post_json(ruled, "views/ruled/lent/plan-views", {**body, "reader": "anna"})["name"]
+    name = post_json(rig, "views/ruled/lent/plan-views", {**body, "reader": "anna"})["name"]
     sql = f'SELECT id FROM "{name}"'
-    assert len(answer(ruled.trino.port, sql, "anna")) == 6
+    assert len(answer(rig.trino.port, sql, "anna")) == 6
     for user in ("rita", "dan", "sue"):
-        refused = answer(ruled.trino.port, sql, user)
+        refused = answer(rig.trino.port, sql, user)
         assert "another user" in refused
-    post_json(ruled, "tables/ruled/orders/plan-snapshots", {"snapshot-ids": [plan], "lease-s": 0})
+    post_json(rig, "tables/ruled/orders/plan-snapshots", {"snapshot-ids": [plan], "lease-s": 0})
 
 
-def post_json(ruled: Ruled, path: str, body: dict[str, Any]) -> dict[str, Any]:
+def post_json(rig: RulesRig, path: str, body: dict[str, Any]) -> dict[str, Any]:
     request = urllib.request.Request(
-        f"{ruled.seamark.base_url}/api/v1/{path}", data=json.dumps(body).encode(), headers={"X-Seamark-Plans": PLANS}
+        f"{rig.seamark.base_url}/api/v1/{path}", data=json.dumps(body).encode(), headers={"X-Seamark-Plans": PLANS}
     )
     with urllib.request.urlopen(request, timeout=60) as result:
         plans: dict[str, Any] = json.load(result)
         return plans
 
 
-def test_plans_are_shown_only_to_their_catalog_and_disappear_soon(ruled: Ruled) -> None:
-    eventually(lambda: len(snapshot_ids(ruled)) == FILES)
-    post(ruled.proxy.port, "SELECT id FROM orders WHERE id = 77", **{"X-Trino-User": "anna", "X-Trino-Schema": "ruled"})
-    assert len(snapshot_ids(ruled)) == FILES + 1
-    assert len(snapshot_ids(ruled, None)) == len(snapshot_ids(ruled, "another")) == FILES
-    eventually(lambda: len(snapshot_ids(ruled)) == FILES)
+def test_plans_are_shown_only_to_their_catalog_and_disappear_soon(rig: RulesRig) -> None:
+    eventually(lambda: len(snapshot_ids(rig)) == FILES)
+    post(rig.proxy.port, "SELECT id FROM orders WHERE id = 77", **{"X-Trino-User": "anna", "X-Trino-Schema": "ruled"})
+    assert len(snapshot_ids(rig)) == FILES + 1
+    assert len(snapshot_ids(rig, None)) == len(snapshot_ids(rig, "another")) == FILES
+    eventually(lambda: len(snapshot_ids(rig)) == FILES)
 
 
 @pytest.mark.slow
-def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(ruled: Ruled) -> None:
+def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(rig: RulesRig) -> None:
     """Trino deletes the files of expired snapshots.
 
     If a plan is among them, it is dropped, and nothing uses its files later.
     """
-    rows_of(ruled.trino.port, "CREATE TABLE kept AS SELECT * FROM orders", user="anna", schema="ruled")
+    rows_of(rig.trino.port, "CREATE TABLE kept AS SELECT * FROM orders", user="anna", schema="ruled")
     for number in range(3):
-        rows_of(
-            ruled.trino.port, f"INSERT INTO kept VALUES ({1000 + number}, 1, 'FR', 'c')", user="anna", schema="ruled"
-        )
-    plans = [post_json(ruled, "tables/ruled/kept/plan-tables", {"predicate": f"id = {one}"}) for one in (1000, 1001)]
+        rows_of(rig.trino.port, f"INSERT INTO kept VALUES ({1000 + number}, 1, 'FR', 'c')", user="anna", schema="ruled")
+    plans = [post_json(rig, "tables/ruled/kept/plan-tables", {"predicate": f"id = {one}"}) for one in (1000, 1001)]
     session = {
         "seamark.expire_snapshots_min_retention": "0s",
         "seamark.remove_orphan_files_min_retention": "0s",
@@ -273,29 +271,29 @@ def test_snapshots_can_be_expired_through_the_catalog_that_sees_plans(ruled: Rul
     for _ in range(2):
         for procedure in ("expire_snapshots", "remove_orphan_files"):
             rows_of(
-                ruled.trino.port,
+                rig.trino.port,
                 f"ALTER TABLE kept EXECUTE {procedure}(retention_threshold => '0s')",
                 user="anna",
                 schema="ruled",
                 session_properties=session,
             )
-    loaded = load(ruled, "kept")
+    loaded = load(rig, "kept")
     assert isinstance(loaded, dict)
     assert len(loaded["metadata"]["snapshots"]) == 1
     assert plans[0]["plan-snapshot-id"] not in [snapshot["snapshot-id"] for snapshot in loaded["metadata"]["snapshots"]]
     for number in (1000, 1001, 5):
-        actual = both(ruled, f"SELECT id FROM kept WHERE id = {number}", "anna")
+        actual = run_both(rig, f"SELECT id FROM kept WHERE id = {number}", "anna")
         assert actual == [[number]]
-    rows_of(ruled.trino.port, "DROP TABLE kept", user="anna", schema="ruled")
+    rows_of(rig.trino.port, "DROP TABLE kept", user="anna", schema="ruled")
 
 
-def test_statement_runs_unchanged_when_trino_requires_partition_filters(ruled: Ruled) -> None:
+def test_statement_runs_unchanged_when_trino_requires_partition_filters(rig: RulesRig) -> None:
     session = {"seamark.query_partition_filter_required": "true"}
-    before = ruled.proxy.statements("rewritten")
+    before = rig.proxy.statements("rewritten")
     rows_of(
-        ruled.proxy.port, "SELECT id FROM orders WHERE id = 5", user="anna", schema="ruled", session_properties=session
+        rig.proxy.port, "SELECT id FROM orders WHERE id = 5", user="anna", schema="ruled", session_properties=session
     )
-    assert ruled.proxy.statements("rewritten") == before
+    assert rig.proxy.statements("rewritten") == before
 
 
 # Other statements
@@ -381,21 +379,21 @@ class Statements:
         pytest.param(500, 500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )
-def test_random_statements_of_three_users_are_equal_through_the_proxy(ruled: Ruled, seed: int, queries: int) -> None:
+def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: RulesRig, seed: int, queries: int) -> None:
     statements = Statements(random.Random(seed))
     counts: Counter[str] = Counter()
-    before = {one: ruled.proxy.statements(one) for one in ("rewritten", "original", "unchanged")}
+    before = {one: rig.proxy.statements(one) for one in ("rewritten", "original", "unchanged")}
     rewritten: Counter[str] = Counter()
     for number in range(queries):
         user = ("rita", "dan", "sue")[number % 3]
-        was = ruled.proxy.statements("rewritten")
-        result = both(ruled, statements.query(user), user)
-        rewritten[user] += ruled.proxy.statements("rewritten") - was
+        was = rig.proxy.statements("rewritten")
+        result = run_both(rig, statements.query(user), user)
+        rewritten[user] += rig.proxy.statements("rewritten") - was
         if isinstance(result, str):
             counts["refused" if "Access Denied" in result else "failed"] += 1
         else:
             counts["rows" if result else "empty"] += 1
-    done = {one: ruled.proxy.statements(one) - was for one, was in before.items()}
+    done = {one: rig.proxy.statements(one) - was for one, was in before.items()}
     print(dict(counts), done, dict(rewritten))
     assert counts["failed"] == 0
     assert counts["rows"] > 0.25 * queries
@@ -406,12 +404,12 @@ def test_random_statements_of_three_users_are_equal_through_the_proxy(ruled: Rul
 
 
 @pytest.mark.slow
-def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(ruled: Ruled) -> None:
+def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(rig: RulesRig) -> None:
     for user in ("rita", "dan", "sue"):
         for sql in ("ALTER TABLE customers MERGE FILES", "ALTER TABLE customers PARTITION (TRUE) DROP COLUMNS (tier)"):
-            refused = str(answer(ruled.proxy.port, sql, user))
+            refused = str(answer(rig.proxy.port, sql, user))
             assert "PERMISSION_DENIED" in refused or "row filter" in refused, (user, sql, refused)
-    catalog = load_catalog("seamark", type="rest", uri=ruled.seamark.base_url)
+    catalog = load_catalog("seamark", type="rest", uri=rig.seamark.base_url)
     schema = pa.schema([("id", pa.int64()), ("part", pa.int64()), ("payload", pa.string())])
     kept_table = catalog.create_table("ruled.kept", schema=schema)
     with kept_table.update_spec() as spec:
@@ -423,18 +421,18 @@ def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(ruled: R
         ("ALTER TABLE kept PARTITION (part = 0) DROP COLUMNS (Payload)", [2, 1]),
         ("ALTER TABLE seamark.ruled.kept MERGE FILES TARGET SIZE '1GB'", [2, 1]),
     ):
-        assert answer(ruled.trino.port, sql, "anna")[:12] == "SYNTAX_ERROR"
-        assert answer(ruled.proxy.port, sql, "anna")[0][:2] == files  # type: ignore[index]
+        assert answer(rig.trino.port, sql, "anna")[:12] == "SYNTAX_ERROR"
+        assert answer(rig.proxy.port, sql, "anna")[0][:2] == files  # type: ignore[index]
     expected = [[0, 0, None], [1, 1, "p1"], [2, 0, None], [3, 1, "p3"]]
-    assert both(ruled, "SELECT id, part, payload FROM kept", "anna") == expected
-    assert both(ruled, 'SELECT count(*) FROM "kept$files"', "anna") == [[2]]
-    refused = answer(ruled.proxy.port, "ALTER TABLE kept PARTITION (id = 0) DROP COLUMNS (payload)", "anna")
+    assert run_both(rig, "SELECT id, part, payload FROM kept", "anna") == expected
+    assert run_both(rig, 'SELECT count(*) FROM "kept$files"', "anna") == [[2]]
+    refused = answer(rig.proxy.port, "ALTER TABLE kept PARTITION (id = 0) DROP COLUMNS (payload)", "anna")
     assert "part of the partition" in refused
 
 
-def list_reported_columns(ruled: Ruled) -> list[list[str]]:
+def list_reported_columns(rig: RulesRig) -> list[list[str]]:
     """Return the sorted columns of `orders` in the reports of the proxy."""
-    url, token = f"{ruled.seamark.base_url}/api/v1/tables/ruled/orders/metrics", ""
+    url, token = f"{rig.seamark.base_url}/api/v1/tables/ruled/orders/metrics", ""
     reports: list[dict[str, Any]] = []
     while token is not None:
         with urllib.request.urlopen(f"{url}?pageToken={token}" if token else url, timeout=60) as result:
@@ -445,14 +443,14 @@ def list_reported_columns(ruled: Ruled) -> list[list[str]]:
     return sorted(sorted(one["projected-field-names"]) for one in ours)
 
 
-def test_columns_that_trino_resolves_through_stars_and_views_are_reported(ruled: Ruled) -> None:
-    before = len(list_reported_columns(ruled))
+def test_columns_that_trino_resolves_through_stars_and_views_are_reported(rig: RulesRig) -> None:
+    before = len(list_reported_columns(rig))
     for sql in (
         "SELECT * FROM (SELECT id, country FROM orders) WHERE id = 17",
         "SELECT count(*) FROM orders WHERE customer = 3",
         "SELECT id FROM own WHERE id = 29",
     ):
-        assert count_rewritten(ruled, sql, "anna") == (1, 0)
+        assert count_rewritten(rig, sql, "anna") == (1, 0)
     expected = [["customer"], ["card", "country", "customer", "id"], ["country", "id"]]
-    assert eventually(lambda: len(list_reported_columns(ruled)) >= before + 3)
-    assert all(columns in list_reported_columns(ruled) for columns in expected), list_reported_columns(ruled)
+    assert eventually(lambda: len(list_reported_columns(rig)) >= before + 3)
+    assert all(columns in list_reported_columns(rig) for columns in expected), list_reported_columns(rig)

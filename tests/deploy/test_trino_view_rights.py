@@ -29,18 +29,18 @@ VIEWS = (
 
 
 @pytest.fixture(scope="module")
-def guarded(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+def guarded_shop(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
     """Open a shop with access control: anna owns the views, the others may read some views and no table."""
     coordinator, folder = shop.trino, tmp_path_factory.mktemp("guarded")
     with trino_proxy(
         folder, "--trino", coordinator.base_url, "--budget-ms", "3000", seamark=shop.planner.base_url
     ) as proxy:
-        made = replace(shop, proxy=proxy)
+        shop_with_proxy = replace(shop, proxy=proxy)
         as_owner = {"user": "anna"}
         rows_of(coordinator.port, "CREATE SCHEMA seamark.guarded", **as_owner)
         for name, security, text in VIEWS:
             rows_of(coordinator.port, f"CREATE VIEW guarded.{name} SECURITY {security} AS {text}", **as_owner)
-        yield made
+        yield shop_with_proxy
         for name, _, _ in VIEWS:
             rows_of(coordinator.port, f"DROP VIEW guarded.{name}", **as_owner)
 
@@ -60,76 +60,76 @@ def outcome(shop: Shop, sql: str, user: str) -> str:
     return final_outcome(shop, sql, **{"X-Trino-User": user, "X-Trino-Schema": "guarded"})
 
 
-def test_view_runs_with_its_owners_rights(guarded: Shop) -> None:
+def test_view_runs_with_its_owners_rights(guarded_shop: Shop) -> None:
     sql = "SELECT * FROM definer WHERE id IN (4711, 4712, 4713)"
-    direct, through = answers(guarded, f"{sql} ORDER BY 1", "rita")
+    direct, through = answers(guarded_shop, f"{sql} ORDER BY 1", "rita")
     assert direct == through == [[4711, "n4711"], [4713, "n4713"]]
-    assert outcome(guarded, sql, "rita").endswith("; views=guarded.definer")
+    assert outcome(guarded_shop, sql, "rita").endswith("; views=guarded.definer")
 
 
-def test_view_with_its_readers_rights_is_refused_with_the_same_message(guarded: Shop) -> None:
-    sql, before = "SELECT * FROM invoker WHERE id = 4711", guarded.proxy.statements("original")
-    direct, through = answers(guarded, sql, "rita")
+def test_view_with_its_readers_rights_is_refused_with_the_same_message(guarded_shop: Shop) -> None:
+    sql, before = "SELECT * FROM invoker WHERE id = 4711", guarded_shop.proxy.statements("original")
+    direct, through = answers(guarded_shop, sql, "rita")
     assert direct == through
     assert "Access Denied" in direct
-    assert guarded.proxy.statements("original") == before + 1
-    direct, through = answers(guarded, sql, "anna")
+    assert guarded_shop.proxy.statements("original") == before + 1
+    direct, through = answers(guarded_shop, sql, "anna")
     assert direct == through == [[4711, "n4711"]]
 
 
 @pytest.mark.parametrize(("view", "is_allowed"), [("lending", True), ("keeping", False), ("opening", True)])
 def test_nested_views_run_with_the_rights_that_they_have_without_the_proxy(
-    guarded: Shop, view: str, is_allowed: bool
+    guarded_shop: Shop, view: str, is_allowed: bool
 ) -> None:
     """A reader of an INVOKER view within a DEFINER view reads it with the rights of that view's owner."""
     sql = f"SELECT * FROM {view} WHERE id IN (4711, 4712, 4713) ORDER BY 1"
-    before = guarded.proxy.statements("original")
-    direct, through = answers(guarded, sql, "rita")
+    before = guarded_shop.proxy.statements("original")
+    direct, through = answers(guarded_shop, sql, "rita")
     assert direct == through
     if is_allowed:
         assert through == [[4711, "n4711"], [4713, "n4713"]]
-        assert outcome(guarded, sql, "rita").endswith(f"; views=guarded.{view}")
-        assert "~plan~" in plan_view_of(guarded, sql)
+        assert outcome(guarded_shop, sql, "rita").endswith(f"; views=guarded.{view}")
+        assert "~plan~" in plan_view_of(guarded_shop, sql)
     else:
         assert "Access Denied" in through
-        assert guarded.proxy.statements("original") == before + 1
+        assert guarded_shop.proxy.statements("original") == before + 1
 
 
-def test_statement_runs_unchanged_when_no_rule_covers_plan_views(guarded: Shop) -> None:
-    sql, before = "SELECT * FROM definer WHERE id = 4711", guarded.proxy.statements("original")
-    direct, through = answers(guarded, sql, "rolf")
+def test_statement_runs_unchanged_when_no_rule_covers_plan_views(guarded_shop: Shop) -> None:
+    sql, before = "SELECT * FROM definer WHERE id = 4711", guarded_shop.proxy.statements("original")
+    direct, through = answers(guarded_shop, sql, "rolf")
     assert direct == through == [[4711, "n4711"]]
-    assert guarded.proxy.statements("original") == before + 1
+    assert guarded_shop.proxy.statements("original") == before + 1
 
 
-def test_row_filter_on_a_view_applies_to_its_plans(guarded: Shop) -> None:
+def test_row_filter_on_a_view_applies_to_its_plans(guarded_shop: Shop) -> None:
     sql = "SELECT * FROM definer WHERE id IN (4710, 4711, 4713) ORDER BY 1"
-    direct, through = answers(guarded, sql, "filip")
+    direct, through = answers(guarded_shop, sql, "filip")
     assert direct == through == [[4713, "n4713"]]
-    said, _ = post(guarded.proxy.port, sql, **{"X-Trino-User": "filip", "X-Trino-Schema": "guarded"})
+    said, _ = post(guarded_shop.proxy.port, sql, **{"X-Trino-User": "filip", "X-Trino-Schema": "guarded"})
     assert said == "planned"
 
 
 @pytest.mark.slow
-def test_name_of_a_plan_view_soon_resolves_to_nothing(guarded: Shop) -> None:
+def test_name_of_a_plan_view_soon_resolves_to_nothing(guarded_shop: Shop) -> None:
     """This includes the user for whom the plan view was made, and does not depend on the access rules for these
     names.
     """
     for view in ("hiding", "summary"):
         sql = f"SELECT id FROM {view} WHERE id = 4711"
-        assert outcome(guarded, sql, "rita").endswith(f"; views=guarded.{view}")
-        name = plan_view_of(guarded, sql)
+        assert outcome(guarded_shop, sql, "rita").endswith(f"; views=guarded.{view}")
+        name = plan_view_of(guarded_shop, sql)
 
         def is_gone(name: str = name) -> bool:
             try:
-                rows = rows_of(guarded.trino.port, f'SELECT id FROM "{name}"', user="rita", schema="guarded")
+                rows = rows_of(guarded_shop.trino.port, f'SELECT id FROM "{name}"', user="rita", schema="guarded")
             except trino.exceptions.TrinoUserError as error:
                 return bool(error.error_name == "TABLE_NOT_FOUND")
             assert rows == [[4711]], "and until then it has the view's own rows"
             return False
 
         eventually(is_gone)
-    direct, through = answers(guarded, "SELECT * FROM shop.orders WHERE id = 4711", "rita")
+    direct, through = answers(guarded_shop, "SELECT * FROM shop.orders WHERE id = 4711", "rita")
     assert direct == through
     assert "Access Denied" in direct
 

@@ -139,7 +139,7 @@ def test_environment_variables_of_the_pages_are_settings() -> None:
 
 def test_names_that_look_like_settings_are_settings() -> None:
     kinds = {kind.kind for kind in vars(errors).values() if isinstance(kind, type) and hasattr(kind, "kind")}
-    known = FIELDS.keys() | kinds | NOT_SETTINGS
+    known_names = FIELDS.keys() | kinds | NOT_SETTINGS
     words = {
         (str(page), match[1])
         for page in PAGES
@@ -147,7 +147,9 @@ def test_names_that_look_like_settings_are_settings() -> None:
         if (match := re.match(r"([a-z0-9]+(?:_[a-z0-9]+)+)(?: = .*)?$", code))
         if page.path.name not in OF_FIELDS
     }
-    assert {(page, word) for page, word in words if word not in known and not word.startswith("seamark_")} == set()
+    assert {
+        (page, word) for page, word in words if word not in known_names and not word.startswith("seamark_")
+    } == set()
 
 
 def _toml_blocks() -> list[tuple[Page, Block]]:

@@ -55,8 +55,8 @@ class Lake:
 def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
     with Seamark(tmp_path_factory.mktemp("buckets")) as server:
         client = SeamarkClient(server.base_url)
-        kept = {"cache-enabled": "true", "cache.expiration-interval-ms": "-1"}
-        old = new_catalog(spark, server.base_url, extra=kept)
+        cache_properties = {"cache-enabled": "true", "cache.expiration-interval-ms": "-1"}
+        old = new_catalog(spark, server.base_url, extra=cache_properties)
         new_lake = Lake(client, spark, f"{new_catalog(spark, server.base_url)}.db", f"{old}.db")
         new_lake.sql("CREATE NAMESPACE IF NOT EXISTS {db}")
         yield new_lake

@@ -168,20 +168,20 @@ def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
         report = rig.cluster(table, by, joins=JOINS, files=64)
         assert 64 <= report.files <= 64 + 3 * 2
     rng = random.Random(7)
-    held = {}
+    held_rows = {}
     for table in ("sorted", "clustered"):
         result = rig.sql(
             f"SELECT city, day, s._file FROM {{db}}.{table} s LEFT JOIN {{db}}.customers c ON s.customer = c.id"
         )
-        held[table] = {(city, day, file) for city, day, file in result}
+        held_rows[table] = {(city, day, file) for city, day, file in result}
         counts = [count for (count,) in rig.sql(f"SELECT record_count FROM {{db}}.{table}.files")]
         assert max(counts) == -(-4000 // 64)
     ratios = []
     for _ in range(50):
         city, first = f"city {rng.randrange(20)}", rng.randrange(80)
         files = {
-            table: len({file for name, day, file in found if name == city and first <= day < first + 10})
-            for table, found in held.items()
+            table: len({file for name, day, file in rows if name == city and first <= day < first + 10})
+            for table, rows in held_rows.items()
         }
         ratios.append(files["sorted"] / max(1, files["clustered"]))
     assert sum(ratios) / len(ratios) > 3
@@ -223,11 +223,11 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
     rig.sales("busy")
     meanwhile = ""
 
-    def later(*arguments: Any) -> Any:
+    def commit_later(*arguments: Any) -> Any:
         rig.sql(meanwhile)
         return commit_change(*arguments)
 
-    monkeypatch.setattr(clustering, "commit", later)
+    monkeypatch.setattr(clustering, "commit", commit_later)
     meanwhile = "INSERT INTO {db}.busy VALUES (-1, 1, 1, 1, 'came')"
     rig.cluster("busy", ["day"], files=6)
     assert len(rig.rows("busy")) == 4001

@@ -151,8 +151,8 @@ def test_duckdb_drops_a_table(con: duckdb.DuckDBPyConnection) -> None:
 
 def test_duckdb_sends_the_token_and_does_not_show_it(tmp_path: Path) -> None:
     command = [str(Path(sys.executable).parent / "seamark"), "token", "create", "admin", "--role", "admin"]
-    made = subprocess.run([*command, "--home", str(tmp_path)], check=True, capture_output=True, text=True)
-    token = made.stdout.strip()
+    result = subprocess.run([*command, "--home", str(tmp_path)], check=True, capture_output=True, text=True)
+    token = result.stdout.strip()
     with Seamark(tmp_path, env={"SEAMARK_AUTH": "token"}) as server:
         with pytest.raises(duckdb.Error):
             seamark.duckdb.connect(server.base_url).execute("CREATE SCHEMA sea.shop")

@@ -80,11 +80,11 @@ class Engines:
         results += [line["operation"] for line in lines if "operation" in line]
 
     @contextmanager
-    def hide_other_files(self, table: str, kept: list[str]) -> Iterator[int]:
+    def hide_other_files(self, table: str, kept_names: list[str]) -> Iterator[int]:
         """Move all data files of the table except `kept` away within the block, and yield the number of moved files."""
         every = {path for (path,) in self.sql_by_itself(f"SELECT file_path FROM {{db}}.{table}.all_data_files")}
-        assert set(kept) <= every
-        removed_paths = [Path(path.removeprefix("file:")) for path in every - set(kept)]
+        assert set(kept_names) <= every
+        removed_paths = [Path(path.removeprefix("file:")) for path in every - set(kept_names)]
         for path in removed_paths:
             path.rename(f"{path}.away")
         try:
@@ -281,12 +281,12 @@ def _rows(table: Any) -> list[dict[str, Any]]:
 def test_sparks_metrics_count_the_rows_of_the_returned_file_only(engines: Engines) -> None:
     """Iceberg's metrics on files and manifests come from its own planner, and stay zero."""
     buckets = engines.sql_by_itself("SELECT file_path, record_count FROM {db}.hashed.files")
-    (kept,) = engines.plan("hashed", _eq("id", 42))
+    (kept_path,) = engines.plan("hashed", _eq("id", 42))
     frame = engines.spark.sql(f"SELECT * FROM {engines.catalog}.db.hashed WHERE id = 42")
     assert len(frame.collect()) == 1
     plan = frame._jdf.queryExecution().executedPlan()
     assert _metric(plan, "numSplits", "BatchScan") == 1
-    assert _metric(plan, "numOutputRows", "BatchScan") == dict(buckets)[kept] < 100
+    assert _metric(plan, "numOutputRows", "BatchScan") == dict(buckets)[kept_path] < 100
 
 
 def _metric(plan: Any, name: str, node: str) -> int:

@@ -62,13 +62,13 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
             case "upsert":
                 table = pa.table({"id": some_numbers, "land": ["fr"] * 6, "v": pa.array([step] * 6, pa.int32())})
                 upsert(lake.client, f"db.{name}", table, keys=["id"], mode=COPY_ON_WRITE)
-                given = dict.fromkeys(some_numbers, ("fr", step))
+                new_rows = dict.fromkeys(some_numbers, ("fr", step))
             case "update":
                 lake.sql(f"UPDATE {{db}}.{name} SET land = 'es', v = {step} WHERE id IN ({str(some_numbers)[1:-1]})")
-                given = {one: ("es", step) for one in some_numbers if one in was}
+                new_rows = {one: ("es", step) for one in some_numbers if one in was}
             case "delete":
                 delete(lake.client, f"db.{name}", keys=pa.table({"id": some_numbers}), mode=COPY_ON_WRITE)
-                given = {}
+                new_rows = {}
                 was = {one: row for one, row in was.items() if one not in some_numbers}
             case "merge":
                 text = ", ".join(f"({one}, 'it', {step})" for one in some_numbers)
@@ -76,15 +76,15 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
                     f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {text} AS g(id, land, v)) s "
                     "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
                 )
-                given = dict.fromkeys(some_numbers, ("it", step))
+                new_rows = dict.fromkeys(some_numbers, ("it", step))
         now = lake.read_lineage(name)
         (((number,),)) = lake.sql(f"SELECT max(sequence_number) FROM {{db}}.{name}.entries")
-        assert now.keys() == was.keys() | given.keys(), note
+        assert now.keys() == was.keys() | new_rows.keys(), note
         for one, row in now.items():
-            if one not in given:
+            if one not in new_rows:
                 assert row == was[one], f"{note}: row {one} was only copied"
             else:
-                assert (row[:2], row[3]) == (given[one], number), f"{note}: row {one} was changed"
+                assert (row[:2], row[3]) == (new_rows[one], number), f"{note}: row {one} was changed"
                 if one in was:
                     assert row[2] == was[one][2], f"{note}: row {one} has another id now"
                 else:

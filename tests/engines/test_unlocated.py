@@ -85,7 +85,7 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
 
 
 @pytest.mark.parametrize(
-    ("made", "keys", "message"),
+    ("mode", "keys", "message"),
     [
         ("TBLPROPERTIES ('format-version' = '1')", ["id"], "it has no delete files"),
         ("PARTITIONED BY (v)", ["id"], "has the field v, which is not derived from the key"),
@@ -94,12 +94,12 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
     ids=["version 1", "other partitions", "floating point"],
 )
 def test_options_that_need_stored_rows_are_refused_before_a_task_runs(
-    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, made: str, keys: list[str], message: str
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, mode: str, keys: list[str], message: str
 ) -> None:
     with Seamark(tmp_path_factory.mktemp("unsaid")) as server:
         client, db = SeamarkClient(server.base_url), f"{new_catalog(spark, server.base_url)}.db"
         spark.sql(f"CREATE NAMESPACE {db}")
-        spark.sql(f"CREATE TABLE {db}.t (id bigint, v bigint, x double) USING iceberg {made}")
+        spark.sql(f"CREATE TABLE {db}.t (id bigint, v bigint, x double) USING iceberg {mode}")
         frame = spark.createDataFrame([(1, 1, 1.0)], "id bigint, v bigint, x double")
         with pytest.raises(Unwritable, match=message):
             write(frame, "db.t", client=client, mode="upsert", keys=keys, strategy=EQUALITY, driver_rows=0)

@@ -126,8 +126,8 @@ def _changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
     }
 
 
-def _one_of(found: list[str], *names: str) -> str:
-    there = [name for name in names if name in found]
+def _one_of(answers: list[str], *names: str) -> str:
+    there = [name for name in names if name in answers]
     assert len(there) == 1, f"of {names}, {there} are there"
     return there[0]
 

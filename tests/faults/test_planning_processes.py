@@ -164,20 +164,20 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
         """Add a manifest with each commit, and drop one now and then."""
         source, client = random.Random(7), Client(server.base_url)
         manifests = [table.manifest(f"w{at}", range(at * 5, at * 5 + 5), day=at) for at in range(8)]
-        held = {at: list(range(at * 5, at * 5 + 5)) for at in range(8)}
+        held_rows = {at: list(range(at * 5, at * 5 + 5)) for at in range(8)}
         order = list(range(8))
         new_manifests = dict(enumerate(manifests))
         snapshot_id = 1
         while not stop.is_set() and snapshot_id < 400:
             snapshot_id += 1
             at = 8 + snapshot_id
-            held[at] = list(range(at * 5, at * 5 + 5))
-            new_manifests[at] = table.manifest(f"w{at}", held[at], day=at, snapshot_id=snapshot_id)
+            held_rows[at] = list(range(at * 5, at * 5 + 5))
+            new_manifests[at] = table.manifest(f"w{at}", held_rows[at], day=at, snapshot_id=snapshot_id)
             order.append(at)
             if source.random() < 0.3:
                 order.remove(source.choice(order))
             table.commit(snapshot_id, [new_manifests[item] for item in order])
-            expected[snapshot_id] = [number for item in order for number in held[item]]
+            expected[snapshot_id] = [number for item in order for number in held_rows[item]]
             ref = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot_id}
             updates = [{"action": "add-snapshot", "snapshot": table.snapshots[-1]}, ref]
             status, answer = client.call("POST", T, {"requirements": [], "updates": updates})

@@ -87,19 +87,19 @@ def keys(store_rig: Rig) -> Keys:
 
 
 @pytest.fixture(scope="module")
-def cached(keys: Keys) -> Iterator[Cached]:
+def cached_rig(keys: Keys) -> Iterator[Cached]:
     with closing(keys.client()) as client:
         yield Cached(keys, client)
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_immediate_answer_equals_that_of_the_requests_task(cached: Cached, method: str) -> None:
-    with socket.create_connection(cached.address) as connection:
+def test_immediate_answer_equals_that_of_the_requests_task(cached_rig: Cached, method: str) -> None:
+    with socket.create_connection(cached_rig.address) as connection:
         for start, end in ((0, 1), (5, 300_000), (SIZE - 10, SIZE + 100), (SIZE, SIZE + 1)):
-            connection.sendall(cached.request(start, end, method=method))
+            connection.sendall(cached_rig.request(start, end, method=method))
             actual_receive = receive(connection, has_body=method == "GET")
-            with socket.create_connection(cached.address) as other:
-                other.sendall(cached.request(start, end, method=method, more="Connection: close\r\n"))
+            with socket.create_connection(cached_rig.address) as other:
+                other.sendall(cached_rig.request(start, end, method=method, more="Connection: close\r\n"))
                 expected = receive(other, has_body=method == "GET")
             for _, headers, _ in (actual_receive, expected):
                 assert len(headers.pop("x-amz-request-id")) == 32
@@ -108,46 +108,46 @@ def test_immediate_answer_equals_that_of_the_requests_task(cached: Cached, metho
                 assert actual_receive[0] == expected[0]
                 continue
             assert actual_receive == expected
-            assert actual_receive[2] == (cached.data[start:end] if method == "GET" else b"")
+            assert actual_receive[2] == (cached_rig.data[start:end] if method == "GET" else b"")
 
 
-def test_requests_that_arrive_together_are_answered_in_order(cached: Cached) -> None:
+def test_requests_that_arrive_together_are_answered_in_order(cached_rig: Cached) -> None:
     spans = [(number * 100_000, number * 100_000 + 90_000 + number) for number in range(40)]
-    with socket.create_connection(cached.address) as connection:
-        connection.sendall(b"".join(cached.request(*span) for span in spans))
+    with socket.create_connection(cached_rig.address) as connection:
+        connection.sendall(b"".join(cached_rig.request(*span) for span in spans))
         for start, end in spans:
-            assert receive(connection)[::2] == (206, cached.data[start:end])
+            assert receive(connection)[::2] == (206, cached_rig.data[start:end])
 
 
-def test_slow_reader_gets_every_byte_and_its_next_answer(cached: Cached) -> None:
+def test_slow_reader_gets_every_byte_and_its_next_answer(cached_rig: Cached) -> None:
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        connection.connect(cached.address)
+        connection.connect(cached_rig.address)
         for start, end in ((0, SIZE), (1, SIZE - 1), (7, 8)):
-            connection.sendall(cached.request(start, end))
-            assert receive(connection)[::2] == (206, cached.data[start:end])
+            connection.sendall(cached_rig.request(start, end))
+            assert receive(connection)[::2] == (206, cached_rig.data[start:end])
 
 
-def test_rejected_request_gets_the_reason_and_the_connection_stays_usable(cached: Cached) -> None:
-    with socket.create_connection(cached.address) as connection:
+def test_rejected_request_gets_the_reason_and_the_connection_stays_usable(cached_rig: Cached) -> None:
+    with socket.create_connection(cached_rig.address) as connection:
         for signature in ("", "00", ""):
-            connection.sendall(cached.request(0, 5, signature=signature))
+            connection.sendall(cached_rig.request(0, 5, signature=signature))
             status, _, body = receive(connection)
             if signature:
                 assert (status, b"<Code>" in body) == (400, True)
             else:
-                assert (status, body) == (206, cached.data[:5])
+                assert (status, body) == (206, cached_rig.data[:5])
 
 
-def test_clients_that_disconnect_during_an_answer_free_their_slots(cached: Cached) -> None:
-    for _ in range(300):  # More than gateway_requests_limit
+def test_clients_that_disconnect_during_an_answer_free_their_slots(cached_rig: Cached) -> None:
+    for _ in range(300):  # This exceeds gateway_requests_limit.
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-            connection.connect(cached.address)
-            connection.sendall(cached.request(0, SIZE))
-    with socket.create_connection(cached.address) as connection:
-        connection.sendall(cached.request(3, 9))
-        assert receive(connection)[::2] == (206, cached.data[3:9])
+            connection.connect(cached_rig.address)
+            connection.sendall(cached_rig.request(0, SIZE))
+    with socket.create_connection(cached_rig.address) as connection:
+        connection.sendall(cached_rig.request(3, 9))
+        assert receive(connection)[::2] == (206, cached_rig.data[3:9])
 
 
 async def test_reads_from_memory_need_no_task_and_their_idle_connection_is_closed(
@@ -182,19 +182,19 @@ async def test_reads_from_memory_need_no_task_and_their_idle_connection_is_close
 
         monkeypatch.setattr(CachingBackend, "answer", answer)
 
-        def use(cached: Cached) -> bytes:
-            with socket.create_connection(cached.address, timeout=60) as connection:
+        def use(cached_rig: Cached) -> bytes:
+            with socket.create_connection(cached_rig.address, timeout=60) as connection:
                 # On a busy machine, the object is in memory only some time after its first answer.
                 for _ in range(100):
                     s3_calls.clear()
-                    connection.sendall(cached.request(0, 10))
-                    assert receive(connection)[2] == cached.data[:10]
+                    connection.sendall(cached_rig.request(0, 10))
+                    assert receive(connection)[2] == cached_rig.data[:10]
                     if not s3_calls:
                         break
                     time.sleep(0.1)
                 for _ in range(3):
-                    connection.sendall(cached.request(0, 10))
-                    assert receive(connection)[2] == cached.data[:10]
+                    connection.sendall(cached_rig.request(0, 10))
+                    assert receive(connection)[2] == cached_rig.data[:10]
                 assert s3_calls == []
                 return connection.recv(1)
 

@@ -442,7 +442,13 @@ async def _campaign(seed: int, folder: Path, steps: int) -> None:
 
 
 def _agrees(
-    content: bytes | None, method: str, text: str | None, sent: dict[str, str], status: int, body: bytes, found: Any
+    content: bytes | None,
+    method: str,
+    text: str | None,
+    sent: dict[str, str],
+    status: int,
+    body: bytes,
+    actual_text: Any,
 ) -> bool:
     """Return whether an answer equals that of an S3 store with this content."""
     if content is None:
@@ -462,7 +468,10 @@ def _agrees(
         return False
     if method == "GET" and body != content[start : start + length]:
         return False
-    return int(found.get("Content-Length", 0)) == length and found["ETag"] == f'"{hashlib.md5(content).hexdigest()}"'
+    return (
+        int(actual_text.get("Content-Length", 0)) == length
+        and actual_text["ETag"] == f'"{hashlib.md5(content).hexdigest()}"'
+    )
 
 
 @pytest.mark.parametrize("number", range(4))

@@ -38,7 +38,7 @@ def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: Rig) -> None:
     source, target = ({"Bucket": keys.bucket, "Key": keys.prefix + _name()} for _ in range(2))
     with closing(keys.client()) as client, closing(store_rig.direct.client()) as direct:
 
-        def both(at: dict[str, str], **options: Any) -> Any:
+        def answer_twice(at: dict[str, str], **options: Any) -> Any:
             """Return what the gateway answers, twice; asserts that the store answers the same."""
             results = []
             for item in (client, client, direct):
@@ -51,30 +51,30 @@ def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: Rig) -> None:
             assert results[0] == results[1] == results[2]
             return results[0][0]
 
-        assert both(source) == "NoSuchKey"
+        assert answer_twice(source) == "NoSuchKey"
         first, second = os.urandom(700_000), os.urandom(6 << 20)
         tag = client.put_object(**source, Body=first, Metadata={"a": "b"})["ETag"]
-        assert both(source) == first
-        assert both(source, Range="bytes=300000-") == first[300_000:]
+        assert answer_twice(source) == first
+        assert answer_twice(source, Range="bytes=300000-") == first[300_000:]
         client.put_object(**target, Body=b"before")
-        assert both(target) == b"before"
+        assert answer_twice(target) == b"before"
         client.copy_object(**target, CopySource=source, CopySourceIfMatch=tag)
-        assert both(target) == first
+        assert answer_twice(target) == first
         upload = client.create_multipart_upload(**target, ContentType="x/y")["UploadId"]
         parts = [
             {"PartNumber": number, "ETag": part["ETag"]}
             for number, data in ((1, second), (2, first))
             for part in [client.upload_part(**target, UploadId=upload, PartNumber=number, Body=data)]
         ]
-        assert both(target) == first
+        assert answer_twice(target) == first
         client.complete_multipart_upload(**target, UploadId=upload, MultipartUpload={"Parts": parts})
-        assert both(target) == second + first
-        assert both(target, Range="bytes=-5") == first[-5:]
-        assert both(target, IfMatch=tag) == "PreconditionFailed"
-        assert both(source, IfNoneMatch=tag) == "304"
+        assert answer_twice(target) == second + first
+        assert answer_twice(target, Range="bytes=-5") == first[-5:]
+        assert answer_twice(target, IfMatch=tag) == "PreconditionFailed"
+        assert answer_twice(source, IfNoneMatch=tag) == "304"
         with pytest.raises(ClientError, match="PreconditionFailed"):
             client.put_object(**source, Body=b"refused", IfNoneMatch="*")
-        assert both(source) == first
+        assert answer_twice(source) == first
         pages = client.get_paginator("list_objects_v2").paginate(
             Bucket=keys.bucket, Prefix=keys.prefix, PaginationConfig={"PageSize": 1}
         )
@@ -83,7 +83,7 @@ def test_boto3_reads_each_kind_of_write(keys: Keys, store_rig: Rig) -> None:
         objects = [{"Key": at["Key"]} for at in (source, target)]
         deleted = client.delete_objects(Bucket=keys.bucket, Delete={"Objects": objects})
         assert len(deleted["Deleted"]) == 2
-        assert both(source) == both(target, Range="bytes=0-9") == "NoSuchKey"
+        assert answer_twice(source) == answer_twice(target, Range="bytes=0-9") == "NoSuchKey"
 
 
 def test_pyarrow_rereads_parquet_from_the_cache(keys: Keys) -> None:

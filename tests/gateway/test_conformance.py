@@ -187,8 +187,8 @@ def test_keys_with_uri_characters_are_written_listed_copied_and_deleted(keys: Ke
             assert answer.read() == b"parts"
         client.delete_object(Bucket=keys.bucket, Key=name)
         assert _outcome(client.get_object, Bucket=keys.bucket, Key=name) == ("NoSuchKey", 404)
-    rest = [{"Key": f"{name}?copy#"} for name in names]
-    client.delete_objects(Bucket=keys.bucket, Delete={"Objects": rest})
+    objects = [{"Key": f"{name}?copy#"} for name in names]
+    client.delete_objects(Bucket=keys.bucket, Delete={"Objects": objects})
     assert "Contents" not in client.list_objects_v2(Bucket=keys.bucket, Prefix=f"{keys.prefix}data/")
 
 

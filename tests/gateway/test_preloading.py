@@ -35,7 +35,7 @@ def proxy(s3: S3) -> Iterator[FaultProxy]:
 
 
 @pytest.fixture(scope="module")
-def counted(tmp_path_factory: pytest.TempPathFactory, s3: S3, proxy: FaultProxy) -> Iterator[Rig]:
+def counting_rig(tmp_path_factory: pytest.TempPathFactory, s3: S3, proxy: FaultProxy) -> Iterator[Rig]:
     with open_rig(tmp_path_factory.mktemp("preloading"), s3, SEAMARK_S3_ENDPOINT=proxy.url) as rig:
         yield rig
 
@@ -55,27 +55,27 @@ def events(rig: Rig, name: str) -> float:
 
 @pytest.mark.parametrize("kind", ["files", "footers"])
 def test_chosen_partitions_are_cached_before_their_first_reader(
-    counted: Rig, proxy: FaultProxy, s3: S3, kind: str
+    counting_rig: Rig, proxy: FaultProxy, s3: S3, kind: str
 ) -> None:
-    catalog = catalog_of(counted)
+    catalog = catalog_of(counting_rig)
     chosen = json.dumps({"type": "eq", "term": "p", "value": "hot"})
     properties = {"seamark.cache.preload": kind, "seamark.cache.preload-filter": chosen, "seamark.cache.pinned": "true"}
     table = catalog.create_table(f"pre.{kind}", PARTITIONED, partition_spec=SPEC, properties=properties)
     table.io = load_file_io(s3.client_properties())  # PyIceberg does not read its own writes through the cache.
-    before = events(counted, "preloaded_file")
+    before = events(counting_rig, "preloaded_file")
     for number in range(2):
         rows = pa.table({"id": range(number, number + 50), "p": ["hot", "cold"] * 25})
         table.append(rows)
-    block_until(lambda: events(counted, "preloaded_file") >= before + 2)
+    block_until(lambda: events(counting_rig, "preloaded_file") >= before + 2)
     files = {task.file.file_path: task.file.partition[0] for task in table.scan().plan_files()}
     assert sorted(files.values()) == ["cold", "cold", "hot", "hot"]
     proxy.requests.clear()
-    keys = counted.keys(kind, namespace="pre")
+    keys = counting_rig.keys(kind, namespace="pre")
     client = keys.client()
     try:
         for path, partition in files.items():
             bucket, _, key = path.removeprefix("s3://").partition("/")
-            data = (counted.folder / bucket / key).read_bytes()
+            data = (counting_rig.folder / bucket / key).read_bytes()
             assert client.get_object(Bucket=bucket, Key=key, Range="bytes=-100")["Body"].read() == data[-100:]
             assert client.get_object(Bucket=bucket, Key=key)["Body"].read() == data
             request_count = sum(
@@ -84,32 +84,32 @@ def test_chosen_partitions_are_cached_before_their_first_reader(
             assert (request_count == 0) is (partition == "hot"), (path, proxy.requests)
     finally:
         client.close()
-    assert events(counted, "preloaded_file") == before + 2
+    assert events(counting_rig, "preloaded_file") == before + 2
 
 
-def test_files_outside_the_tables_location_are_not_preloaded(counted: Rig, s3: S3) -> None:
+def test_files_outside_the_tables_location_are_not_preloaded(counting_rig: Rig, s3: S3) -> None:
     """The table's metadata names files of another table, as after `add_files`."""
-    catalog = catalog_of(counted)
+    catalog = catalog_of(counting_rig)
     schema = Schema(NestedField(1, "id", LongType()))
     other = catalog.create_table("pre.other", schema)
     other.append(pa.table({"id": range(10)}))
     (path,) = [task.file.file_path for task in other.scan().plan_files()]
-    before = events(counted, "preloaded_file")
+    before = events(counting_rig, "preloaded_file")
     table = catalog.create_table("pre.thief", schema, properties={"seamark.cache.preload": "files"})
     table.io = load_file_io(s3.client_properties())  # As a program with its own credentials
     table.add_files([path])
-    log: Path = counted.seamark.log
+    log: Path = counting_rig.seamark.log
     block_until(lambda: any("not preloaded" in line and "thief" in line for line in log.read_text().splitlines()))
-    assert events(counted, "preloaded_file") == before
+    assert events(counting_rig, "preloaded_file") == before
 
 
 @pytest.mark.parametrize("text", ["no JSON", '{"type": "eq", "term": "missing", "value": 1}', "[" * 5000])
-def test_unusable_preload_filter_is_logged_and_nothing_is_preloaded(counted: Rig, text: str) -> None:
-    catalog = catalog_of(counted)
-    before, log = events(counted, "preloaded_file"), counted.seamark.log
+def test_unusable_preload_filter_is_logged_and_nothing_is_preloaded(counting_rig: Rig, text: str) -> None:
+    catalog = catalog_of(counting_rig)
+    before, log = events(counting_rig, "preloaded_file"), counting_rig.seamark.log
     name = f"f{uuid.uuid4().hex}"
     properties = {"seamark.cache.preload": "files", "seamark.cache.preload-filter": text}
     table = catalog.create_table(f"pre.{name}", Schema(NestedField(1, "id", LongType())), properties=properties)
     table.append(pa.table({"id": range(10)}))
     block_until(lambda: any("not preloaded" in line and name in line for line in log.read_text().splitlines()))
-    assert events(counted, "preloaded_file") == before
+    assert events(counting_rig, "preloaded_file") == before

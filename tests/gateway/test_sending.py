@@ -131,7 +131,7 @@ async def test_data_waiting_for_slow_readers_is_counted_and_not_copied(
             transport = call.request.transport
             assert transport is not None
             transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-            transport.set_write_buffer_limits(high=1)  # Like a connection of the gateway
+            transport.set_write_buffer_limits(high=1)  # A connection of the gateway has this limit.
             transports.append(transport)
             return await answer(call)
 

@@ -211,18 +211,18 @@ def test_credentials_are_the_same_on_every_replica_and_expire() -> None:
     assert (grant.location, grant.writable, secret) == ("s3://b/t", True, issued.secret_access_key)
     assert keys.issue("uuid", "s3://b/t", writable=True, principal_name="w") == issued
     foreign = GatewayKeys(make_fixed_keyring(b"o", clock), clock, lifetime_s=3600)
-    others = [
+    other_requests = [
         keys.issue("uuid", "s3://b/t", writable=False, principal_name="w"),
         keys.issue("uuid", "s3://b/u", writable=True, principal_name="w"),
         keys.issue("other", "s3://b/t", writable=True, principal_name="w"),
         foreign.issue("uuid", "s3://b/t", writable=True, principal_name="w"),
     ]
-    assert len({item.secret_access_key for item in [issued, *others]}) == 5
-    assert len({item.access_key_id for item in [issued, *others]}) == 5
+    assert len({item.secret_access_key for item in [issued, *other_requests]}) == 5
+    assert len({item.access_key_id for item in [issued, *other_requests]}) == 5
     with pytest.raises(Forbidden):
-        keys.open(others[3].token, others[3].access_key_id)
+        keys.open(other_requests[3].token, other_requests[3].access_key_id)
     with pytest.raises(Forbidden):
-        keys.open(issued.token, others[0].access_key_id)
+        keys.open(issued.token, other_requests[0].access_key_id)
     for position in range(0, len(issued.token), 7):
         letter = "B" if issued.token[position] == "A" else "A"
         changed = issued.token[:position] + letter + issued.token[position + 1 :]

@@ -69,6 +69,6 @@ def test_values_have_the_requested_type_or_the_error_names_the_field() -> None:
     assert from_msgpack(msgspec.msgpack.encode({"x": 1, "y": 2}), Point) == Point(1, 2)
     assert from_json('[{"x": 1}]', list[Point]) == [Point(1)]
     assert from_values({1: "a"}, dict[int, str]) == {1: "a"}
-    for decode, given in ((from_json, b'{"x": "1"}'), (from_values, {"x": "1"})):
+    for decode, document in ((from_json, b'{"x": "1"}'), (from_values, {"x": "1"})):
         with pytest.raises(msgspec.ValidationError, match=r"\$\.x"):
-            decode(given, Point)  # type: ignore[operator]
+            decode(document, Point)  # type: ignore[operator]

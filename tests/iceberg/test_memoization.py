@@ -29,8 +29,10 @@ def _optional(first: str, second: str = "-") -> str:
     return first + second
 
 
-@pytest.mark.parametrize(("function", "given"), [(_one, 1), (_two, 2), (_three, 3), (_optional, 1), (_optional, 2)])
-def test_only_results_of_short_texts_are_cached(function: Callable[..., str], given: int) -> None:
+@pytest.mark.parametrize(
+    ("function", "cached_count"), [(_one, 1), (_two, 2), (_three, 3), (_optional, 1), (_optional, 2)]
+)
+def test_only_results_of_short_texts_are_cached(function: Callable[..., str], cached_count: int) -> None:
     calls: list[tuple[str, ...]] = []
 
     def count_call(*texts: str) -> str:
@@ -40,8 +42,8 @@ def test_only_results_of_short_texts_are_cached(function: Callable[..., str], gi
     count_call.__wrapped__ = function  # type: ignore[attr-defined]  # what inspect.signature follows
     count_call.__doc__ = function.__doc__
     call = memoize(2)(count_call)
-    short = ("a",) * given
-    longest = ("x" * (CHARACTERS_MAX - given + 1), *short[1:])
+    short = ("a",) * cached_count
+    longest = ("x" * (CHARACTERS_MAX - cached_count + 1), *short[1:])
     too_long = (longest[0] + "x", *short[1:])
     for _ in range(2):
         assert call(*short) == function(*short)

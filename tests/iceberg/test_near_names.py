@@ -22,8 +22,8 @@ def test_name_is_compared_with_few_short_names_in_a_wide_table(
 ) -> None:
     compared: list[Sequence[str]] = []
 
-    def get_close_matches(name: str, others: Any, n: int, cutoff: float) -> list[str]:
-        compared.append([name, *others])
+    def get_close_matches(name: str, candidates: Any, n: int, cutoff: float) -> list[str]:
+        compared.append([name, *candidates])
         return []
 
     monkeypatch.setattr(module, "get_close_matches", get_close_matches)
@@ -38,8 +38,8 @@ def test_name_is_compared_with_few_short_names_in_a_wide_table(
 def test_long_name_is_compared_with_few_similar_names(monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
 
-    def get_close_matches(name: str, others: Any, n: int, cutoff: float) -> list[str]:
-        steps.append(sum(len(name) * len(other) for other in others))
+    def get_close_matches(name: str, candidates: Any, n: int, cutoff: float) -> list[str]:
+        steps.append(sum(len(name) * len(other) for other in candidates))
         return []
 
     monkeypatch.setattr(module, "get_close_matches", get_close_matches)

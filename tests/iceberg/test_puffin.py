@@ -49,8 +49,8 @@ def sample() -> bytes:
 def read(raw: bytes) -> tuple[Footer, list[bytes]]:
     footer = read_footer(raw, len(raw), "a.puffin")
     raw_blobs = (raw[blob.offset : blob.offset + blob.length] for blob in footer.blobs)
-    held = [INFLATED[blob.compression_codec](one) for blob, one in zip(footer.blobs, raw_blobs, strict=True)]
-    return footer, held
+    contents = [INFLATED[blob.compression_codec](one) for blob, one in zip(footer.blobs, raw_blobs, strict=True)]
+    return footer, contents
 
 
 def with_footer(blobs: bytes, payload: bytes, flags: int = 0) -> bytes:
@@ -58,8 +58,8 @@ def with_footer(blobs: bytes, payload: bytes, flags: int = 0) -> bytes:
 
 
 def test_puffin_file_is_equal_after_a_round_trip() -> None:
-    footer, held = read(sample())
-    assert held == [b"one and two", TEXT.encode(), b""]
+    footer, contents = read(sample())
+    assert contents == [b"one and two", TEXT.encode(), b""]
     assert [(b.type, b.fields, b.compression_codec) for b in footer.blobs] == [
         ("plain-v1", (3, 1), None),
         ("packed-v1", (), "zstd"),
@@ -132,8 +132,8 @@ def test_compressed_footer_and_positions_of_compressed_blobs_are_read() -> None:
         for at, size, codec in ((4, len(lz4_frame), "lz4"), (4 + len(lz4_frame), len(zstd_frame), "zstd"))
     ]
     payload = lz4.frame.compress(json.dumps({"blobs": blobs, "later": {"than": "us"}}).encode())
-    _, held = read(with_footer(lz4_frame + zstd_frame, payload, flags=1))
-    assert held == [TEXT.encode()] * 2
+    _, contents = read(with_footer(lz4_frame + zstd_frame, payload, flags=1))
+    assert contents == [TEXT.encode()] * 2
 
 
 def test_footer_that_inflates_past_the_limit_is_rejected() -> None:

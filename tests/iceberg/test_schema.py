@@ -23,7 +23,7 @@ def struct(*fields: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("given", "name"),
+    ("text", "name"),
     [
         ("INT", "int"),
         ("decimal(9,2)", "decimal(9, 2)"),
@@ -35,18 +35,18 @@ def struct(*fields: dict[str, Any]) -> dict[str, Any]:
         ("geography(srid:4326)", "geography(srid:4326)"),
     ],
 )
-def test_each_type_is_written_in_one_form(given: str, name: str) -> None:
-    assert canonical_primitive(given) == name
+def test_each_type_is_written_in_one_form(text: str, name: str) -> None:
+    assert canonical_primitive(text) == name
     assert canonical_primitive(name) == name
 
 
 @pytest.mark.parametrize(
-    "given",
+    "text",
     ["", "decimal(39, 2)", "decimal", "fixed[x]", "struct", "geography(a, flat)", "int ", "decimal(٣,٢)", "fixed[٣]"],
 )
-def test_unknown_type_is_rejected(given: str) -> None:
+def test_unknown_type_is_rejected(text: str) -> None:
     with pytest.raises(BadRequest):
-        canonical_primitive(given)
+        canonical_primitive(text)
 
 
 def test_type_width_accepts_ascii_digits_only_as_in_java() -> None:

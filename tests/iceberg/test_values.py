@@ -71,7 +71,7 @@ def are_same(first: object, other: object) -> bool:
     return type(first) is type(other) and first == other
 
 
-def theirs(kind: str, value: Value) -> Any:
+def to_pyiceberg(kind: str, value: Value) -> Any:
     """Return the value in PyIceberg's form."""
     if kind.startswith("decimal") and isinstance(value, int):
         scale = int(kind[:-1].split(",")[1])
@@ -83,7 +83,7 @@ def theirs(kind: str, value: Value) -> Any:
 def test_bytes_equal_those_that_pyiceberg_writes_and_reads(case: tuple[str, Value]) -> None:
     kind, value = case
     data = encode(kind, value)
-    assert data == conversions.to_bytes(KINDS[kind][0], theirs(kind, value))
+    assert data == conversions.to_bytes(KINDS[kind][0], to_pyiceberg(kind, value))
     assert are_same(decode(kind, data), value)
 
 
@@ -96,7 +96,7 @@ def test_value_is_equal_after_a_json_round_trip(case: tuple[str, Value]) -> None
 @given(values.filter(lambda case: not case[0].endswith("_ns") and case[0] not in ("float", "double")))
 def test_json_equals_that_of_pyiceberg(case: tuple[str, Value]) -> None:
     kind, value = case
-    written, expected = encode_json(kind, value), conversions.to_json(KINDS[kind][0], theirs(kind, value))
+    written, expected = encode_json(kind, value), conversions.to_json(KINDS[kind][0], to_pyiceberg(kind, value))
     if kind.startswith("decimal"):
         assert isinstance(written, str)
         assert "E" not in written

@@ -50,10 +50,10 @@ GROWING: dict[str, Callable[[int], list[Json]]] = {
 def test_comparisons_between_updates_are_limited(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(builder, "COMPARISONS_MAX", 2_000)
     m = table()
-    kept = add_snapshot(10**6, 1), set_ref(10**6)
-    commit(m, *kept, *(item for n in range(10) for item in GROWING[name](n + 3)))
+    commits = add_snapshot(10**6, 1), set_ref(10**6)
+    commit(m, *commits, *(item for n in range(10) for item in GROWING[name](n + 3)))
     with pytest.raises(BadRequest, match="commit fewer of them together"):
-        commit(m, *kept, *(item for n in range(1_000) for item in GROWING[name](n + 3)))
+        commit(m, *commits, *(item for n in range(1_000) for item in GROWING[name](n + 3)))
 
 
 def test_hundred_schemas_can_be_added_to_a_thousand() -> None:

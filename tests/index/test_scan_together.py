@@ -63,13 +63,13 @@ def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dt
         assert 64 * max(Counter(places).values()) <= len(codes)
         in_order = [place for _, place in sorted(zip(codes.tolist(), places, strict=True))]
         assert in_order == sorted(in_order)
-    known = codes[~np.isnan(codes)].astype(np.float64)
+    numbers = codes[~np.isnan(codes)].astype(np.float64)
     layout = np.zeros((1, 15), dtype=np.int64)
     layout[0, [0, 1, 2, 4]] = 1, codes.itemsize, address(codes), len(codes)
-    layout[0, 3] = 0 if len(known) == len(codes) else 1
+    layout[0, 3] = 0 if len(numbers) == len(codes) else 1
     layout[0, 13] = 0 if made is None else address(made) + 16
-    summary = np.array([known.min()]), np.array([known.max()])
-    literals = [*rng.choice(known, 3).tolist(), 0.0, -0.0, 1e-320, math.inf, -math.inf, float(known.max()), 0.3]
+    summary = np.array([numbers.min()]), np.array([numbers.max()])
+    literals = [*rng.choice(numbers, 3).tolist(), 0.0, -0.0, 1e-320, math.inf, -math.inf, float(numbers.max()), 0.3]
     values = codes.astype(np.float64).tolist()
     for literal in literals:
         for op in OPS:
@@ -115,16 +115,16 @@ def test_comparisons_made_together_keep_the_rows_that_all_keep(turn: int) -> Non
         for number, rows in enumerate(sizes):
             first = int(rng.choice([0, 0, 0, 90]))
             codes = (rng.integers(0, span, rows) + first).astype(dtype)
-            known = rng.random() < 0.8 and rows > 0
+            has_known = rng.random() < 0.8 and rows > 0
             # A column's own layout has no row ids; its base is the number that is added to codes.
-            layout[number, [0, 1, 2, 6]] = int(real) if known else -1, dtype.itemsize, address(codes), base
-            if known:
+            layout[number, [0, 1, 2, 6]] = int(real) if has_known else -1, dtype.itemsize, address(codes), base
+            if has_known:
                 low[number], high[number] = base + codes.min().item(), base + codes.max().item()
-            if known and dtype.itemsize > 3 and rng.random() < 0.7:
+            if has_known and dtype.itemsize > 3 and rng.random() < 0.7:
                 *layout[number, 13:15], owner = sketch_of(codes)
                 alive.append(owner)
             alive.append(codes)
-            truths += [not known or bool(OPS[op](base + code, literal)) for code in codes.tolist()]
+            truths += [not has_known or bool(OPS[op](base + code, literal)) for code in codes.tolist()]
         comparisons.append((layout, low, high, op, literal))
     rows = sum(sizes)
     every = np.array(truths, dtype=bool).reshape(len(comparisons), rows).all(axis=0) if comparisons else np.ones(rows)
@@ -154,7 +154,7 @@ def test_list_of_rows_uses_memory_for_its_rows_only() -> None:
     layout = np.zeros((1, 15), dtype=np.int64)
     layout[0, [0, 1, 2, 4]] = 0, 4, address(codes), rows
     low, high = np.array([0], dtype=np.int64), np.array([rows - 1], dtype=np.int64)
-    for kept in (1, 1000, 65_535, 65_536, 150_000, rows):
-        actual_all = _scan.collect_all([(layout, low, high, 1, kept)], layout, np.ones(1, dtype=np.uint8))
-        assert actual_all.nbytes == 8 * kept
-        assert actual_all.tolist() == list(range(kept))
+    for kept_count in (1, 1000, 65_535, 65_536, 150_000, rows):
+        actual_all = _scan.collect_all([(layout, low, high, 1, kept_count)], layout, np.ones(1, dtype=np.uint8))
+        assert actual_all.nbytes == 8 * kept_count
+        assert actual_all.tolist() == list(range(kept_count))

@@ -87,10 +87,14 @@ async def _forward(
         if put and mode.answer_500_after:
             mode.answer_500_after -= 1
             return web.Response(status=500, text="<Error><Code>InternalError</Code></Error>")
-        kept = {k: v for k, v in answer.headers.items() if k.lower() not in ("content-length", "transfer-encoding")}
+        kept_headers = {
+            k: v for k, v in answer.headers.items() if k.lower() not in ("content-length", "transfer-encoding")
+        }
         if request.method == "HEAD":
-            kept["Content-Length"] = answer.headers.get("Content-Length", "0")
-        return web.Response(status=answer.status, headers=kept, body=content if request.method != "HEAD" else None)
+            kept_headers["Content-Length"] = answer.headers.get("Content-Length", "0")
+        return web.Response(
+            status=answer.status, headers=kept_headers, body=content if request.method != "HEAD" else None
+        )
 
 
 def _hang_up(request: web.BaseRequest) -> web.StreamResponse:

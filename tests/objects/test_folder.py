@@ -44,7 +44,7 @@ async def test_bucket_is_a_folder_and_a_link_out_of_it_is_rejected(
 
 
 @pytest.mark.parametrize(
-    "given",
+    "settings",
     [
         {"s3_folder": "relative"},
         {"s3_folder": "/f", "s3_endpoint": "http://s3:9000"},
@@ -54,6 +54,6 @@ async def test_bucket_is_a_folder_and_a_link_out_of_it_is_rejected(
         {"gateway_url": "http://gateway:8182/path"},
     ],
 )
-def test_contradictory_settings_are_rejected(given: dict[str, str]) -> None:
+def test_contradictory_settings_are_rejected(settings: dict[str, str]) -> None:
     with pytest.raises(ConfigError):
-        check(Settings(**given))  # type: ignore[arg-type]
+        check(Settings(**settings))  # type: ignore[arg-type]

@@ -302,7 +302,7 @@ async def test_warehouse_that_cannot_be_created_is_named_with_the_reason() -> No
 
 
 async def test_unwritable_folder_is_named_in_the_error(small_disk: Path) -> None:
-    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)  # For the superuser too
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)  # This also stops the superuser.
     settings = Settings(warehouse=f"file://{small_disk}")
     with pytest.raises(ConfigError, match=f"may not create files in the folder {small_disk}; choose another"):
         check_warehouse_root(settings)

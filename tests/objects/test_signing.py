@@ -431,7 +431,7 @@ def test_keys_come_from_the_environment_when_the_settings_have_none(monkeypatch:
     assert "Credential=FROM-ENV/" in headers["Authorization"][0]
     assert "x-amz-security-token" in headers["Authorization"][0]
     assert headers["X-Amz-Security-Token"] == ["the-token"]
-    monkeypatch.setattr(credentials, "_chain", lambda: None)
+    monkeypatch.setattr(credentials, "_make_chain", lambda: None)
     with pytest.raises(StorageError, match="s3_access_key_id"):
         sign_request(request, settings=settings)
 

@@ -173,16 +173,16 @@ def test_client_never_imports_the_server() -> None:
 
 
 @pytest.mark.parametrize(
-    ("package", "others"),
+    ("package", "other_packages"),
     [
         ("metaserver", "commands|connector"),
         ("connector", "commands|metaserver"),
         ("formats", "commands|connector|metaserver"),
     ],
 )
-def test_no_text_names_a_module_that_import_linter_forbids(package: str, others: str) -> None:
+def test_no_text_names_a_module_that_import_linter_forbids(package: str, other_packages: str) -> None:
     """import-linter sees neither a lazy import by name nor the module of a process."""
-    pattern = re.compile(rf"\bseamark\.(?:{others})\.")
+    pattern = re.compile(rf"\bseamark\.(?:{other_packages})\.")
     files = sorted((REPO / package).rglob("*.py"))
     assert files
     assert [str(path) for path in files if pattern.search(path.read_text())] == []

@@ -60,7 +60,7 @@ def test_terminal_shows_each_step_of_pip(script: dict[str, Any]) -> None:
 def test_failed_installation_shows_the_output_of_pip(
     script: dict[str, Any], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", "")  # Without uv
+    monkeypatch.setenv("PATH", "")  # The script does not find uv.
     lock = tmp_path / "broken.lock"
     lock.write_text("no such requirement\n")
     python = tmp_path / "bin" / "python"

@@ -29,9 +29,9 @@ USES = {
 
 
 def run(*command: str | Path, cwd: Path, **env: str) -> str:
-    given = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     done = subprocess.run(
-        [str(one) for one in command], cwd=cwd, env=given | env, capture_output=True, text=True, check=False
+        [str(one) for one in command], cwd=cwd, env=environment | env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
     return done.stdout

@@ -133,7 +133,7 @@ def test_record_of_tickets_is_limited_and_rejects_tickets_that_do_not_fit(tmp_pa
         assert [used.accept(nonce, 1000, 5000, 2000) for nonce in group] == [True] * 16 + [False]
         assert not any(used.accept(nonce, 1000, 5000, 5000) for nonce in group)
         assert used.accept(group[16], 6000, 9000, 5001)
-        assert not used.accept(bytes(3) + b"\1" * 13, 999, 5000, 2000)  # Older than the record
+        assert not used.accept(bytes(3) + b"\1" * 13, 999, 5000, 2000)  # The ticket is older than the record.
     assert (tmp_path / "used").stat().st_mode & 0o777 == 0o600
     with closing(UsedTickets(tmp_path / "used", now_ms=7000)) as used:
         assert not used.accept(group[16], 6000, 9000, 7000)

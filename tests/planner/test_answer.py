@@ -175,14 +175,14 @@ def test_answer_has_row_ids_and_sequence_numbers_as_files_inherit_them() -> None
     """A file with its own first row id uses none of the manifest's row ids; the other files share them in order."""
     results = [a_file("a"), a_file("b", first_row_id=5), a_file("c", record_count=10), a_file("d", sequence=3)]
     listing, files = block(results, version=3)
-    for first_row_id, told in ((100, [100, 5, 107, 117]), (None, [None] * 4)):
+    for first_row_id, expected in ((100, [100, 5, 107, 117]), (None, [None] * 4)):
         plan = scan(
             metadata(()), [(msgspec.structs.replace(listing, first_row_id=first_row_id, sequence_number=9), files)]
         )
         for rows in (plan.entry_ids, plan.entry_ids[2:], plan.entry_ids[1:2]):
             answer = ScanTaskWriter(plan, form=TaskForm(sequence_numbers=True))
             tasks = [item["data-file"] for item in json.loads(b"[" + b"".join(answer.tasks(rows)) + b"]")]
-            assert [task.get("first-row-id") for task in tasks] == [told[row] for row in rows.tolist()]
+            assert [task.get("first-row-id") for task in tasks] == [expected[row] for row in rows.tolist()]
             assert [task["data-sequence-number"] for task in tasks] == [(9, 9, 9, 3)[row] for row in rows.tolist()]
 
 
@@ -249,12 +249,16 @@ def test_statistics_belong_to_the_requested_files() -> None:
     tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan, stats=[1]).tasks(rows)) + b"]")
     for task, row in zip(tasks, rows.tolist(), strict=True):
         actual = {key: task["data-file"].get(key) for key in ("lower-bounds", "upper-bounds", "value-counts")}
-        known = metrics[row].get(1)
-        if known is None:
+        known_metrics = metrics[row].get(1)
+        if known_metrics is None:
             assert actual == dict.fromkeys(actual), f"seed 5, row {row}"
         else:
-            assert actual["lower-bounds"] == {"keys": [1], "values": [known.lower.hex().upper()]}, f"seed 5, row {row}"
-            assert actual["upper-bounds"] == {"keys": [1], "values": [known.upper.hex().upper()]}, f"seed 5, row {row}"
+            assert actual["lower-bounds"] == {"keys": [1], "values": [known_metrics.lower.hex().upper()]}, (
+                f"seed 5, row {row}"
+            )
+            assert actual["upper-bounds"] == {"keys": [1], "values": [known_metrics.upper.hex().upper()]}, (
+                f"seed 5, row {row}"
+            )
             assert actual["value-counts"] == {"keys": [1], "values": [7]}, f"seed 5, row {row}"
 
 
@@ -337,16 +341,16 @@ def test_partition_values_follow_the_order_and_types_of_the_tables_spec() -> Non
     """Java reads them by position, with the types of the current schema."""
     old = {**KINDS, 1: "int", 12: "float"}
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate((1, 12, 2)))
-    listing, made = block([a_file(partition=("x", 3, 0.5))], 0, (spec[2], spec[0], spec[1]), kinds=old)
-    plan = scan(metadata(spec), [(listing, made)])
+    listing, delete_block = block([a_file(partition=("x", 3, 0.5))], 0, (spec[2], spec[0], spec[1]), kinds=old)
+    plan = scan(metadata(spec), [(listing, delete_block)])
     assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [3, 0.5, "x"]
 
 
 def test_partition_value_of_a_dropped_column_is_null() -> None:
     """Null is the only value that Java reads."""
     spec = (PartitionField(1000, "a", 1, "identity"), PartitionField(1001, "b", 2, "identity"))
-    kept = {key: kind for key, kind in KINDS.items() if key != 1}
-    plan = scan(metadata(spec, kinds=kept), [block([a_file(partition=(3, "x"))], 0, spec)])
+    kept_kinds = {key: kind for key, kind in KINDS.items() if key != 1}
+    plan = scan(metadata(spec, kinds=kept_kinds), [block([a_file(partition=(3, "x"))], 0, spec)])
     assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [None, "x"]
 
 
@@ -456,14 +460,14 @@ def test_answer_has_statistics_of_the_requested_columns_only() -> None:
     full = a_file("full", metrics=metrics)
     plan = scan(metadata(()), [block([full, bare])])
     assert not set(parse_answer(plan)["file-scan-tasks"][0]["data-file"]) & {"lower-bounds", "value-counts"}
-    told, nothing = (task["data-file"] for task in parse_answer(plan, stats=[13, 1, 2])["file-scan-tasks"])
-    assert told["value-counts"] == {"keys": [1, 2, 13], "values": [7, 7, 7]}
-    assert told["null-value-counts"] == {"keys": [1, 2, 13], "values": [1, 1, 1]}
-    assert told["nan-value-counts"] == {"keys": [13], "values": [0]}
-    assert told["column-sizes"] == {"keys": [1, 2, 13], "values": [41, 42, 53]}
+    data_file, nothing = (task["data-file"] for task in parse_answer(plan, stats=[13, 1, 2])["file-scan-tasks"])
+    assert data_file["value-counts"] == {"keys": [1, 2, 13], "values": [7, 7, 7]}
+    assert data_file["null-value-counts"] == {"keys": [1, 2, 13], "values": [1, 1, 1]}
+    assert data_file["nan-value-counts"] == {"keys": [13], "values": [0]}
+    assert data_file["column-sizes"] == {"keys": [1, 2, 13], "values": [41, 42, 53]}
     for side in ("lower", "upper"):
         bounds = [getattr(metrics[column], side).hex().upper() for column in (1, 2, 13)]
-        assert told[f"{side}-bounds"] == {"keys": [1, 2, 13], "values": bounds}
+        assert data_file[f"{side}-bounds"] == {"keys": [1, 2, 13], "values": bounds}
     assert not set(nothing) & {"lower-bounds", "upper-bounds", "value-counts", "column-sizes"}
     everything = parse_answer(plan, stats=list(KINDS))["file-scan-tasks"][0]["data-file"]
     for side in ("lower", "upper"):

@@ -135,13 +135,13 @@ def test_existing_file_without_a_sequence_number_is_corrupt() -> None:
 
 
 def test_deletion_vector_replaces_position_deletes_but_not_equality_deletes() -> None:
-    others = [
+    other_files = [
         entry(delete_file(POSITION_DELETES), 5),
         entry(delete_file(POSITION_DELETES, referenced="d"), 5),
         entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), 5),
     ]
     data = [entry(data_file("d"), 1), entry(data_file("e"), 1)]
-    assert find_applying_deletes(data, others, [entry(vector(), 5)]) == [(2, 3), (0, 2)]
+    assert find_applying_deletes(data, other_files, [entry(vector(), 5)]) == [(2, 3), (0, 2)]
 
 
 def test_deletion_vector_older_than_its_data_file_is_ignored() -> None:
@@ -190,9 +190,9 @@ def test_float_partitions_are_compared_by_their_bits() -> None:
 
 def test_equality_deletes_of_a_spec_with_only_void_fields_are_global() -> None:
     data = [entry(data_file(spec_id=1, partition=(1,)), 1)]
-    for spec_id, partition, found in ((3, (None,), (0,)), (0, (), (0,)), (4, (None, None), ())):
+    for spec_id, partition, expected in ((3, (None,), (0,)), (0, (), (0,)), (4, (None, None), ())):
         delete = delete_file(EQUALITY_DELETES, spec_id=spec_id, partition=partition, equality_ids=[A])
-        assert find_applying_deletes(data, [entry(delete, 2)]) == [found], spec_id
+        assert find_applying_deletes(data, [entry(delete, 2)]) == [expected], spec_id
 
 
 PATHS_TOLD = delete_file(POSITION_DELETES, metrics={PATH_ID: ColumnMetrics(lower=b"d", upper=b"d")})
@@ -210,7 +210,7 @@ def stats(lower: bytes | None, upper: bytes | None, nulls: int | None = 0, nans:
 
 
 @pytest.mark.parametrize(
-    ("key", "kind", "gone", "held", "kept"),
+    ("key", "kind", "gone", "held_values", "kept"),
     [
         pytest.param(A, "long", (1, 5, 0), (6, 9, 0), False, id="apart"),
         pytest.param(A, "long", (1, 6, 0), (6, 9, 0), True, id="touching"),
@@ -229,7 +229,7 @@ def stats(lower: bytes | None, upper: bytes | None, nulls: int | None = 0, nans:
     ],
 )
 def test_equality_delete_is_dropped_only_when_statistics_exclude_it(
-    key: int, kind: str, gone: tuple[Any, ...], held: tuple[Any, ...], kept: bool
+    key: int, kind: str, gone: tuple[Any, ...], held_values: tuple[Any, ...], kept: bool
 ) -> None:
     def metrics(lower: Any, upper: Any, nulls: int | None = 0) -> dict[int, ColumnMetrics]:
         def write_value(value: Any) -> bytes | None:
@@ -239,7 +239,7 @@ def test_equality_delete_is_dropped_only_when_statistics_exclude_it(
         return {key: stats(write_value(lower), write_value(upper), nulls)}
 
     delete = delete_file(EQUALITY_DELETES, equality_ids=[key], metrics=metrics(*gone))
-    data = data_file(metrics=metrics(*held))
+    data = data_file(metrics=metrics(*held_values))
     assert find_applying_deletes([entry(data, 1)], [entry(delete, 2)]) == [(0,) if kept else ()]
 
 

@@ -29,7 +29,7 @@ from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_array
 from seamark.metaserver.settings.settings import Settings
 from tests.api.client import Api
 from tests.api.indexes.test_lookups import LOOKUP, ask, decode_found_rows
-from tests.api.rest.stored import Stored
+from tests.api.rest.stored import StoredTable
 from tests.server.rig import running
 
 KINDS = {
@@ -131,49 +131,49 @@ async def test_neither_of_two_ambiguous_columns_of_a_data_file_is_used(data: Pat
 
 
 @pytest.fixture
-async def stored(tmp_path: Path) -> Any:
+async def stored_table(tmp_path: Path) -> Any:
     async with running(tmp_path) as server:
-        table = await Stored.create(Api(server))
+        table = await StoredTable.create(Api(server))
         files = [table.data_file([(at // 20, "a", None, 1) for at in range(1000)]) for _ in range(2)]
         await table.commit(files)
         await table.index("keys", "record", ["id"], files)
         yield table
 
 
-async def test_keys_with_too_many_rows_are_rejected(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert len((await ask(stored.api, [1, 2], index="keys"))["rows"]) == 80
+async def test_keys_with_too_many_rows_are_rejected(stored_table: StoredTable, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len((await ask(stored_table.api, [1, 2], index="keys"))["rows"]) == 80
     monkeypatch.setattr(locate, "ROWS_MAX", 79)
-    assert "more than 79 rows" in (await stored.api("POST", LOOKUP, {"keys": [1, 2], "index": "keys"})).error[2]
-    assert len((await ask(stored.api, [1], index="keys"))["rows"]) == 40
+    assert "more than 79 rows" in (await stored_table.api("POST", LOOKUP, {"keys": [1, 2], "index": "keys"})).error[2]
+    assert len((await ask(stored_table.api, [1], index="keys"))["rows"]) == 40
 
 
 async def test_key_with_too_many_rows_is_rejected_before_the_rows_are_collected(
-    stored: Stored, monkeypatch: pytest.MonkeyPatch
+    stored_table: StoredTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    files = [stored.data_file([(7, "a", None, 1)] * 3000)]
-    await stored.commit(files)
-    await stored.index("keys", "record", ["id"], files)
+    files = [stored_table.data_file([(7, "a", None, 1)] * 3000)]
+    await stored_table.commit(files)
+    await stored_table.index("keys", "record", ["id"], files)
     monkeypatch.setattr(locate, "ROWS_MAX", 1500)
-    answer = await stored.api("POST", LOOKUP, {"keys": [7], "index": "keys"})
+    answer = await stored_table.api("POST", LOOKUP, {"keys": [7], "index": "keys"})
     assert answer.error[0] == 413
     assert "look up keys with fewer rows" in answer.error[2]
-    assert len((await ask(stored.api, [8], index="keys"))["rows"]) == 40
+    assert len((await ask(stored_table.api, [8], index="keys"))["rows"]) == 40
 
 
 async def test_rows_stay_undecided_when_delete_files_exceed_the_limit(
-    stored: Stored, monkeypatch: pytest.MonkeyPatch
+    stored_table: StoredTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = [file.path for file in stored.snapshots[-1].data]
+    paths = [file.path for file in stored_table.snapshots[-1].data]
     for path in paths:
-        await stored.commit(deletes=[stored.position_deletes([(path, 20)], named=True)])
-    assert len(decode_found_rows(await ask(stored.api, [1], index="keys"))) == 38
+        await stored_table.commit(deletes=[stored_table.position_deletes([(path, 20)], named=True)])
+    assert len(decode_found_rows(await ask(stored_table.api, [1], index="keys"))) == 38
     monkeypatch.setattr(delete_files, "FILE_LIMIT_BYTES", 10)
-    fresh = await ask(stored.api, [1], index="keys")
-    assert fresh["undecided"] == 0, "what was read once is kept"
-    position_deletes = stored.position_deletes([(paths[0], 21)], named=True)
-    await stored.commit(deletes=[position_deletes])
-    doubtful = await ask(stored.api, [1], index="keys")
+    fresh = await ask(stored_table.api, [1], index="keys")
+    assert fresh["undecided"] == 0, "a delete file that was read before stays cached"
+    position_deletes = stored_table.position_deletes([(paths[0], 21)], named=True)
+    await stored_table.commit(deletes=[position_deletes])
+    doubtful = await ask(stored_table.api, [1], index="keys")
     assert {row["file-path"] for row in doubtful["rows"] if row.get("undecided")} == {paths[0]}
     assert doubtful["problems"][0]["file-path"] == position_deletes.path
     monkeypatch.setattr(deleted, "DELETES_LIMIT_BYTES", 0)
-    assert (await ask(stored.api, [1], index="keys"))["undecided"] == 40
+    assert (await ask(stored_table.api, [1], index="keys"))["undecided"] == 40

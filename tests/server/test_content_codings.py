@@ -92,7 +92,7 @@ def test_flipped_byte_is_rejected_or_changes_nothing(coding: str) -> None:
         broken = bytearray(packed)
         broken[at] ^= 0x55
         try:
-            assert inflate_pieces(coding, bytes(broken)) == data  # For example the time in gzip's header.
+            assert inflate_pieces(coding, bytes(broken)) == data  # An example is the time in gzip's header.
         except BadRequest:
             refused += 1
     assert refused > 0.9 * len(data)

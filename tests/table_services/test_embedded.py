@@ -188,7 +188,7 @@ def test_job_that_omits_files_counts_as_failed_until_a_run_succeeds(server: Seam
     assert run_seamark("doctor", "--url", server.base_url).returncode == 0
 
 
-@pytest.mark.slow  # By a policy and in a worker, like the compaction above
+@pytest.mark.slow  # A policy starts the job in a worker.
 def test_old_snapshots_expire_and_the_runs_are_listed(server: Seamark) -> None:
     catalog = RestCatalog("s", uri=server.base_url)
     catalog.create_namespace("db")

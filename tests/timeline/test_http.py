@@ -149,7 +149,7 @@ async def test_event_stream_continues_after_the_last_event_of_the_client(server:
             assert stream.headers["Content-Type"].startswith("text/event-stream")
             assert "X-Request-Id" in stream.headers
             events = await events_of(stream, 2)
-            ids.append((await server.record("c")).id)  # By the other replica
+            ids.append((await server.record("c")).id)  # The other replica records this instant.
             events += await events_of(stream, 1)
             ids.append((await other.record("d")).id)
             events += await events_of(stream, 1)

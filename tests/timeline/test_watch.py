@@ -41,7 +41,7 @@ async def replica(stack: AsyncExitStack, settings: Settings) -> Replica:
 
 
 @pytest.fixture
-async def two(tmp_path: Path) -> AsyncIterator[tuple[Replica, Replica]]:
+async def both_replicas(tmp_path: Path) -> AsyncIterator[tuple[Replica, Replica]]:
     """Open two replicas over one database; the first polls rarely."""
     async with AsyncExitStack() as stack:
         first = await replica(stack, some_settings(tmp_path, watch_poll_s=0.6, watchers_limit=3))
@@ -52,8 +52,8 @@ async def two(tmp_path: Path) -> AsyncIterator[tuple[Replica, Replica]]:
         second.timeline.check_invariants()
 
 
-async def test_watch_with_an_existing_match_answers_without_waiting(two: tuple[Replica, Replica]) -> None:
-    first, _ = two
+async def test_watch_with_an_existing_match_answers_without_waiting(both_replicas: tuple[Replica, Replica]) -> None:
+    first, _ = both_replicas
     instant_id = await first.record()
     async with asyncio.timeout(60):
         watch = await first.timeline.watch(InstantFilter(), 10, 30)
@@ -71,8 +71,8 @@ async def test_commit_of_this_replica_wakes_a_watcher_long_before_the_next_poll(
             assert [instant.id for instant in await watch] == [instant_id]
 
 
-async def test_commit_of_another_replica_wakes_a_watcher_by_the_poll(two: tuple[Replica, Replica]) -> None:
-    first, second = two
+async def test_commit_of_another_replica_wakes_a_watcher_by_the_poll(both_replicas: tuple[Replica, Replica]) -> None:
+    first, second = both_replicas
     watch = asyncio.create_task(second.timeline.watch(InstantFilter(), 10, 30))
     await until(lambda: second.timeline.watchers == 1)
     instant_id = await first.record()
@@ -80,8 +80,8 @@ async def test_commit_of_another_replica_wakes_a_watcher_by_the_poll(two: tuple[
         assert [instant.id for instant in await watch] == [instant_id]
 
 
-async def test_watcher_is_not_woken_by_instants_outside_its_filter(two: tuple[Replica, Replica]) -> None:
-    first, _ = two
+async def test_watcher_is_not_woken_by_instants_outside_its_filter(both_replicas: tuple[Replica, Replica]) -> None:
+    first, _ = both_replicas
     async with first.timeline.watch_instants(InstantFilter(name="wanted")) as watcher:
         assert await first.timeline.read_next(watcher, 10) == []
         await first.record("other")
@@ -92,8 +92,8 @@ async def test_watcher_is_not_woken_by_instants_outside_its_filter(two: tuple[Re
         assert [instant.name for instant in result] == ["wanted"]
 
 
-async def test_watch_without_news_ends_empty_after_its_time(two: tuple[Replica, Replica]) -> None:
-    first, _ = two
+async def test_watch_without_news_ends_empty_after_its_time(both_replicas: tuple[Replica, Replica]) -> None:
+    first, _ = both_replicas
     before = CLOCK.monotonic()
     async with asyncio.timeout(60):
         assert await first.timeline.watch(InstantFilter(), 10, 0.3) == []
@@ -110,8 +110,8 @@ async def test_unannounced_instant_is_found_when_the_watch_ends(tmp_path: Path) 
         assert [instant.id for instant in await watch] == [instant_id]
 
 
-async def test_watchers_over_the_limit_are_told_to_retry_later(two: tuple[Replica, Replica]) -> None:
-    first, _ = two
+async def test_watchers_over_the_limit_are_told_to_retry_later(both_replicas: tuple[Replica, Replica]) -> None:
+    first, _ = both_replicas
     watches = [asyncio.create_task(first.timeline.watch(InstantFilter(), 1, 60)) for _ in range(3)]
     await until(lambda: first.timeline.watchers == 3)
     with pytest.raises(RetryLater, match="3 clients already watch"):
@@ -121,8 +121,10 @@ async def test_watchers_over_the_limit_are_told_to_retry_later(two: tuple[Replic
     assert first.timeline.watchers == 0
 
 
-async def test_drain_answers_every_watcher_at_once_and_accepts_no_new_one(two: tuple[Replica, Replica]) -> None:
-    first, _ = two
+async def test_drain_answers_every_watcher_at_once_and_accepts_no_new_one(
+    both_replicas: tuple[Replica, Replica],
+) -> None:
+    first, _ = both_replicas
     watch = asyncio.create_task(first.timeline.watch(InstantFilter(), 1, 30))
     await until(lambda: first.timeline.watchers == 1)
     first.timeline.drain()
@@ -131,14 +133,16 @@ async def test_drain_answers_every_watcher_at_once_and_accepts_no_new_one(two: t
         assert await first.timeline.watch(InstantFilter(), 1, 30) == []
 
 
-async def test_store_is_not_polled_without_watchers(two: tuple[Replica, Replica]) -> None:
-    first, _ = two
+async def test_store_is_not_polled_without_watchers(both_replicas: tuple[Replica, Replica]) -> None:
+    first, _ = both_replicas
     await first.timeline.watch(InstantFilter(), 1, 0.05)
     await until(lambda: "timeline-poller" not in {task.get_name() for task in asyncio.all_tasks()})
 
 
-async def test_continuing_reader_misses_nothing_while_two_replicas_write(two: tuple[Replica, Replica]) -> None:
-    first, second = two
+async def test_continuing_reader_misses_nothing_while_two_replicas_write(
+    both_replicas: tuple[Replica, Replica],
+) -> None:
+    first, second = both_replicas
     count = 60
 
     async def write(replica: Replica) -> list[str]:

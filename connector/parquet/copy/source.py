@@ -224,12 +224,12 @@ class SourceFile:
         return None if cipher is None else cipher.chunk(group.ordinal, column)
 
     def offset_index(self, group: RowGroup, column: int) -> bytes | None:
-        return self._index(group, column, "offset_index", Module.OFFSET_INDEX)
+        return self._read_index(group, column, "offset_index", Module.OFFSET_INDEX)
 
     def column_index(self, group: RowGroup, column: int) -> bytes | None:
-        return self._index(group, column, "column_index", Module.COLUMN_INDEX)
+        return self._read_index(group, column, "column_index", Module.COLUMN_INDEX)
 
-    def _index(self, group: RowGroup, column: int, name: str, module: Module) -> bytes | None:
+    def _read_index(self, group: RowGroup, column: int, name: str, module: Module) -> bytes | None:
         if not (group.has(name)[column] and group.has(f"{name}_length")[column]):
             return None
         at, size = int(group.values(name)[column]), int(group.values(f"{name}_length")[column])

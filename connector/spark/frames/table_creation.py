@@ -105,7 +105,7 @@ def create_for_frame(
     """
     fields = _assign_field_ids(columns, itertools.count(1))
     ids = {str(field["name"]): int(field["id"]) for field in fields}
-    spec = {"fields": [_partition_field(text, ids, number) for number, text in enumerate(partitioning)]}
+    spec = {"fields": [_parse_partition_field(text, ids, number) for number, text in enumerate(partitioning)]}
     create_table(client, table, {"type": "struct", "fields": fields}, partition_spec=spec, properties=properties)
 
 
@@ -114,7 +114,7 @@ def split_terms(text: str) -> list[str]:
     return [term.strip() for term in _TERM_TEXT.findall(text) if term.strip()]
 
 
-def _partition_field(text: str, ids: Mapping[str, int], number: int) -> dict[str, Any]:
+def _parse_partition_field(text: str, ids: Mapping[str, int], number: int) -> dict[str, Any]:
     match = _TERM.fullmatch(text)
     if match is None:
         raise Unwritable(

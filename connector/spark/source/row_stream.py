@@ -59,9 +59,9 @@ class LogTask(InputPartition):
                 return
             position = step.position
             for batch in step.rows.to_batches():
-                yield self._for_spark(batch)
+                yield self._convert_for_spark(batch)
 
-    def _for_spark(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+    def _convert_for_spark(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows with the columns that the query had at its start."""
         file_fields = [field for field in batch.schema if field.name != CHANGE_TYPE]
         projection = FileProjection(file_fields, self.fields, {})

@@ -229,7 +229,7 @@ class _LocatedStatement:
             if isinstance(keys_or_filter, KeyValues):
                 index = self._find_index_columns(opened, keys_or_filter)
                 keys = keys_or_filter.names if index is None else tuple(index)
-                return StatementExplanation(LOCATED, self.reason, keys, self._index_name(opened, keys), mode)
+                return StatementExplanation(LOCATED, self.reason, keys, self._choose_index_name(opened, keys), mode)
             return StatementExplanation(LOCATED, self.reason, mode=mode)
 
     def commit(self) -> Report:
@@ -381,7 +381,7 @@ class _LocatedStatement:
         indexed = select_indexed_fields(opened.metadata, [by_name[name] for name in key_values.names])
         return None if indexed is None else [field.name for field in indexed]
 
-    def _index_name(self, opened: OpenTable, names: Sequence[str]) -> str | None:
+    def _choose_index_name(self, opened: OpenTable, names: Sequence[str]) -> str | None:
         by_name = {field.name: field for field in opened.schema.fields}
         index = find_record_index(opened.metadata, [by_name[name] for name in names])
         return None if index is None else index.name

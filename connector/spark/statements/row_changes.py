@@ -142,7 +142,7 @@ class ChangeQuery:
         stored_rows, source_rows = join_rows(kind, pairs, np.flatnonzero(~np.isin(keys, located.keys)))
         stored = located.values.take(pa.array(stored_rows, mask=stored_rows < 0))
         matched_source = source.table.take(pa.array(source_rows))
-        fields, columns = self._for_spark(stored, opened.schema)
+        fields, columns = self._convert_for_spark(stored, opened.schema)
         mark = pa.array(stored_rows >= 0, mask=stored_rows < 0)
         return self._run_query(
             opened, [(join, self._join_side_by_side(join, fields, [*columns, mark], source, matched_source, marks))]
@@ -218,7 +218,7 @@ class ChangeQuery:
 
     def _plan_of_located(self, located: CandidateRows, opened: OpenTable) -> Node:
         """Return the located rows with the attributes of the stored rows."""
-        fields, columns = self._for_spark(located.values, opened.schema)
+        fields, columns = self._convert_for_spark(located.values, opened.schema)
         plan = self._build.local(
             pa.table(columns, names=[field.name for field in fields]), spark_types.StructType(fields)
         )
@@ -257,7 +257,7 @@ class ChangeQuery:
             int(np.count_nonzero(operation == _REINSERT) + np.count_nonzero(operation == _UPDATE)),
         )
 
-    def _for_spark(self, values: pa.Table, schema: Schema) -> tuple[list[spark_types.StructField], list[Any]]:
+    def _convert_for_spark(self, values: pa.Table, schema: Schema) -> tuple[list[spark_types.StructField], list[Any]]:
         """Return columns of stored rows with the types that Spark needs."""
         by_name = {field.name: field for field in schema.fields}
         fields, columns = [], []

@@ -225,7 +225,7 @@ class TableStatements:
             return to_failed_answer(_make_error("GENERIC_INTERNAL_ERROR", message, "INTERNAL_ERROR"), base)
         number = secrets.token_hex(16)
         job = StatementJob(self._url, self._token, wanted.statement, wanted.utc)
-        self._statements[number] = _Statement(time.monotonic(), asyncio.create_task(self._in_turn(job)))
+        self._statements[number] = _Statement(time.monotonic(), asyncio.create_task(self._run_in_turn(job)))
         return self._answer(number, base)
 
     async def answer(self, method: str, number: str, base: str) -> web.Response:
@@ -255,7 +255,7 @@ class TableStatements:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _in_turn(self, job: StatementJob) -> StatementAnswer:
+    async def _run_in_turn(self, job: StatementJob) -> StatementAnswer:
         async with self._slots:
             began_s = time.monotonic()
             try:

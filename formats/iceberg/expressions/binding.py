@@ -411,11 +411,11 @@ class _Binder:
 
     def _term(self, name: str, transform: str) -> _Term:
         for position, schema in enumerate(self._schemas):
-            if column := self._column(schema, position, name):
+            if column := self._find_column(schema, position, name):
                 return _term(column, schema, transform, trusted=position == 0)
         raise BadRequest(f"Cannot find column '{name}' in the table's schemas{self._suggest_similar_names(name)}")
 
-    def _column(self, schema: Schema, position: int, name: str) -> Column | None:
+    def _find_column(self, schema: Schema, position: int, name: str) -> Column | None:
         if self._case_sensitive:
             return schema.column_named(name)
         folded = self._folded.get(position)

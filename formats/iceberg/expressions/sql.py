@@ -256,7 +256,7 @@ class _Reader(Comparisons):
                 )
                 return None if low is None or high is None else (any_of if negated else all_of)(low, high)
             case exp.In():
-                return self._in(node, negated)
+                return self._parse_in(node, negated)
             case exp.Is():
                 return self._is(node, negated)
             case exp.Like() | exp.Escape() | exp.StartsWith():
@@ -334,7 +334,7 @@ class _Reader(Comparisons):
             return term.predicate(Op.NOT_EQ, *exact) if exact else TRUE
         return None
 
-    def _in(self, node: exp.In, negated: bool) -> Expression | None:
+    def _parse_in(self, node: exp.In, negated: bool) -> Expression | None:
         term = self._parse_term(node.this)
         if term is None or not node.expressions or node.args.get("query") is not None:
             return None

@@ -106,10 +106,10 @@ def partition_types(metadata: TableMetadata, spec: PartitionSpec) -> tuple[str, 
     used, so that old values stay distinct. If no schema has the column, the type is `unknown`, whose only
     value is null.
     """
-    return tuple(_partition_type(metadata, field) for field in spec.fields)
+    return tuple(_find_partition_type(metadata, field) for field in spec.fields)
 
 
-def _partition_type(metadata: TableMetadata, field: PartitionField) -> str:
+def _find_partition_type(metadata: TableMetadata, field: PartitionField) -> str:
     if len(field.sources) != 1:
         return "string"
     source = column_type(metadata, field.sources[0])
@@ -248,7 +248,7 @@ def _decode_file(parsed: _Json, metadata: TableMetadata) -> ContentFile:
         file_path=parsed.file_path,
         file_format=file_format,
         spec_id=parsed.spec_id,
-        partition=_partition(parsed, metadata),
+        partition=_parse_partition(parsed, metadata),
         record_count=parsed.record_count,
         file_size_in_bytes=parsed.file_size_in_bytes,
         column_sizes=_counts("column-sizes", parsed.column_sizes),
@@ -282,7 +282,7 @@ def _decode_hex(name: str, text: str) -> bytes:
         raise ValueError(f"{name}: {text[:100]!r} is not hexadecimal") from None
 
 
-def _partition(parsed: _Json, metadata: TableMetadata) -> tuple[Value | None, ...]:
+def _parse_partition(parsed: _Json, metadata: TableMetadata) -> tuple[Value | None, ...]:
     spec = metadata.spec(parsed.spec_id)
     if spec is None:
         spec_ids = ", ".join(str(spec.spec_id) for spec in metadata.partition_specs)
@@ -292,10 +292,10 @@ def _partition(parsed: _Json, metadata: TableMetadata) -> tuple[Value | None, ..
             f"partition: it has {len(parsed.partition)} values, but spec {spec.spec_id} has {len(spec.fields)} fields"
         )
     types = partition_types(metadata, spec)
-    return tuple(map(_partition_value, spec.fields, types, parsed.partition))
+    return tuple(map(_parse_partition_value, spec.fields, types, parsed.partition))
 
 
-def _partition_value(field: PartitionField, kind: str, json: object) -> Value | None:
+def _parse_partition_value(field: PartitionField, kind: str, json: object) -> Value | None:
     transform = canonical(field.transform)
     if not is_known(transform) or len(field.sources) != 1:
         raise ValueError(f"spec-id: the unknown transform {field.transform} of field {field.name} cannot be written")

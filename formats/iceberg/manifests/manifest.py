@@ -462,9 +462,9 @@ class _DecodedRows:
         ids = [field.field_id for field in fields]
         if None in ids:
             ids = self._read_declared_ids(len(fields))
-        return tuple(self._partition_values(field, cast(int, id_)) for field, id_ in zip(fields, ids, strict=True))
+        return tuple(self._read_partition_values(field, cast(int, id_)) for field, id_ in zip(fields, ids, strict=True))
 
-    def _partition_values(self, field: PartitionFieldColumn, field_id: int) -> PartitionFieldValues:
+    def _read_partition_values(self, field: PartitionFieldColumn, field_id: int) -> PartitionFieldValues:
         described = (field_id, field.name, field.type, field.logical)
         values, lengths = (None, None) if field.column is None else self.columns[field.column]
         if values is None:

@@ -31,7 +31,7 @@ def rows_of(decoded: DecodedManifest, rows: Longs) -> DecodedManifest:
         longs={name: values[rows] for name, values in decoded.longs.items()},
         texts={name: _select_spans(spans, rows) for name, spans in decoded.texts.items()},
         lists={name: _list(*given, rows) for name, given in decoded.lists.items()},
-        partition=tuple(_partition(values, rows) for values in decoded.partition),
+        partition=tuple(_select_partition_rows(values, rows) for values in decoded.partition),
         counts={name: _read_by_column(columns, rows, decoded.rows) for name, columns in decoded.counts.items()},
         bounds={name: _read_by_column(columns, rows, decoded.rows) for name, columns in decoded.bounds.items()},
         heap=decoded.heap,
@@ -48,7 +48,7 @@ def _list(counts: Any, values: Any, rows: Longs) -> tuple[Any, Any]:
     return counts[rows], values[_list_span_positions(np.cumsum(sizes)[rows] - sizes[rows], sizes[rows])]
 
 
-def _partition(values: PartitionFieldValues, rows: Longs) -> PartitionFieldValues:
+def _select_partition_rows(values: PartitionFieldValues, rows: Longs) -> PartitionFieldValues:
     def some(array: Any) -> Any:
         return None if array is None else array[rows]
 

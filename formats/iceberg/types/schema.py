@@ -99,7 +99,7 @@ class Schema(
         Raises:
             BadRequest: Two fields share an id or a full name.
         """
-        return _index(self)
+        return _build_index(self)
 
     def column(self, column_id: int) -> Column | None:
         return self.index.by_id.get(column_id)
@@ -204,7 +204,7 @@ def type_name(kind: Type) -> str:
     return {StructType: "struct", ListType: "list", MapType: "map"}[type(kind)]
 
 
-def _index(schema: Schema) -> SchemaIndex:
+def _build_index(schema: Schema) -> SchemaIndex:
     by_id: dict[int, Column] = {}
     full: dict[str, int] = {}
     short: dict[str, int] = {}

@@ -214,10 +214,10 @@ def _read_integers(array: pa.Array, kind: str, name: str, valid: Mask | None) ->
         return _rescale(numbers, have, want, valid, arrow, kind)
     if (name == "time" and pa.types.is_time(arrow)) or (name in TIMESTAMPS and pa.types.is_timestamp(arrow)):
         if name in TIMESTAMPS and _read_unit(name) == "ns" and arrow.unit != "ns":
-            raise _no_values(arrow, kind)  # Files with INT96 timestamps are read in microseconds.
+            raise _make_no_values_error(arrow, kind)  # Files with INT96 timestamps are read in microseconds.
         numbers = _view_numbers(array, f"i{arrow.bit_width // 8}").astype(np.int64, copy=False)
         return _rescale(numbers, _UNITS_A_SECOND[arrow.unit], _UNITS_A_SECOND[_read_unit(name)], valid, arrow, kind)
-    raise _no_values(arrow, kind)
+    raise _make_no_values_error(arrow, kind)
 
 
 def _read_unit(name: str) -> str:
@@ -241,7 +241,7 @@ def _rescale(numbers: Longs, have: int, want: int, valid: Mask | None, arrow: pa
 def _split_halves(array: pa.Array, kind: str, valid: Mask | None) -> tuple[Longs, Codes]:
     """Return the high and low 64 bits of the unscaled values of a decimal array of any width."""
     if array.type.scale != decimal_scale(kind):
-        raise _no_values(array.type, kind)
+        raise _make_no_values_error(array.type, kind)
     width = array.type.bit_width // 8
     if width <= 8:
         narrow = _view_numbers(array, f"i{width}").astype(np.int64, copy=False)
@@ -260,10 +260,10 @@ def _refuse(wrong: Mask, valid: Mask | None, arrow: pa.DataType, kind: str) -> N
         ValueError: A row that is not null is wrong.
     """
     if (wrong if valid is None else wrong & valid).any():
-        raise _no_values(arrow, kind)
+        raise _make_no_values_error(arrow, kind)
 
 
-def _no_values(arrow: pa.DataType, kind: str) -> ValueError:
+def _make_no_values_error(arrow: pa.DataType, kind: str) -> ValueError:
     return ValueError(f"a column of Arrow type {arrow} does not have values of type {kind}")
 
 
@@ -283,7 +283,7 @@ def _make_byte_keys(array: pa.Array, kind: str) -> _Piece:
     elif base_name(kind) != "decimal" and (reader := _OFFSETS.get(arrow)) is not None:
         starts, heap = _make_variable_keys(array, reader)
     else:
-        raise _no_values(arrow, kind)
+        raise _make_no_values_error(arrow, kind)
     if valid is not None:
         starts, heap = _remove_nulls(starts, heap, valid)
     return _Piece(rows, None, starts, heap, valid, None)

@@ -134,7 +134,7 @@ async def _answer_instants(call: Call, where: InstantFilter, namespace: Namespac
     if where.since == LATEST:
         where = msgspec.structs.replace(where, since=await timeline.head())
     if EVENT_STREAM in call.headers.get("Accept", ""):
-        return await _stream(call, timeline, where, namespace)
+        return await _stream_instants(call, timeline, where, namespace)
     if wait_s > 0:
         instants = await timeline.watch(where, limit, wait_s)
         await call.recheck(namespace)  # A token may have expired during the wait.
@@ -208,7 +208,9 @@ def _parse_number(text: str, name: str) -> float:
     return number
 
 
-async def _stream(call: Call, timeline: Timeline, where: InstantFilter, namespace: NamespacePath) -> web.StreamResponse:
+async def _stream_instants(
+    call: Call, timeline: Timeline, where: InstantFilter, namespace: NamespacePath
+) -> web.StreamResponse:
     """Send server-sent events (WHATWG HTML, 9.2) until the connection or the server closes.
 
     Login and rights are checked before each write, and every `rights_recheck_s` in between. When the login ends or

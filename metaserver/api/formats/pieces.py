@@ -83,7 +83,7 @@ async def send(request: web.Request, pieces: Iterator[bytes], *, run: Run | None
     while (piece := following() if run is None else await run(following)) is not None:
         encoder.add(piece)
         if encoder.size_bytes >= STREAM_FROM_BYTES:
-            return await _stream(request, encoder, following, run)
+            return await _stream_pieces(request, encoder, following, run)
         if monotonic() >= until_s:
             await asyncio.sleep(0)
             until_s = monotonic() + SLICE_S
@@ -98,7 +98,7 @@ async def send(request: web.Request, pieces: Iterator[bytes], *, run: Run | None
     return response
 
 
-async def _stream(
+async def _stream_pieces(
     request: web.Request, encoder: _Encoder, following: Callable[[], bytes | None], run: Run | None
 ) -> web.StreamResponse:
     """Send the buffer, then each further piece when it is generated."""

@@ -352,7 +352,9 @@ def _read_scope(
             )
         return ReadScope(bound=_bind(request.scope_filter, request, metadata, "scope"))
     if request.scope_partitions is not None:
-        return ReadScope(partitions=tuple(_partition(partition, metadata) for partition in request.scope_partitions))
+        return ReadScope(
+            partitions=tuple(_parse_partition(partition, metadata) for partition in request.scope_partitions)
+        )
     if operation == REPLACE or not request.reads:
         return None
     if request.remove or positional:
@@ -386,7 +388,7 @@ def _bind(expression: Expression, request: ChangeRequest, metadata: TableMetadat
         raise BadRequest(f"{description}: {error.message}") from None
 
 
-def _partition(partition: GivenPartition, metadata: TableMetadata) -> tuple[int, Partition]:
+def _parse_partition(partition: GivenPartition, metadata: TableMetadata) -> tuple[int, Partition]:
     spec = metadata.spec(partition.spec_id)
     if spec is None:
         raise BadRequest(f"scope: the table has no partition spec {partition.spec_id}")

@@ -217,13 +217,13 @@ async def write_added(writer: SnapshotWriter, change: Change, metadata: TableMet
     """
     stored: list[StoredManifest] = []
     for content, files in ((0, change.data), (1, change.deletes)):
-        groups = await run_by_count(len(files), partial(_by_spec, files, writer.snapshot_id))
+        groups = await run_by_count(len(files), partial(_group_by_spec, files, writer.snapshot_id))
         for spec_id, entries in groups.items():
             stored += await writer.several(entries, metadata, spec_id, content)
     return tuple(stored)
 
 
-def _by_spec(files: Sequence[ContentFile], snapshot_id: int) -> dict[int, list[ManifestEntry]]:
+def _group_by_spec(files: Sequence[ContentFile], snapshot_id: int) -> dict[int, list[ManifestEntry]]:
     groups: dict[int, list[ManifestEntry]] = {}
     for file in files:
         groups.setdefault(file.spec_id, []).append(ManifestEntry(ADDED, snapshot_id, None, None, file))

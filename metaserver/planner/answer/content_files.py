@@ -116,7 +116,7 @@ def _build_layout(block: Block) -> BlockLayout:
         (TEXT, b'","file-path":"', b'"', strings(block, path)),
         (CONSTANT, _encode_format(format_.packed.common)) if format_.packed.width == 0 else None,
         tuple(_list_optional_parts(block)),
-        tuple(_partition_key_part(block, column) for column in block.partition_columns),
+        tuple(_make_partition_key_part(block, column) for column in block.partition_columns),
     )
 
 
@@ -194,7 +194,7 @@ def _at(block: Block, offset: int) -> int:
     return 0 if offset == NONE else block.address + offset
 
 
-def _partition_key_part(block: Block, column: PackedColumn | None) -> Part | None:
+def _make_partition_key_part(block: Block, column: PackedColumn | None) -> Part | None:
     if column is None:
         return CONSTANT, b""
     if column.packed.form == Form.FLOATS:

@@ -156,7 +156,7 @@ class DeleteIndex:
             if self._paths:
                 paths[positions] = self._find_path_ids(block, local)
             if block.spec_id in self._partitions:
-                partitions[positions] = self._partition_ids(block, local)
+                partitions[positions] = self._find_partition_ids(block, local)
         self._add_positions(applying, sequences, paths, partitions)
         if self._equality is not None:
             self._add_equality(self._equality, applying, entry_ids, sequences, partitions)
@@ -223,7 +223,7 @@ class DeleteIndex:
             ids.append(scope)
         return np.array(ids, dtype=np.int64)
 
-    def _partition_ids(self, block: Block, rows: Longs) -> Longs:
+    def _find_partition_ids(self, block: Block, rows: Longs) -> Longs:
         """Return int64[rows], the ids of the rows' partitions; -1 for partitions without delete files."""
         ids = map(self._partitions[block.spec_id].get, self._partitions_of(block, rows), repeat(-1))
         return np.fromiter(ids, dtype=np.int64, count=len(rows))

@@ -87,13 +87,13 @@ def prune(
     if bound_scan.options.may_delete_files:
         java = as_java_prunes(bound_scan.bound)
         if probe is not None or java != bound_scan.bound:  # Otherwise, Java's statistics keep the same files.
-            added = file_against_metadata_delete(scan, java, _partition_filters(cached.view, bound_scan), expired)
+            added = file_against_metadata_delete(scan, java, _make_partition_filters(cached.view, bound_scan), expired)
             if added is not None:
                 return scan.with_file(added)
     return scan
 
 
-def _partition_filters(view: TableView, bound_scan: BoundScan) -> dict[int, Expression]:
+def _make_partition_filters(view: TableView, bound_scan: BoundScan) -> dict[int, Expression]:
     """Return the conditions on partition values for the view's specs."""
     return {
         spec_id: expression for spec_id, expression in bound_scan.partition_filters.items() if spec_id in view.specs
@@ -109,7 +109,7 @@ def _list_stages(
         yield "appended", partial(keep_appended, snapshot_ids=ids)
     if bound_scan.is_unfiltered:  # Without a stage, files without rows are kept, too.
         return
-    by_spec = _partition_filters(view, bound_scan)
+    by_spec = _make_partition_filters(view, bound_scan)
     if any(expression != TRUE for expression in by_spec.values()):
         yield "partition", partial(narrow_by_partition, by_spec=by_spec, expired=expired)
     yield "column_stats", partial(narrow_by_stats, expression=bound_scan.bound, expired=expired)

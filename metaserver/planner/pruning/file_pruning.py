@@ -147,17 +147,17 @@ def narrow_by_partition(selection: Selection, by_spec: Mapping[int, Expression],
         expired: Whether the time budget of the plan is exhausted.
     """
     if by_spec.keys() == selection.view.specs and len(by_spec) == 1:
-        narrow(selection, next(iter(by_spec.values())), _partition_leaf, expired)
+        narrow(selection, next(iter(by_spec.values())), _narrow_by_partition_leaf, expired)
         return
     spec_ids = selection.view.spec_ids
     for spec_id, expression in by_spec.items():
         of_spec = spec_ids == spec_id
         part = Selection(selection.view, np.where(of_spec, selection.state, 0).astype(np.uint8), selection.mask)
-        narrow(part, expression, _partition_leaf, expired)
+        narrow(part, expression, _narrow_by_partition_leaf, expired)
         selection.state[of_spec] = part.state[of_spec]
 
 
-def _partition_leaf(selection: Selection, bound: Bound) -> None:
+def _narrow_by_partition_leaf(selection: Selection, bound: Bound) -> None:
     column = selection.view.partition(bound.column_id, bound.kind)
     if form_of(bound.kind) is None:
         return
@@ -343,7 +343,7 @@ def _narrow_by_leaf(selection: Selection, bound: Bound) -> None:
     elif op in _NEGATIVE:
         _narrow_by_exclusion(selection, column, bound)
     elif op is Op.IS_NULL:
-        _drop(selection, column, column.no_nulls, _no_nulls)
+        _drop(selection, column, column.no_nulls, _find_no_nulls)
     elif op is Op.NOT_NULL:
         _drop(selection, column, column.nulls_only, _find_nulls_only)
     elif op is Op.NOT_NAN:
@@ -351,18 +351,18 @@ def _narrow_by_leaf(selection: Selection, bound: Bound) -> None:
     else:
         assert op is Op.IS_NAN
         _drop(selection, column, column.nulls_only, _find_nulls_only)
-        _drop(selection, column, column.no_nans, _no_nans)
+        _drop(selection, column, column.no_nans, _find_no_nans)
 
 
 Truths = npt.NDArray[np.bool_]
 CountTest = Callable[[Longs, Longs, Longs], Truths]
 
 
-def _no_nulls(values: Longs, nulls: Longs, nans: Longs) -> Truths:
+def _find_no_nulls(values: Longs, nulls: Longs, nans: Longs) -> Truths:
     return np.asarray(nulls == 0)
 
 
-def _no_nans(values: Longs, nulls: Longs, nans: Longs) -> Truths:
+def _find_no_nans(values: Longs, nulls: Longs, nans: Longs) -> Truths:
     return np.asarray(nans == 0)
 
 
@@ -487,9 +487,9 @@ def _narrow_by_exclusion(selection: Selection, column: ColumnStatistics, bound: 
     for number in np.flatnonzero(candidates & (part.state != 1)).tolist():
         first, end = view.starts[number], view.starts[number + 1]
         keep_mask = part.mask[first:end] != 0 if part.state[number] else np.zeros(end - first, dtype=np.bool_)
-        keep_mask |= ~_test_block(view, column, number, _no_nulls)
+        keep_mask |= ~_test_block(view, column, number, _find_no_nulls)
         if floats:
-            keep_mask |= ~_test_block(view, column, number, _no_nans)
+            keep_mask |= ~_test_block(view, column, number, _find_no_nans)
         selection.keep(number, keep_mask)
 
 

@@ -182,7 +182,7 @@ class DeleteEvaluator:
         if columns not in self._hashes:
             self._hashes[columns] = _hash_keys([self._known[column_id] for column_id, _ in columns])
         exact, loose = self._hashes[columns]
-        return _at(exact, rows), None if loose is None else _at(loose, rows)
+        return _select_pair(exact, rows), None if loose is None else _select_pair(loose, rows)
 
     def add_problem(self, problem: Unreadable) -> None:
         if len(self.problems) < PROBLEMS_MAX:
@@ -275,7 +275,7 @@ class _Evaluation:
             except ValueError as error:
                 raise Unreadable(path, str(error)) from None
         inverse = np.argsort(order, kind="stable")
-        return _at(exact, inverse), None if loose is None else _at(loose, inverse)
+        return _select_pair(exact, inverse), None if loose is None else _select_pair(loose, inverse)
 
 
 def _hash_keys(columns: list[Keys]) -> tuple[_Pair, _Pair | None]:
@@ -283,7 +283,7 @@ def _hash_keys(columns: list[Keys]) -> tuple[_Pair, _Pair | None]:
     return hash_halves(columns), None if loose is None else hash_halves(loose)
 
 
-def _at(pair: _Pair, at: Longs) -> _Pair:
+def _select_pair(pair: _Pair, at: Longs) -> _Pair:
     return pair[0][at], pair[1][at]
 
 

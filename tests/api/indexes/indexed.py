@@ -19,9 +19,9 @@ def index_bytes(build: dict[str, Any], files: Sequence[DataFile], **other: Any) 
     paths = [file.path for file in files]
     sizes, records = [file.size for file in files], [file.record_count for file in files]
     table = FilesTable.of(file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
-    given = {"definition": build["definition-id"], "kind": build["kind"], "table_uuid": build["table-uuid"]} | other
-    definition, kind = given.pop("definition"), given.pop("kind")
-    return b"".join(assemble(definition, kind, table, [b"any"], field_ids=[1], **given))
+    arguments = {"definition": build["definition-id"], "kind": build["kind"], "table_uuid": build["table-uuid"]} | other
+    definition, kind = arguments.pop("definition"), arguments.pop("kind")
+    return b"".join(assemble(definition, kind, table, [b"any"], field_ids=[1], **arguments))
 
 
 def write(build: dict[str, Any], name: str, data: bytes) -> dict[str, Any]:

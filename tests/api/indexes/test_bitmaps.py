@@ -26,7 +26,7 @@ from seamark.metaserver.api.lookups import bitmaps
 from seamark.metaserver.planner.scan.request import BoundScan
 from tests.api.client import Api
 from tests.api.indexes.test_lookups import a_table
-from tests.api.rest.stored import Row, Stored, rows_of, some_row
+from tests.api.rest.stored import Row, StoredTable, rows_of, some_row
 from tests.seeds import quick
 
 BITMAP = "/api/v1/tables/db/t/bitmap"
@@ -127,7 +127,7 @@ def java_order(value: float) -> tuple[bool, float, float]:
 
 
 def compare(op: str, left: Any, right: Any) -> bool:
-    made: dict[str, Callable[[], bool]] = {
+    cases: dict[str, Callable[[], bool]] = {
         "eq": lambda: left == right,
         "not-eq": lambda: left != right,
         "lt": lambda: left < right,
@@ -135,7 +135,7 @@ def compare(op: str, left: Any, right: Any) -> bool:
         "gt": lambda: left > right,
         "gt-eq": lambda: left >= right,
     }
-    return made[op]()
+    return cases[op]()
 
 
 async def pages(api: Api, body: dict[str, Any]) -> list[dict[str, Any]]:
@@ -162,8 +162,8 @@ def odd_row(rng: random.Random) -> Row:
     return (*row[:2], -0.0, row[3]) if rng.random() < 0.2 else row
 
 
-async def create_indexed_table(api: Api, rng: random.Random) -> Stored:
-    table = await Stored.create(api)
+async def create_indexed_table(api: Api, rng: random.Random) -> StoredTable:
+    table = await StoredTable.create(api)
     files = [table.data_file([odd_row(rng) for _ in range(rng.choice([1, 30, 200]))]) for _ in range(5)]
     files += [table.data_file([(n, "a", 1.5, 1) for n in range(70)])]  # This file has no NaN and no null.
     await table.commit(files)
@@ -213,14 +213,16 @@ async def test_deleted_rows_are_excluded_on_request(api: Api, version: int) -> N
         live = table.live_rows(snapshot)
         for at in rng.sample(range(40), 4):
             body = {"where": f"id < {at}", "snapshot-id": snapshot.id}
-            kept = {page["file-path"]: page for page in await pages(api, {**body, "deletes": True})}
+            pages_with_deletes = {page["file-path"]: page for page in await pages(api, {**body, "deletes": True})}
             every = {page["file-path"]: page for page in await pages(api, body)}
             for file in snapshot.data:
                 expected = {n for n, row in enumerate(rows_of(file)) if row[0] is not None and row[0] < at}
                 alive = {n for path, n, row in live if path == file.path and n in expected}
                 assert (decode_rows(every[file.path]["rows"]) if file.path in every else set()) == expected
-                assert (decode_rows(kept[file.path]["rows"]) if file.path in kept else set()) == alive
-            assert all(value["exact"] and value["undecided"] == 0 for value in kept.values())
+                assert (
+                    decode_rows(pages_with_deletes[file.path]["rows"]) if file.path in pages_with_deletes else set()
+                ) == alive
+            assert all(value["exact"] and value["undecided"] == 0 for value in pages_with_deletes.values())
 
 
 async def test_arrow_and_json_answers_are_equal(api: Api) -> None:
@@ -251,7 +253,7 @@ async def test_sql_without_an_equivalent_expression_is_reported_and_makes_rows_i
 
 
 async def test_any_row_of_a_file_without_a_bitmap_may_match(api: Api) -> None:
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     files = [table.data_file([(n, "a", 1.5, 1) for n in range(10)]) for _ in range(2)]
     await table.commit(files)
     await table.index("by_id", "bitmap", ["id"], files[:1])
@@ -262,7 +264,7 @@ async def test_any_row_of_a_file_without_a_bitmap_may_match(api: Api) -> None:
 
 
 async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     files = [table.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
     await table.commit(files)
     await table.index("by_id", "bitmap", ["id"], files)
@@ -277,7 +279,7 @@ async def test_damaged_index_file_counts_as_missing(api: Api) -> None:
 
 
 async def test_all_rows_match_without_a_predicate(api: Api) -> None:
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     file = table.data_file([(n, "a", 1.5, 1) for n in range(70)])
     await table.commit([file])
     await table.commit(deletes=[table.position_deletes([(file.path, 69)])])
@@ -322,7 +324,7 @@ def little_memory() -> Iterator[None]:
 
 async def create_file_with_row_count(api: Api, rows: int, *, deleted: bool = False) -> str:
     """Create a table whose only file has `rows` rows by its manifest entry, and return the file's path."""
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     file = replace(table.data_file([(1, "a", 1.5, 1)]), record_count=rows)
     await table.commit([file])
     if deleted:
@@ -386,7 +388,7 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
 ) -> None:
     monkeypatch.setattr(bitmaps, "CANDIDATES_MAX", 128)
     rng = random.Random(3)
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     sizes = (1000, 70, 20, 129, 1)
     files = [table.data_file([(n, "a", 1.5, 1) for n in range(rows)]) for rows in sizes]
     await table.commit(files)
@@ -404,7 +406,7 @@ async def test_rows_of_a_large_file_are_checked_against_deletes_in_parts(
 
 
 async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     await table.commit([table.data_file([(1, "a", 1.5, 1)])])
     cases: list[tuple[dict[str, Any], str]] = [
         ({"where": "nope = 1"}, "Cannot find column 'nope'"),
@@ -425,7 +427,7 @@ async def test_invalid_bitmap_request_is_rejected(api: Api) -> None:
 
 
 async def test_page_token_is_valid_for_its_request_and_snapshot_only(api: Api) -> None:
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     files = [table.data_file([(n, "a", 1.5, 1)]) for n in range(3)]
     await table.commit(files)
     first = (await api("POST", BITMAP, {"where": "id >= 0", "limit": 1})).json
@@ -442,6 +444,6 @@ async def test_page_token_is_valid_for_its_request_and_snapshot_only(api: Api) -
 
 
 async def test_table_without_a_snapshot_has_no_matching_rows(api: Api) -> None:
-    await Stored.create(api)
+    await StoredTable.create(api)
     answer = (await api("POST", BITMAP, {"where": "id = 1"})).json
     assert (answer["snapshot-id"], answer["files"], answer["next-page-token"]) == (None, [], None)

@@ -14,7 +14,7 @@ from seamark.metaserver.index.files import remote as cold
 from tests.api.client import Api
 from tests.api.indexes.test_bitmaps import create_indexed_table, decode_rows, filter_json, pages, some_tree
 from tests.api.indexes.test_lookups import a_table, ask, decode_found_rows, find_expected_rows, key_as_json
-from tests.api.rest.stored import Stored, some_row
+from tests.api.rest.stored import StoredTable, some_row
 from tests.planner.lakes.tables import RecordingObjects
 from tests.server.rig import Running, running
 
@@ -96,7 +96,7 @@ async def test_rows_by_predicate_are_the_same_by_range(served: Running) -> None:
 @pytest.mark.parametrize("kind", ["bitmap", "record"])
 async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(served: Running, kind: str) -> None:
     api = Api(served)
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     files = [table.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
     await table.commit(files)
     await table.index("by_id", kind, ["id"], files)

@@ -46,9 +46,9 @@ def valid_index_file(build: Mapping[str, Any], files: Sequence[DataFile], **othe
     paths, sizes, records = zip(*((file.path, file.size, file.record_count) for file in files), strict=True)
     listed_table = FilesTable.of(file_ids(paths, sizes, records), records, sizes, paths)  # type: ignore[arg-type]
     entries = [bloom.build(keys_of(pa.array(IDS[path], pa.int64()), "long"), 1e-6) for path in paths]
-    given = {"table_uuid": build["table-uuid"], "field_ids": [1]} | other
+    fields = {"table_uuid": build["table-uuid"], "field_ids": [1]} | other
     blob = map(memoryview, bloom.encode(entries))
-    return b"".join(assemble(build["definition-id"], "bloom", listed_table, blob, **given))
+    return b"".join(assemble(build["definition-id"], "bloom", listed_table, blob, **fields))
 
 
 async def create_build(api: Api, *groups: Sequence[DataFile]) -> tuple[dict[str, Any], list[str]]:

@@ -15,7 +15,7 @@ FILES = [file_of(f"file:///t/{n}.parquet", 1, 999, rows=3) for n in range(1, 7)]
 
 
 @pytest.fixture
-async def built(api: Api) -> tuple[Api, list[str]]:
+async def built_index(api: Api) -> tuple[Api, list[str]]:
     """Return the API with `db.t` of six files, and two index files: of the first four, and of the rest."""
     await api.table()
     await append(api, "t", FILES, snapshot_id=1, manifests=2)
@@ -38,8 +38,8 @@ async def expire(api: Api, *snapshot_ids: int) -> None:
     assert answer.status == 200, answer.raw
 
 
-async def test_data_file_counts_as_held_while_any_snapshot_has_it(built: tuple[Api, list[str]]) -> None:
-    api, locations = built
+async def test_data_file_counts_as_held_while_any_snapshot_has_it(built_index: tuple[Api, list[str]]) -> None:
+    api, locations = built_index
     assert (await find_unheld(api, locations)).json == {"unheld": {}, "complete": True}
     await append(api, "t", [FILES[0], FILES[5]], snapshot_id=2)
     await append(api, "t", FILES[1:2], snapshot_id=3, branch="kept")
@@ -54,17 +54,17 @@ async def test_data_file_counts_as_held_while_any_snapshot_has_it(built: tuple[A
 
 @pytest.mark.parametrize(("limit", "value"), [("SNAPSHOTS_MAX", 0), ("SECONDS_MAX", -1.0)])
 async def test_answer_is_empty_and_incomplete_when_a_limit_is_reached(
-    built: tuple[Api, list[str]], monkeypatch: pytest.MonkeyPatch, limit: str, value: float
+    built_index: tuple[Api, list[str]], monkeypatch: pytest.MonkeyPatch, limit: str, value: float
 ) -> None:
-    api, locations = built
+    api, locations = built_index
     await append(api, "t", FILES[:1], snapshot_id=2)
     await expire(api, 1)
     monkeypatch.setattr(index_unheld, limit, value)
     assert (await find_unheld(api, locations)).json == {"unheld": {}, "complete": False}
 
 
-async def test_files_that_are_not_live_index_files_are_rejected_by_name(built: tuple[Api, list[str]]) -> None:
-    api, locations = built
+async def test_files_that_are_not_live_index_files_are_rejected_by_name(built_index: tuple[Api, list[str]]) -> None:
+    api, locations = built_index
     answer = await find_unheld(api, [*locations, "file:///elsewhere"])
     assert (answer.status, "file:///elsewhere" in answer.json["error"]["message"]) == (409, True)
     assert (await find_unheld(api, locations, "unknown")).status == 404

@@ -20,7 +20,7 @@ from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http.slots import RequestSlot
 from seamark.metaserver.planner.rows import record_lookup
 from tests.api.client import Api
-from tests.api.rest.stored import Row, Snapshot, Stored, some_row
+from tests.api.rest.stored import Row, Snapshot, StoredTable, some_row
 from tests.seeds import examples
 from tests.server.rig import running
 
@@ -50,7 +50,9 @@ async def ask_arrow(api: Api, keys: pa.Table, query: str = "") -> pa.Table:
     return pa.ipc.open_stream(answer.raw).read_all()
 
 
-def find_expected_rows(table: Stored, snapshot: Snapshot, keys: Sequence[Row], columns: Sequence[int]) -> list[Found]:
+def find_expected_rows(
+    table: StoredTable, snapshot: Snapshot, keys: Sequence[Row], columns: Sequence[int]
+) -> list[Found]:
     """Return all live rows with these keys.
 
     The keys are compared as texts, so that NaN equals NaN.
@@ -59,7 +61,7 @@ def find_expected_rows(table: Stored, snapshot: Snapshot, keys: Sequence[Row], c
     for path, position, row in table.live_rows(snapshot):
         by_key.setdefault(tuple(repr(row[at - 1]) for at in columns), []).append((path, position))
     return sorted(
-        (number, *found) for number, key in enumerate(keys) for found in by_key.get(tuple(map(repr, key)), [])
+        (number, *found_row) for number, key in enumerate(keys) for found_row in by_key.get(tuple(map(repr, key)), [])
     )
 
 
@@ -72,9 +74,9 @@ def key_as_json(key: Row) -> list[Any]:
     return ["NaN" if isinstance(value, float) and math.isnan(value) else value for value in key]
 
 
-async def a_table(api: Api, rng: random.Random, **options: Any) -> Stored:
+async def a_table(api: Api, rng: random.Random, **options: Any) -> StoredTable:
     """Create a table with some files, then deletes of each kind that the format version allows, then more files."""
-    table = await Stored.create(api, **options)
+    table = await StoredTable.create(api, **options)
     for _ in range(3):
         files = []
         for _ in range(rng.choice([1, 2, 3])):
@@ -86,7 +88,7 @@ async def a_table(api: Api, rng: random.Random, **options: Any) -> Stored:
     return table
 
 
-def some_deletes(table: Stored, live: Sequence[Any], rng: random.Random) -> list[Any]:
+def some_deletes(table: StoredTable, live: Sequence[Any], rng: random.Random) -> list[Any]:
     equality_deletes: list[Any] = []
     spots = {file.path: {rng.randrange(file.record_count) for _ in range(rng.choice([1, 5]))} for file in live}
     vector_paths = {
@@ -138,8 +140,8 @@ async def test_lookups_equal_scans_in_every_snapshot(
         assert (await api("DELETE", "/v1/namespaces/db/tables/t")).status == 204
 
 
-async def two_files(api: Api, **options: Any) -> tuple[Stored, list[Any]]:
-    table = await Stored.create(api, **options)
+async def two_files(api: Api, **options: Any) -> tuple[StoredTable, list[Any]]:
+    table = await StoredTable.create(api, **options)
     files = [table.data_file([(100 * n + at, f"n{at}", 0.5 * at, 1) for at in range(10)]) for n in range(2)]
     await table.commit(files)
     return table, files
@@ -204,7 +206,7 @@ async def test_rows_have_their_partition_on_request(api: Api) -> None:
 
 
 async def test_keys_of_functions_are_found_by_value_and_by_text_in_any_case(api: Api) -> None:
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     file = table.data_file([(n, name, None, 1) for n, name in enumerate(["Ab", "aB", None])])
     await table.commit([file])
     await table.index("keys", "record", ["lower(name)", "bucket[4](id)"], [file])
@@ -216,7 +218,7 @@ async def test_keys_of_functions_are_found_by_value_and_by_text_in_any_case(api:
 
 
 async def test_zeros_are_two_keys_and_a_delete_that_equates_them_leaves_the_row_undecided(api: Api) -> None:
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     file = table.data_file([(1, "a", 0.0, 1), (2, "b", -0.0, 1), (3, "c", float("nan"), 1), (4, "d", None, 1)])
     await table.commit([file])
     await table.index("keys", "record", ["price"], [file])
@@ -426,7 +428,7 @@ async def test_paused_index_is_not_used_for_lookups(api: Api) -> None:
 
 
 async def test_lookup_in_a_table_without_a_snapshot_finds_no_rows(api: Api) -> None:
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     await table.index("keys", "record", ["id"], [])
     answer = await ask(api, [1], index="keys")
     assert (answer["snapshot-id"], answer["rows"], answer["missing"], answer["complete"]) == (None, [], [0], True)
@@ -434,7 +436,7 @@ async def test_lookup_in_a_table_without_a_snapshot_finds_no_rows(api: Api) -> N
 
 @pytest.mark.slow
 async def test_million_keys_are_answered_in_one_request(api: Api) -> None:
-    table = await Stored.create(api)
+    table = await StoredTable.create(api)
     files = [table.data_file([(4 * at + n, "a", None, 1) for at in range(150_000)]) for n in range(4)]
     await table.commit(files)
     gone = [(file.path, at) for file in files for at in range(0, 150_000, 1000)]

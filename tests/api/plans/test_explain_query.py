@@ -268,7 +268,7 @@ def test_names_defined_by_the_query_are_not_unknown_columns(query: str, dialect:
 def test_few_of_many_unknown_columns_are_compared_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     compared: list[str] = []
 
-    def near_names(name: str, known: Iterable[str], *, maximum: int) -> list[str]:
+    def near_names(name: str, known_names: Iterable[str], *, maximum: int) -> list[str]:
         compared.append(name)
         return []
 

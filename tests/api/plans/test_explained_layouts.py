@@ -63,11 +63,11 @@ def count_kept_files(keys: np.ndarray, *columns: tuple[np.ndarray, float, float]
     `keys`.
     """
     order = np.argsort(keys, kind="stable")
-    kept = np.ones(FILES, dtype=bool)
+    kept_rows = np.ones(FILES, dtype=bool)
     for values, low, high in columns:
         parts = values.ravel()[order].reshape(FILES, -1)
-        kept &= (parts.min(axis=1) <= high) & (parts.max(axis=1) >= low)
-    return int(kept.sum())
+        kept_rows &= (parts.min(axis=1) <= high) & (parts.max(axis=1) >= low)
+    return int(kept_rows.sum())
 
 
 @pytest.mark.parametrize("case", range(3))

@@ -57,8 +57,8 @@ async def test_plan_is_a_snapshot_only_for_requests_with_its_header(late: Late) 
 
 
 async def test_etag_depends_on_the_plans_in_the_answer(late: Late) -> None:
-    async def tag(given: str | None = None, query: str = "", **more: str) -> tuple[int, str]:
-        headers = {**PLANS, **more, **({} if given is None else {"If-None-Match": given})}
+    async def tag(name: str | None = None, query: str = "", **more: str) -> tuple[int, str]:
+        headers = {**PLANS, **more, **({} if name is None else {"If-None-Match": name})}
         answer = await late("GET", f"{STANDARD}/t{query}", headers=headers)
         assert "X-Seamark-Plans" in answer.headers["Vary"]
         return answer.status, answer.headers["ETag"]

@@ -42,15 +42,15 @@ Row = tuple[Any, ...]
 """(id, name, price, part)"""
 
 
-class Stored(LiveTable):
+class StoredTable(LiveTable):
     """The table `db.t`.
 
     If it is partitioned, its partition field is the identity of `part`, and each file belongs to one partition.
     """
 
     @staticmethod
-    async def create(api: Api, *, version: int = 2, partitioned: bool = False) -> Stored:
-        return await Stored.make(api, "t", SCHEMA, (PART,) if partitioned else (), version)
+    async def create(api: Api, *, version: int = 2, partitioned: bool = False) -> StoredTable:
+        return await StoredTable.make(api, "t", SCHEMA, (PART,) if partitioned else (), version)
 
     @property
     def partitioned(self) -> bool:

@@ -21,8 +21,8 @@ async def test_overtaken_append_follows_the_appends_that_overtook_it(tmp_path: P
     async with open_rig(tmp_path) as rig:
         await create(rig, version)
         await append(rig, {"a": 1})
-        late, made = Appender(await load(rig)), {"late-1": 10, "late-2": 5}
-        request = late.commit(made)
+        late, expected_rows = Appender(await load(rig)), {"late-1": 10, "late-2": 5}
+        request = late.commit(expected_rows)
         await append(rig, {"b": 2})
         last = await append(rig, {"c": 3})
         done = await commit(rig, request)

@@ -333,8 +333,8 @@ class Comparisons:
             given[0] = self.rng.choice(SHARP[column.kind])
             given[1] = "1e300" if numbers else MIXED_TIMES[-2]
         family = NUMBERS if numbers else ("date", "timestamp")
-        others = [one for one in scope if one.kind in family and self.can_name(one, scope)] or [column]
-        other = self.reference(self.rng.choice(others), scope)
+        other_columns = [one for one in scope if one.kind in family and self.can_name(one, scope)] or [column]
+        other = self.reference(self.rng.choice(other_columns), scope)
         negated = self.rng.choice(["", "NOT "])
         size = self.rng.randint(2, 3)
         text = ", ".join(given[:size])

@@ -62,27 +62,32 @@ class Statements(Comparisons):
 
     def with_query(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
         """Return the text of a query, and the names and types of its columns."""
-        known, clauses, words = list(named), [], "WITH"
+        visible_tables, clauses, words = list(named), [], "WITH"
         if depth > 1 and self.chance(0.3):
             for name in self.rng.sample(sorted({*ALIASES, *TABLE_NAMES}), self.rng.randint(1, 2)):
-                renamed, recursive = "", self.recursive(known, name) if self.chance(self.recursive_share) else None
-                text, columns = recursive or self.with_query(known, depth - 1, outer)
+                renamed, recursive = (
+                    "",
+                    self.recursive(visible_tables, name) if self.chance(self.recursive_share) else None,
+                )
+                text, columns = recursive or self.with_query(visible_tables, depth - 1, outer)
                 if recursive:
                     words, renamed = "WITH RECURSIVE", " (rn)"
                 elif self.chance(0.3):
                     columns = [(f"w{number}", kind) for number, (_, kind) in enumerate(columns)]
                     renamed = f" ({', '.join(self.spell(one) for one, _ in columns)})"
                 clauses.append(f"{self.spell(name)}{renamed} AS{self.space()}({text})")
-                known = [one for one in known if one.name.lower() != name.lower()]
-                known.append(Stored(name, dict(columns)))
-        text, columns = self.body(known, depth, outer)
+                visible_tables = [one for one in visible_tables if one.name.lower() != name.lower()]
+                visible_tables.append(Stored(name, dict(columns)))
+        text, columns = self.body(visible_tables, depth, outer)
         return (f"{self.word(words)} {', '.join(clauses)}{self.space()}" if clauses else "") + text, columns
 
     def body(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
         if depth > 1 and self.chance(0.28):
             left, columns = self.select(named, depth - 1, outer, set_part=True)
-            right, others = self.select(named, depth - 1, outer, set_part=True, kinds=[kind for _, kind in columns])
-            if [kind for _, kind in columns] == [kind for _, kind in others]:
+            right, right_columns = self.select(
+                named, depth - 1, outer, set_part=True, kinds=[kind for _, kind in columns]
+            )
+            if [kind for _, kind in columns] == [kind for _, kind in right_columns]:
                 word = self.rng.choice(["UNION", "UNION ALL", "INTERSECT", "EXCEPT", "EXCEPT ALL", "INTERSECT ALL"])
                 text = f"({left}){self.space()}{word}{self.space()}({right})"
                 return text + (self.draw_order(len(columns)) if self.chance(0.4) else ""), columns
@@ -216,7 +221,7 @@ class Statements(Comparisons):
         for number in range(self.rng.randint(1, 2)):
             column = self.reference(self.rng.choice(able), scope) if able else "1"
             aggregate = f"count({column})" if able else "count(*)"
-            kept = f" FILTER (WHERE {self.simple(scope)})" if self.chance(0.9) else ""
+            filter_clause = f" FILTER (WHERE {self.simple(scope)})" if self.chance(0.9) else ""
             counted = [f"sum(CASE WHEN {self.simple(scope)} THEN 2 WHEN {self.simple(scope)} THEN 3 END)"]
             counted += [
                 f"count_if({self.simple(scope)})",
@@ -225,7 +230,7 @@ class Statements(Comparisons):
             counted += [
                 f"max(CASE WHEN {self.simple(scope)} THEN 1{self.rng.choice(['', ' ELSE NULL', ' ELSE 0'])} END)"
             ]
-            text = f"{aggregate}{kept}" if self.chance(0.5) else self.rng.choice(counted)
+            text = f"{aggregate}{filter_clause}" if self.chance(0.5) else self.rng.choice(counted)
             items.append(f"coalesce({text}, 0) + {number} AS n{number}")
         return f"SELECT {', '.join(items)} FROM {source}{where}", [
             (f"n{number}", "long") for number in range(len(items))
@@ -403,8 +408,8 @@ class Statements(Comparisons):
         if shared and self.chance(0.3):
             column = self.rng.choice(shared)
             merged = Column(column.name, column.kind, None)
-            rest = [other for other in both if other.name.lower() != column.name.lower()]
-            return f"{text} {kind} {right} USING ({self.spell(column.name)})", [merged, *rest]
+            remaining_columns = [other for other in both if other.name.lower() != column.name.lower()]
+            return f"{text} {kind} {right} USING ({self.spell(column.name)})", [merged, *remaining_columns]
         on = [self.simple(both)] if self.chance(0.3) else [self.draw_join_condition(scope, more, both)]
         if self.chance(0.35):
             on.append(self.simple(both))

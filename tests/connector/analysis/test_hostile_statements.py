@@ -126,5 +126,5 @@ def test_exchange_gives_the_same_tree_as_replace(seed: int) -> None:
             for child in node.iter_expressions():
                 assert child.parent is node
                 assert child.arg_key is not None
-                held = node.args[child.arg_key]
-                assert held is child if child.index is None else held[child.index] is child
+                original = node.args[child.arg_key]
+                assert original is child if child.index is None else original[child.index] is child

@@ -56,8 +56,10 @@ class KnownColumns:
     """The columns of each table that the analysis gets: all, some, or none."""
 
     def __init__(self, rng: random.Random, tables: list[Stored]) -> None:
-        known = rng.choice([tables, tables, tables, [], [table for table in tables if rng.random() < 0.5]])
-        self._columns = {one.name.lower(): {name.lower(): kind for name, kind in one.columns.items()} for one in known}
+        known_tables = rng.choice([tables, tables, tables, [], [table for table in tables if rng.random() < 0.5]])
+        self._columns = {
+            one.name.lower(): {name.lower(): kind for name, kind in one.columns.items()} for one in known_tables
+        }
 
     def __call__(self, names: tuple[str | None, str | None, str]) -> dict[str, str] | None:
         return self._columns.get(names[2])

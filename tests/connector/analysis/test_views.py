@@ -264,8 +264,8 @@ async def test_view_that_reads_itself_is_analysed_in_bounded_work() -> None:
 async def test_nested_views_are_analysed_to_a_maximum_depth_and_number() -> None:
     chain = {f"v{number}": view(f"SELECT k FROM v{number + 1}", k="long") for number in range(12)}
     for depth, is_seen in ((DEPTH_MAX, True), (DEPTH_MAX + 1, False)):
-        given = {**chain, f"v{depth - 1}": view("SELECT id AS k FROM t", k="long")}
-        done, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=given)
+        views = {**chain, f"v{depth - 1}": view("SELECT id AS k FROM t", k="long")}
+        done, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=views)
         assert (done.statement is not None) == is_seen
         assert len(server.views_asked) == (depth if is_seen else 0)
     two = {f"v{number}": view(f"SELECT a.k FROM v{number + 1} a, v{number + 1} b", k="long") for number in range(7)}

@@ -165,9 +165,9 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
             new, names = cutting.replace_views(scans)
             whole = splice(text, new)
             rest = drop_view_scans(scans, views)
-            kept, more, _ = prune(rng, connection, text, rest)
+            pruned_rows, more, _ = prune(rng, connection, text, rest)
             both = splice(text, [*new, *(read_from_view(scan, name) for scan, name in zip(rest, more, strict=True))])
-            for became in (whole, kept, both):
+            for became in (whole, pruned_rows, both):
                 assert rows_of(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"
             cutting.drop([*names, *more])
     return counts

@@ -236,15 +236,15 @@ def field_condition(rng: random.Random, alias: str) -> str:
         "t": f"'a{number}'",
         "d": f"DATE '2026-01-0{number + 1}'",
     }
-    given = value[kind]
+    parameter = value[kind]
     result = rng.choice(
         [
-            *[f"{field} {op} {given}"] * 4,
-            f"{field} IN ({given}, {given})",
+            *[f"{field} {op} {parameter}"] * 4,
+            f"{field} IN ({parameter}, {parameter})",
             f"{field} IS {rng.choice(['', 'NOT '])}NULL",
-            f"coalesce({field}, {given}) = {given}",
-            f"{field} BETWEEN {given} AND {given}",
-            f"CASE WHEN {field} < {given} THEN 1 ELSE 2 END = 1",
+            f"coalesce({field}, {parameter}) = {parameter}",
+            f"{field} BETWEEN {parameter} AND {parameter}",
+            f"CASE WHEN {field} < {parameter} THEN 1 ELSE 2 END = 1",
         ]
     )
     return f"NOT ({result})" if rng.random() < 0.15 else result

@@ -266,8 +266,8 @@ class Life:
 
         stored_keys, latest = {self._key(row): row for row in self.rows}, dict[Any, Row]()
         for row in rows:
-            known = latest.get(self._key(row))
-            if known is None or not is_older(row, known):
+            earlier = latest.get(self._key(row))
+            if earlier is None or not is_older(row, earlier):
                 latest[self._key(row)] = row
         for key, row in latest.items():
             old = stored_keys.get(key)

@@ -84,38 +84,38 @@ class Written:
 
 
 @pytest.fixture(params=["bloom", "bitmap", "record"])
-def written(tmp_path: Path, request: pytest.FixtureRequest) -> Written:
+def index_writer(tmp_path: Path, request: pytest.FixtureRequest) -> Written:
     return Written(tmp_path, request.param)
 
 
-def test_merged_index_file_gives_the_answers_of_its_parts(written: Written) -> None:
+def test_merged_index_file_gives_the_answers_of_its_parts(index_writer: Written) -> None:
     rng = random.Random(7)
     for part in range(4):
-        written.add(
+        index_writer.add(
             {f"f{part}-{n}": [rng.randrange(40) for _ in range(rng.choice([0, 1, 9, 70]))] for n in range(part + 1)}
         )
-    merged = merge_index_files(written.locations, written.folder.as_uri(), Storage())
-    assert (merged.files, merged.rows) == (10, sum(map(len, written.rows.values())))
-    written.check(merged.location, set(written.rows))
+    merged = merge_index_files(index_writer.locations, index_writer.folder.as_uri(), Storage())
+    assert (merged.files, merged.rows) == (10, sum(map(len, index_writer.rows.values())))
+    index_writer.check(merged.location, set(index_writer.rows))
     assert open_index_file(Storage().read(merged.location or ""), "").header.level == 1
 
 
-def test_merge_drops_entries_without_a_snapshot_and_keeps_duplicates_once(written: Written) -> None:
-    first = written.add({"a": [1, 2], "b": [3], "gone": [4]})
-    second = written.add({"b": [3], "c": [5, 5]})
-    merged = merge_index_files([first, second], written.folder.as_uri(), Storage(), dropped={first: [2]})
-    written.check(merged.location, {"a", "b", "c"})
+def test_merge_drops_entries_without_a_snapshot_and_keeps_duplicates_once(index_writer: Written) -> None:
+    first = index_writer.add({"a": [1, 2], "b": [3], "gone": [4]})
+    second = index_writer.add({"b": [3], "c": [5, 5]})
+    merged = merge_index_files([first, second], index_writer.folder.as_uri(), Storage(), dropped={first: [2]})
+    index_writer.check(merged.location, {"a", "b", "c"})
 
 
-def test_merge_without_remaining_entries_writes_no_file(written: Written) -> None:
-    first = written.add({"a": [1]})
-    merged = merge_index_files([first], f"{written.folder.as_uri()}/new", Storage(), dropped={first: [0]})
+def test_merge_without_remaining_entries_writes_no_file(index_writer: Written) -> None:
+    first = index_writer.add({"a": [1]})
+    merged = merge_index_files([first], f"{index_writer.folder.as_uri()}/new", Storage(), dropped={first: [0]})
     assert merged.location is None
-    assert not (written.folder / "new").exists()
+    assert not (index_writer.folder / "new").exists()
 
 
-def test_merge_with_a_damaged_part_writes_no_file(written: Written) -> None:
-    first, second = written.add({"a": [1, 2, 3]}), written.add({"b": [3]})
+def test_merge_with_a_damaged_part_writes_no_file(index_writer: Written) -> None:
+    first, second = index_writer.add({"a": [1, 2, 3]}), index_writer.add({"b": [3]})
     path = Path(first.removeprefix("file://"))
     data = bytearray(path.read_bytes())
     for place in np.random.default_rng(3).integers(0, len(data), 40).tolist():
@@ -123,10 +123,10 @@ def test_merge_with_a_damaged_part_writes_no_file(written: Written) -> None:
         broken[place] ^= 0x40
         path.write_bytes(broken)
         try:
-            merged = merge_index_files([first, second], f"{written.folder.as_uri()}/new", Storage())
+            merged = merge_index_files([first, second], f"{index_writer.folder.as_uri()}/new", Storage())
         except (Corrupt, ValueError):
             continue
-        written.check(merged.location, {"a", "b"})  # No reader uses the changed byte.
+        index_writer.check(merged.location, {"a", "b"})  # No reader uses the changed byte.
 
 
 def register_files(*given: tuple[int, int]) -> list[RegisteredFile]:

@@ -196,8 +196,11 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
 
 def read_by_mapping(row: dict[str, Any], names: dict[str, str], mapped: dict[str, list[str]]) -> dict[str, Any]:
     """Return a row of an imported file with the columns that readers find by the current mapping."""
-    held = {names[column]: value for column, value in row.items()}
-    return {column: next((held[name] for name in mapped[column] if name in held), None) for column in COLUMNS}
+    named_values = {names[column]: value for column, value in row.items()}
+    return {
+        column: next((named_values[name] for name in mapped[column] if name in named_values), None)
+        for column in COLUMNS
+    }
 
 
 def import_files(table: Table, folder: Path, parts: list[pa.Table]) -> None:

@@ -173,7 +173,7 @@ def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
     """Return the number of rows, the exclusive or of their keys, and the number of deleted rows in the data files."""
     with duckdb.connect() as db:
         read = "read_parquet($data, filename = true, file_row_number = true)"
-        given: dict[str, Any] = {"data": _local(data)}
+        task: dict[str, Any] = {"data": _local(data)}
         if deletes:
             removed_statement = (
                 "SELECT DISTINCT replace(file_path, 'file://', '') AS filename, pos FROM read_parquet($deletes)"
@@ -183,9 +183,9 @@ def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
             db.execute("CREATE TABLE gone (filename VARCHAR, pos BIGINT)")
         matched = "g.filename = d.filename AND g.pos = d.file_row_number"
         ((count, mixed),) = db.execute(
-            f"SELECT count(*), bit_xor(k) FROM {read} d ANTI JOIN gone g ON {matched}", given
+            f"SELECT count(*), bit_xor(k) FROM {read} d ANTI JOIN gone g ON {matched}", task
         ).fetchall()
-        ((deleted,),) = db.execute(f"SELECT count(*) FROM {read} d SEMI JOIN gone g ON {matched}", given).fetchall()
+        ((deleted,),) = db.execute(f"SELECT count(*) FROM {read} d SEMI JOIN gone g ON {matched}", task).fetchall()
     return count, mixed, deleted
 
 

@@ -74,8 +74,12 @@ def test_audit_finds_an_index_that_does_not_match_the_data_file(
     entries: list[Any] = []
     for one in (other, files[1], files[2]):  # The index file names another file in place of the first.
         keys = keys_of_file(task, one)
-        made = {"bloom": lambda k: bloom.build(k[0]), "bitmap": lambda k: bitmap.build(k[0]), "record": record.build}
-        entries.append(made[task.definition.kind](keys))
+        builders = {
+            "bloom": lambda k: bloom.build(k[0]),
+            "bitmap": lambda k: bitmap.build(k[0]),
+            "record": record.build,
+        }
+        entries.append(builders[task.definition.kind](keys))
     location = f"{task.folder}/wrong.puffin"
     Storage().write(location, encode_index_file("t", task.definition, files, entries))
     verdict = verify(task, location)

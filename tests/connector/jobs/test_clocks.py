@@ -222,15 +222,15 @@ def test_commit_of_removed_files_is_refused(served: Served, client: IndexClient)
         create(catalog, 2)
         append(client, "db.t", rows([0]))
         table = catalog.load_table("db.t")
-        late, kept = write(table.location(), 1), write(table.location(), 2)
+        late, kept_path = write(table.location(), 1), write(table.location(), 2)
         os.utime(late, (1, 1))
         staged = _make_change(late)
         with table.transaction() as transaction:
             transaction.set_properties({"a": "b"})
-            transaction.add_files([f"file://{kept}"])
+            transaction.add_files([f"file://{kept_path}"])
             assert remove_orphan_files(client, "db.t").files == 1
             # PyIceberg has read the file that the removal has now deleted.
-        late.write_bytes(kept.read_bytes())
+        late.write_bytes(kept_path.read_bytes())
         table.refresh()
         transaction = table.transaction()
         transaction.add_files([f"file://{late}"])
@@ -241,7 +241,7 @@ def test_commit_of_removed_files_is_refused(served: Served, client: IndexClient)
         assert answer.error[:2] == (400, "BadRequestException")
         assert "a removal of orphan files of this table deleted" in answer.error[2]
         assert len(read(client, catalog.load_table("db.t").current_snapshot().snapshot_id)) == 2
-        late.write_bytes(kept.read_bytes())
+        late.write_bytes(kept_path.read_bytes())
         assert served.run(_commit(served, staged)).status == 200
 
 
@@ -253,7 +253,7 @@ def test_removal_of_a_file_during_its_commit_is_detected(
         create(catalog, 2)
         append(client, "db.t", rows([0]))
         location = catalog.load_table("db.t").location()
-        late, *others = (write(location, number) for number in range(100))
+        late, *other_paths = (write(location, number) for number in range(100))
         os.utime(late, (1, 1))
         delete, preload = LocalObjects.delete, ChangeApplication.preload
         started, prepared = asyncio.Event(), asyncio.Event()
@@ -274,7 +274,7 @@ def test_removal_of_a_file_during_its_commit_is_detected(
         async def remove_and_commit() -> Any:
             removal = asyncio.create_task(asyncio.to_thread(remove_orphan_files, client, "db.t"))
             await started.wait()
-            add = [file for path in (late, *others) for file in _make_change(path)["add"]]
+            add = [file for path in (late, *other_paths) for file in _make_change(path)["add"]]
             answer = await _commit(served, {"add": add})
             assert (await removal).files == 1
             return answer

@@ -318,13 +318,15 @@ def test_clustering_rewrites_files_with_many_deletes(client: IndexClient, served
         assert client.files("db.t", content="deletes").num_rows == 0
 
 
-@pytest.mark.parametrize("given", [{}, {"write.metadata.metrics.column.name": "truncate(16)"}])
+@pytest.mark.parametrize("settings", [{}, {"write.metadata.metrics.column.name": "truncate(16)"}])
 def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
-    client: IndexClient, served: Served, given: dict[str, str]
+    client: IndexClient, served: Served, settings: dict[str, str]
 ) -> None:
     prefix = "https://shop.example.com/catalogue/"
     with catalog_at(served.url) as catalog:
-        create(catalog, 2, **{"seamark.clustering.columns": "name", "write.target-file-size-bytes": "20000", **given})
+        create(
+            catalog, 2, **{"seamark.clustering.columns": "name", "write.target-file-size-bytes": "20000", **settings}
+        )
         table = catalog.load_table("db.t")
         names = [f"{prefix}{number:06d}" for number in range(5000)]
         for start in range(5):
@@ -333,7 +335,7 @@ def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
             table.append(pa.table([nothing, nothing, part, nothing], ["id", "part", "name", "price"]).cast(ARROW))
     assert cluster_incrementally(client, "db.t").files_after >= 3
     files = client.explain("db.t", f"name = '{prefix}002345'").files
-    assert files == (client.files("db.t").num_rows if given else 1)
+    assert files == (client.files("db.t").num_rows if settings else 1)
 
 
 def test_deletes_alone_are_a_reason_to_cluster(client: IndexClient, served: Served) -> None:

@@ -141,16 +141,16 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
     rng = random.Random(f"{seed} {version}")
     create(served, version)
     lineage = version == 3
-    copied, next_id, known = 0, 0, set[str]()
+    copied, next_id, known_keys = 0, 0, set[str]()
     for _ in range(6):
         for _ in range(rng.randint(2, 4)):
             size = rng.choice([5, 300, 900])
             append(client, "db.t", rows(rng, range(next_id, next_id + size)))
             next_id += size
             if rng.random() < 0.6:
-                for path in _paths(client) - known:
+                for path in _paths(client) - known_keys:
                     store_as_required(path, rng.sample(["id", "price", "payload"], rng.randint(1, 2)))
-            known = _paths(client)
+            known_keys = _paths(client)
         if rng.random() < 0.7:
             removed_numbers = rng.sample(range(next_id), rng.choice([3, 60]))
             delete(client, "db.t", keys=pa.table({"id": removed_numbers}), mode=MERGE_ON_READ)
@@ -172,7 +172,7 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
                     row["place"]["note"] = None
         assert not report.errors, (seed, report.errors)
         copied += report.row_groups_copied
-        known = _paths(client)
+        known_keys = _paths(client)
         assert read(client, lineage=lineage) == before, (seed, choice)
     assert copied > 0, seed
     files = client.files("db.t", content="data").to_pylist()

@@ -67,7 +67,7 @@ def test_values_of_a_policy_are_checked(properties: dict[str, str], wrong: str |
 
 
 @pytest.fixture
-def nested(client: IndexClient, served: Served) -> IndexClient:
+def nested_client(client: IndexClient, served: Served) -> IndexClient:
     """Return a client of a server with a table `a.b.t` of six small files."""
     with catalog_at(served.url) as catalog:
         catalog.create_namespace(("a",))
@@ -87,25 +87,25 @@ def sources(client: IndexClient) -> dict[str, tuple[str, str, Any]]:
     return {entry["name"]: (entry["value"], entry["source"], entry["namespace"]) for entry in properties}
 
 
-def test_policy_command_sets_properties_of_a_namespace_and_a_table(nested: IndexClient) -> None:
-    assert sources(nested)["seamark.compaction.enabled"] == ("false", "setting", None)
-    assert sources(nested)["seamark.compaction.min-files"] == ("5", "default", None)
-    done = call(nested, "a", "--namespace", "--set", "seamark.compaction.enabled=true")
+def test_policy_command_sets_properties_of_a_namespace_and_a_table(nested_client: IndexClient) -> None:
+    assert sources(nested_client)["seamark.compaction.enabled"] == ("false", "setting", None)
+    assert sources(nested_client)["seamark.compaction.min-files"] == ("5", "default", None)
+    done = call(nested_client, "a", "--namespace", "--set", "seamark.compaction.enabled=true")
     assert done.exit_code == 0, done.output
-    assert sources(nested)["seamark.compaction.enabled"] == ("true", "namespace", ["a"])
-    call(nested, "a.b", "--namespace", "--set", "seamark.compaction.enabled=false")
-    assert sources(nested)["seamark.compaction.enabled"] == ("false", "namespace", ["a", "b"])
-    answer = call(nested, "a.b.t", "--set", "seamark.compaction.enabled=true", "--json")
+    assert sources(nested_client)["seamark.compaction.enabled"] == ("true", "namespace", ["a"])
+    call(nested_client, "a.b", "--namespace", "--set", "seamark.compaction.enabled=false")
+    assert sources(nested_client)["seamark.compaction.enabled"] == ("false", "namespace", ["a", "b"])
+    answer = call(nested_client, "a.b.t", "--set", "seamark.compaction.enabled=true", "--json")
     output, _ = json.JSONDecoder().raw_decode(answer.stdout[answer.stdout.index("{\n") :])  # The output also has logs.
     assert output["properties"][0]["source"] == "table"
-    assert effective_properties(nested, "a.b.t") == {"seamark.compaction.enabled": "true"}
-    call(nested, "a.b.t", "--unset", "seamark.compaction.enabled")
-    call(nested, "a.b", "--namespace", "--unset", "seamark.compaction.enabled")
-    assert sources(nested)["seamark.compaction.enabled"] == ("true", "namespace", ["a"])
-    assert "namespace a" in call(nested, "a.b.t").output
+    assert effective_properties(nested_client, "a.b.t") == {"seamark.compaction.enabled": "true"}
+    call(nested_client, "a.b.t", "--unset", "seamark.compaction.enabled")
+    call(nested_client, "a.b", "--namespace", "--unset", "seamark.compaction.enabled")
+    assert sources(nested_client)["seamark.compaction.enabled"] == ("true", "namespace", ["a"])
+    assert "namespace a" in call(nested_client, "a.b.t").output
 
 
-def test_policy_command_reports_each_mistake(nested: IndexClient) -> None:
+def test_policy_command_reports_each_mistake(nested_client: IndexClient) -> None:
     for arguments, message in (
         (("a.b.t", "--set", "owner=me"), "seamark table set"),
         (("a.b.t", "--set", "seamark.compact.enabled=true"), "did you mean seamark.compaction.enabled"),
@@ -115,10 +115,10 @@ def test_policy_command_reports_each_mistake(nested: IndexClient) -> None:
         (("a.b", "--namespace"), "add --set or --unset"),
         (("a.b.t", "--set", "seamark.compaction.enabled=true", "--unset", "seamark.compaction.enabled"), "both"),
     ):
-        refused = call(nested, *arguments)
+        refused = call(nested_client, *arguments)
         assert refused.exit_code == 2
         assert message in refused.output
-    assert "a.b.none" in call(nested, "a.b.none").output
+    assert "a.b.none" in call(nested_client, "a.b.none").output
 
 
 def test_nearest_policies_are_kept_if_there_are_too_many() -> None:
@@ -158,7 +158,7 @@ def test_tables_below_a_thousand_namespaces_are_examined(served: Served) -> None
     assert "t0" in seen_names
 
 
-def test_services_and_jobs_follow_the_policy_of_a_namespace(nested: IndexClient, served: Served) -> None:
+def test_services_and_jobs_follow_the_policy_of_a_namespace(nested_client: IndexClient, served: Served) -> None:
     parts = served.server.components
     watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
     seen: dict[str, dict[str, str]] = {}
@@ -167,38 +167,38 @@ def test_services_and_jobs_follow_the_policy_of_a_namespace(nested: IndexClient,
         seen[entry.name] = metadata.properties
         return NEVER
 
-    call(nested, "a", "--namespace", "--set", "seamark.compaction.min-files=7")
-    call(nested, "a.b", "--namespace", "--set", "history.expire.max-snapshot-age-ms=1")
+    call(nested_client, "a", "--namespace", "--set", "seamark.compaction.min-files=7")
+    call(nested_client, "a.b", "--namespace", "--set", "history.expire.max-snapshot-age-ms=1")
     served.run(watch.sweep(look))
     assert seen["t"]["seamark.compaction.min-files"] == "7"
     assert seen["t"]["history.expire.max-snapshot-age-ms"] == "1"
     actual = served.run(watch.find(("a", "b"), "t"))
     assert actual[1].properties == seen["t"]
-    assert compact(nested, "a.b.t", dry_run=True).files_before == 0
-    assert expire(nested, "a.b.t", dry_run=True).snapshots == 5
-    assert nested.health("a.b.t")["expired-snapshots"] == 5
+    assert compact(nested_client, "a.b.t", dry_run=True).files_before == 0
+    assert expire(nested_client, "a.b.t", dry_run=True).snapshots == 5
+    assert nested_client.health("a.b.t")["expired-snapshots"] == 5
     call(
-        nested,
+        nested_client,
         "a.b.t",
         "--set",
         "seamark.compaction.min-files=6",
         "--set",
         "history.expire.max-snapshot-age-ms=9999999",
     )
-    assert compact(nested, "a.b.t", dry_run=True).files_before == 6
-    assert expire(nested, "a.b.t", dry_run=True).snapshots == 0
+    assert compact(nested_client, "a.b.t", dry_run=True).files_before == 6
+    assert expire(nested_client, "a.b.t", dry_run=True).snapshots == 0
 
 
-def test_policy_and_health_show_that_a_forbidden_launcher_is_ignored(nested: IndexClient) -> None:
+def test_policy_and_health_show_that_a_forbidden_launcher_is_ignored(nested_client: IndexClient) -> None:
     """The property is on the table or inherited. `test_launchers.py` tests which launcher the jobs use."""
     for arguments in (("a", "--namespace"), ("a.b.t",)):
-        call(nested, *arguments, "--set", "seamark.services.launcher=local")
+        call(nested_client, *arguments, "--set", "seamark.services.launcher=local")
         (shown_name,) = [
-            name for name in load_policy(nested, "a.b.t")["properties"] if name["name"].endswith("launcher")
+            name for name in load_policy(nested_client, "a.b.t")["properties"] if name["name"].endswith("launcher")
         ]
         assert shown_name["ignored"] == "the server permits worker (setting services_launchers)"
-        assert "ignored: the" in " ".join(call(nested, "a.b.t").output.split())
-        (problem,) = [one for one in nested.health("a.b.t")["problems"] if one["problem"] == "ignored property"]
+        assert "ignored: the" in " ".join(call(nested_client, "a.b.t").output.split())
+        (problem,) = [one for one in nested_client.health("a.b.t")["problems"] if one["problem"] == "ignored property"]
         assert problem["detail"].startswith("seamark.services.launcher is 'local'; the server permits worker")
-    call(nested, "a.b.t", "--set", "seamark.services.launcher=worker")
-    assert "ignored" not in call(nested, "a.b.t").output
+    call(nested_client, "a.b.t", "--set", "seamark.services.launcher=worker")
+    assert "ignored" not in call(nested_client, "a.b.t").output

@@ -100,8 +100,8 @@ def test_files_settle_by_age_after_rows_were_changed(client: IndexClient, served
     opened = dataclasses.replace(opened, history=history)
     tasks = list(plan(client, opened, sequence_numbers=True))
     for age_ms, numbers in ((500, [2, 3]), (1500, [2]), (2500, []), (0, [2, 3, 4])):
-        kept = select_settled(opened, tasks, age_ms, 4400)
-        assert sorted(int(task.file["data-sequence-number"]) for task in kept) == numbers, age_ms
+        settled_tasks = select_settled(opened, tasks, age_ms, 4400)
+        assert sorted(int(task.file["data-sequence-number"]) for task in settled_tasks) == numbers, age_ms
     assert (
         select_settled(opened, tasks, 500, 10_000) == tasks
     )  # The change is older than the time that files need to settle.

@@ -124,10 +124,10 @@ def test_columns_with_removed_values_or_a_changed_type_are_read_completely(clien
         )
         table = catalog.create_table("db.t", schema, properties={"format-version": "2"})
 
-        def some(ids: range) -> pa.Table:
+        def make_rows(ids: range) -> pa.Table:
             return pa.table({"id": pa.array(ids, pa.int64()), "n": pa.array([i % 500 for i in ids], pa.int32())})
 
-        append(client, "db.t", some(range(3000)))
+        append(client, "db.t", make_rows(range(3000)))
         assert compute_statistics(client, "db.t").columns_read == 2
         with table.update_schema() as update:
             update.update_column("n", LongType())

@@ -117,7 +117,7 @@ def test_scan_reports_count_and_lower_the_confidence_without_columns(client: Ind
     record_reads(client, served, 1)
 
     def report(**fields: Any) -> None:
-        given = {
+        columns = {
             "report-type": "scan-report",
             "table-name": "db.t",
             "snapshot-id": 1,
@@ -128,7 +128,7 @@ def test_scan_reports_count_and_lower_the_confidence_without_columns(client: Ind
             "metrics": {},
             **fields,
         }
-        client._request("POST", "/v1/namespaces/db/tables/t/metrics", {}, json.dumps(given).encode())
+        client._request("POST", "/v1/namespaces/db/tables/t/metrics", {}, json.dumps(columns).encode())
 
     spark = {"metadata": {"engine-name": "spark"}}
     report(**spark, **{"projected-field-ids": [3], "projected-field-names": ["payload"]})

@@ -52,16 +52,16 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
     if rng.random() < 0.5:
         client.put_index("db.t", "ids", kind="bloom", columns=["id"])
     append(client, "db.t", rows(rng, range(1_000_000, 1_000_100)))
-    before, first, given = read(client), 0, []
+    before, first, tables = read(client), 0, []
     for size in rng.choices([3, 200, 700, 4000], k=rng.randint(2, 6)):
-        given.append(rows(rng, range(first, first + size)))
+        tables.append(rows(rng, range(first, first + size)))
         first += size
     where = rng.choice(["part = 1", "part = 0"])
     if mode == OVERWRITE:
-        given = [
-            table.filter(pa.array([part == int(where[-1]) for part in table["part"].to_pylist()])) for table in given
+        tables = [
+            table.filter(pa.array([part == int(where[-1]) for part in table["part"].to_pylist()])) for table in tables
         ]
-    into, parts = write_with_tasks(client, mode, given, where)
+    into, parts = write_with_tasks(client, mode, tables, where)
     small = WrittenFiles.join(parts)
     merged = merge_written(client, "db.t", into.target, parts, slots=rng.randint(1, 3))
     assert merged.rows == small.rows
@@ -70,7 +70,7 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
     assert not removed_file_paths & list_stored_files(tmp_path)
     answer = into.commit(client, merged)
     assert answer is not None
-    expected = {row["id"]: row for table in given for row in table.to_pylist()}
+    expected = {row["id"]: row for table in tables for row in table.to_pylist()}
     for number_before, row in before.items():
         replaced = mode == OVERWRITE_PARTITIONS or (mode == OVERWRITE and row["part"] == int(where[-1]))
         if not replaced:

@@ -174,9 +174,11 @@ def test_page_indexes_and_bloom_filters_describe_the_copied_chunks(tmp_path: Pat
         for number, path in enumerate(paths):
             with SourceFile(str(path), Storage()) as given_file:
                 for column in range(2):
-                    copied, given = merged.footer.groups[number], given_file.footer.groups[0]
-                    assert merged.column_index(copied, column) == given_file.column_index(given, column) is not None
-                    assert merged.bloom(copied, column) == given_file.bloom(given, column)
+                    copied, source_group = merged.footer.groups[number], given_file.footer.groups[0]
+                    assert (
+                        merged.column_index(copied, column) == given_file.column_index(source_group, column) is not None
+                    )
+                    assert merged.bloom(copied, column) == given_file.bloom(source_group, column)
                     _check_offset_index(merged, number, column)
                 assert merged.bloom(merged.footer.groups[number], 0) is not None
     # DuckDB uses the filters: every row group's range contains the value, but only one filter does.

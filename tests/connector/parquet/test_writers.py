@@ -331,8 +331,8 @@ def test_unusual_files_are_copied_unchanged(tmp_path: Path, name: str) -> None:
             with pytest.raises((duckdb.Error, pl.exceptions.ComputeError)):
                 read(path)
             continue
-        given = read(path)
-        assert texts(read(out)) == texts(pa.concat_tables([given, given])), engine
+        source_table = read(path)
+        assert texts(read(out)) == texts(pa.concat_tables([source_table, source_table])), engine
     with pq.ParquetFile(path) as old, pq.ParquetFile(out) as new:
         assert new.schema.equals(old.schema)
         if new.metadata.num_rows:  # The Arrow types come from the copied files.

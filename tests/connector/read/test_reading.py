@@ -41,7 +41,7 @@ from tests.api.indexes.test_bitmaps import (
     some_tree,
     sql_text,
 )
-from tests.api.rest.stored import Snapshot, Stored, some_row
+from tests.api.rest.stored import Snapshot, StoredTable, some_row
 from tests.connector import lake
 from tests.connector.served import Served
 from tests.iceberg.expressions.test_sql import BOUND_TO, COLUMNS, NESTED, predicate, table
@@ -70,9 +70,9 @@ def client(served: Served) -> Iterator[SeamarkClient]:
 def columns_of(rows: list[Row]) -> dict[int, pa.Array]:
     """Return the columns of the oracle's rows, by field id."""
     kinds = {number: kind for number, (kind, _) in enumerate(COLUMNS.values(), 1)} | {51: "int", 53: "int"}
-    made = {column_id: arrow_array(kind, [row[column_id] for row in rows]) for column_id, kind in kinds.items()}
-    inner = pa.StructArray.from_arrays([made[53]], ["y"])
-    return made | {NESTED.id: pa.StructArray.from_arrays([made[51], inner], ["in", "deep"]), 52: inner}
+    columns = {column_id: arrow_array(kind, [row[column_id] for row in rows]) for column_id, kind in kinds.items()}
+    inner = pa.StructArray.from_arrays([columns[53]], ["y"])
+    return columns | {NESTED.id: pa.StructArray.from_arrays([columns[51], inner], ["in", "deep"]), 52: inner}
 
 
 def test_sql_filter_keeps_the_rows_that_duckdb_keeps(table: tuple[duckdb.DuckDBPyConnection, list[Row]]) -> None:
@@ -113,7 +113,7 @@ def evaluate(tree: Tree, row: Any, *, negated: bool = False) -> bool:
 # Whole tables
 
 
-async def history(stored_table: Stored, rng: random.Random, commits: int) -> None:
+async def history(stored_table: StoredTable, rng: random.Random, commits: int) -> None:
     """Commit files with several row groups, and deletes of every kind that the format version has."""
     for _ in range(commits):
         before = stored_table.snapshots[-1] if stored_table.snapshots else Snapshot(0, [], [])
@@ -165,12 +165,12 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
 ) -> None:
     rng = random.Random(seed)
 
-    async def make() -> Stored:
-        made = await Stored.create(served.api, version=version, partitioned=partitioned)
-        await history(made, rng, 6)
+    async def make() -> StoredTable:
+        new_table = await StoredTable.create(served.api, version=version, partitioned=partitioned)
+        await history(new_table, rng, 6)
         for name in ("id", "price"):
-            await made.index(f"by_{name}", "bitmap", [name], made.snapshots[-1].data[: rng.randint(1, 9)])
-        return made
+            await new_table.index(f"by_{name}", "bitmap", [name], new_table.snapshots[-1].data[: rng.randint(1, 9)])
+        return new_table
 
     stored_table = served.run(make())
     seen: Counter[str] = Counter()
@@ -183,8 +183,8 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
         actual = scan(client, "db.t", names, where, at=At(snapshot_id=snapshot.id), bitmaps=rng.random() < 0.7)
         rows = []
         for path, at, row in stored_table.live_rows(snapshot):
-            held = evaluate_as_sql(tree, row, nan_is_high=True) is True if in_text else evaluate(tree, row)
-            if where is None or held:
+            is_expected = evaluate_as_sql(tree, row, nan_is_high=True) is True if in_text else evaluate(tree, row)
+            if where is None or is_expected:
                 values = dict(zip(NAMES, row, strict=True)) | {FILE: path, POSITION: at}
                 rows.append(normal(values[name] for name in names))
         got = [normal(value.values()) for value in actual.to_arrow().to_pylist()] if names else None
@@ -198,15 +198,17 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
 
 
 def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(served: Served, client: SeamarkClient) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
+    async def make() -> StoredTable:
+        new_table = await StoredTable.create(served.api)
         rows = [(n, f"n{n}", float(n % 10), 1) for n in range(1000)]
         random.Random(5).shuffle(rows)
-        files = [made.data_file(rows, group_rows=20)]
-        await made.commit(files)
-        await made.commit(deletes=[made.position_deletes([(files[0].path, [row[0] for row in rows].index(7))])])
-        await made.index("by_id", "bitmap", ["id"], files)
-        return made
+        files = [new_table.data_file(rows, group_rows=20)]
+        await new_table.commit(files)
+        await new_table.commit(
+            deletes=[new_table.position_deletes([(files[0].path, [row[0] for row in rows].index(7))])]
+        )
+        await new_table.index("by_id", "bitmap", ["id"], files)
+        return new_table
 
     stored_table = served.run(make())
     path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
@@ -246,11 +248,11 @@ def spoil(path: Path, keep: Any) -> None:
 def test_row_groups_that_statistics_rule_out_are_not_read(
     served: Served, client: SeamarkClient, where: str, groups: set[int]
 ) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
+    async def make() -> StoredTable:
+        new_table = await StoredTable.create(served.api)
         rows = [(n, None if n == 500 else f"n{n:04}", n / 10, 1) for n in range(1000)]
-        await made.commit([made.data_file(rows, group_rows=10)])
-        return made
+        await new_table.commit([new_table.data_file(rows, group_rows=10)])
+        return new_table
 
     stored_table = served.run(make())
     whole = [row for row in scan(client, "db.t", where=where).to_arrow().to_pylist() if row["id"] // 10 in groups]
@@ -265,12 +267,12 @@ def test_row_groups_that_statistics_rule_out_are_not_read(
 
 
 def test_only_the_filters_columns_are_read_in_row_groups_without_a_match(served: Served, client: SeamarkClient) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
+    async def make() -> StoredTable:
+        new_table = await StoredTable.create(served.api)
         rows = [(2 * (n % 100), f"n{n}", None, 1) for n in range(1000)]
         rows[777] = (51, "here", None, 1)
-        await made.commit([made.data_file(rows, group_rows=100)])
-        return made
+        await new_table.commit([new_table.data_file(rows, group_rows=100)])
+        return new_table
 
     stored_table = served.run(make())
     path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
@@ -281,10 +283,10 @@ def test_only_the_filters_columns_are_read_in_row_groups_without_a_match(served:
 
 
 def test_spans_divide_a_file_by_its_row_groups(served: Served, client: SeamarkClient) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
-        await made.commit([made.data_file([(n, "a", 1.5, 1) for n in range(500)], group_rows=50)])
-        return made
+    async def make() -> StoredTable:
+        new_table = await StoredTable.create(served.api)
+        await new_table.commit([new_table.data_file([(n, "a", 1.5, 1) for n in range(500)], group_rows=50)])
+        return new_table
 
     served.run(make())
     opened = open_table(client, "db.t", At())
@@ -307,10 +309,10 @@ def test_spans_divide_a_file_by_its_row_groups(served: Served, client: SeamarkCl
 def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
     served: Served, client: SeamarkClient, version: int
 ) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api, version=version)
-        await history(made, random.Random(version), 6)
-        return made
+    async def make() -> StoredTable:
+        new_table = await StoredTable.create(served.api, version=version)
+        await history(new_table, random.Random(version), 6)
+        return new_table
 
     stored_table = served.run(make())
     last = len(stored_table.snapshots)
@@ -331,10 +333,10 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
 
 
 def test_limit_bounds_the_rows_and_the_files_that_are_read(served: Served, client: SeamarkClient) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
-        await made.commit([made.data_file([(n, "a", 1.5, 1) for n in range(100)]) for _ in range(3)])
-        return made
+    async def make() -> StoredTable:
+        new_table = await StoredTable.create(served.api)
+        await new_table.commit([new_table.data_file([(n, "a", 1.5, 1) for n in range(100)]) for _ in range(3)])
+        return new_table
 
     served.run(make())
     for limit, files in ((0, 0), (1, 1), (100, 1), (101, 2), (1000, 3)):
@@ -346,10 +348,10 @@ def test_limit_bounds_the_rows_and_the_files_that_are_read(served: Served, clien
 
 
 def test_scan_that_cannot_be_exact_is_refused(served: Served, client: SeamarkClient) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
-        await made.commit([made.data_file([(1, "a", 1.5, 1)])])
-        return made
+    async def make() -> StoredTable:
+        new_table = await StoredTable.create(served.api)
+        await new_table.commit([new_table.data_file([(1, "a", 1.5, 1)])])
+        return new_table
 
     served.run(make())
     for where, expected in (
@@ -370,12 +372,12 @@ def test_scan_that_cannot_be_exact_is_refused(served: Served, client: SeamarkCli
 
 
 def test_error_names_the_file_that_cannot_be_read(served: Served, client: SeamarkClient) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
-        files = [made.data_file([(1, "a", 1.5, 1)])]
-        await made.commit(files)
-        await made.commit(deletes=[made.position_deletes([(files[0].path, 0)])])
-        return made
+    async def make() -> StoredTable:
+        new_table = await StoredTable.create(served.api)
+        files = [new_table.data_file([(1, "a", 1.5, 1)])]
+        await new_table.commit(files)
+        await new_table.commit(deletes=[new_table.position_deletes([(files[0].path, 0)])])
+        return new_table
 
     stored_table = served.run(make())
     opened = open_table(client, "db.t", At())
@@ -417,15 +419,15 @@ def test_nan_is_above_all_numbers_also_if_bounds_leave_files_out(served: Served,
 
 
 def test_scan_reads_the_snapshot_branch_or_tag_that_it_names(served: Served, client: SeamarkClient) -> None:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
+    async def make() -> StoredTable:
+        new_table = await StoredTable.create(served.api)
         for n in range(3):
-            await made.commit([made.data_file([(n, "a", 1.5, 1)])])
+            await new_table.commit([new_table.data_file([(n, "a", 1.5, 1)])])
         ref = {"action": "set-snapshot-ref", "ref-name": "dev", "type": "branch", "snapshot-id": 1}
         tag = {"action": "set-snapshot-ref", "ref-name": "v2", "type": "tag", "snapshot-id": 2}
         answer = await served.api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [ref, tag]})
         assert answer.status == 200
-        return made
+        return new_table
 
     served.run(make())
 

@@ -46,12 +46,12 @@ class Model:
         self.ids: dict[int, tuple[int, int]] = {}
         self.used: set[int] = set()
 
-    def check(self, client: SeamarkClient, kept: set[int], changed: set[int], new: set[int], note: str) -> None:
+    def check(self, client: SeamarkClient, kept_ids: set[int], changed: set[int], new: set[int], note: str) -> None:
         """Check that `kept` rows keep everything, `changed` rows their ids, and `new` rows have unused ids."""
         actual_lineage = lineage(client)
-        assert actual_lineage.keys() == self.rows.keys() == kept | changed | new, note
+        assert actual_lineage.keys() == self.rows.keys() == kept_ids | changed | new, note
         now = sequence(client)
-        for id_ in kept:
+        for id_ in kept_ids:
             assert actual_lineage[id_] == self.ids[id_], f"{note}: row {id_} was only copied"
         for id_ in changed:
             assert actual_lineage[id_] == (self.ids[id_][0], now), f"{note}: row {id_} was updated"
@@ -83,33 +83,37 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
         mode = rng.choice((COPY_ON_WRITE, COPY_ON_WRITE, MERGE_ON_READ))
         match rng.choice(("append", "upsert", "upsert", "combined", "partial", "delete")):
             case "append":
-                given = {number: (number, lands[number], step, "new") for number in some_numbers if number not in known}
-                append(client, "db.t", rows(*given.values()))
-                model.rows |= given
-                if given:
-                    model.check(client, model.ids.keys() & model.rows.keys(), set(), set(given), f"{note}, append")
+                new_rows = {
+                    number: (number, lands[number], step, "new") for number in some_numbers if number not in known
+                }
+                append(client, "db.t", rows(*new_rows.values()))
+                model.rows |= new_rows
+                if new_rows:
+                    model.check(client, model.ids.keys() & model.rows.keys(), set(), set(new_rows), f"{note}, append")
             case "upsert":
-                given = {number: (number, lands[number], step, "whole") for number in some_numbers}
-                upsert(client, "db.t", rows(*given.values()), keys=["id"], mode=mode)
+                new_rows = {number: (number, lands[number], step, "whole") for number in some_numbers}
+                upsert(client, "db.t", rows(*new_rows.values()), keys=["id"], mode=mode)
                 remaining_rows = set(model.rows) - known
-                model.rows |= given
+                model.rows |= new_rows
                 changed = known if mode == COPY_ON_WRITE else set()
-                model.check(client, remaining_rows, changed, set(given) - changed, f"{note}, {mode}")
+                model.check(client, remaining_rows, changed, set(new_rows) - changed, f"{note}, {mode}")
             case "combined":
-                given = {
+                new_rows = {
                     number: (number, lands[number], rng.choice((step - 3, step + 1)), "later")
                     for number in some_numbers
                 }
-                stale = {one for one in known if model.rows[one][2] > given[one][2]}
-                upsert(client, "db.t", rows(*given.values()), keys=["id"], precombine="ts", mode=mode)
+                stale = {one for one in known if model.rows[one][2] > new_rows[one][2]}
+                upsert(client, "db.t", rows(*new_rows.values()), keys=["id"], precombine="ts", mode=mode)
                 remaining_rows = set(model.rows) - known | stale
-                model.rows |= {one: row for one, row in given.items() if one not in stale}
-                if len(stale) < len(given):
-                    model.check(client, remaining_rows, known - stale, set(given) - known, f"{note}, combined, {mode}")
+                model.rows |= {one: row for one, row in new_rows.items() if one not in stale}
+                if len(stale) < len(new_rows):
+                    model.check(
+                        client, remaining_rows, known - stale, set(new_rows) - known, f"{note}, combined, {mode}"
+                    )
             case "partial":
-                given = {number: (number, lands[number], step, None) for number in some_numbers}
-                upsert(client, "db.t", rows(*given.values()), keys=["id"], columns=["ts"], mode=mode)
-                remaining_rows, new = set(model.rows) - known, set(given) - known
+                new_rows = {number: (number, lands[number], step, None) for number in some_numbers}
+                upsert(client, "db.t", rows(*new_rows.values()), keys=["id"], columns=["ts"], mode=mode)
+                remaining_rows, new = set(model.rows) - known, set(new_rows) - known
                 for number in some_numbers:
                     was = model.rows.get(number, (number, None, None, None))
                     model.rows[number] = (number, was[1], step, was[3])

@@ -11,22 +11,22 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import BadRequest, NotFound, ServerFailed
 from seamark.connector.client.row_answers import keys_stream, lookup_of
 from seamark.connector.client.values import At
-from tests.api.rest.stored import Stored
+from tests.api.rest.stored import StoredTable
 from tests.connector.served import Served
 
 
 @pytest.fixture
-def stored(served: Served) -> Stored:
-    async def make() -> Stored:
-        made = await Stored.create(served.api)
-        files = [made.data_file([(10 * n + at, "a", None, 1) for at in range(10)]) for n in range(3)]
-        await made.commit(files)
-        await made.commit(deletes=[made.position_deletes([(files[0].path, 5)])])
-        await made.index("keys", "record", ["id", "name"], files[:2])
-        await made.index("marks", "bitmap", ["id"], files)
-        return made
+def stored_table(served: Served) -> StoredTable:
+    async def make() -> StoredTable:
+        new_table = await StoredTable.create(served.api)
+        files = [new_table.data_file([(10 * n + at, "a", None, 1) for at in range(10)]) for n in range(3)]
+        await new_table.commit(files)
+        await new_table.commit(deletes=[new_table.position_deletes([(files[0].path, 5)])])
+        await new_table.index("keys", "record", ["id", "name"], files[:2])
+        await new_table.index("marks", "bitmap", ["id"], files)
+        return new_table
 
-    table: Stored = served.run(make())
+    table: StoredTable = served.run(make())
     return table
 
 
@@ -37,8 +37,8 @@ def client(served: Served) -> Iterator[SeamarkClient]:
     new_client.close()
 
 
-def test_keys_are_found_by_the_names_of_their_columns(client: SeamarkClient, stored: Stored) -> None:
-    files = [file.path for file in stored.snapshots[-1].data]
+def test_keys_are_found_by_the_names_of_their_columns(client: SeamarkClient, stored_table: StoredTable) -> None:
+    files = [file.path for file in stored_table.snapshots[-1].data]
     lookup = client.lookup("db.t", {"name": ["a", "a", "b", "a"], "id": [4, 5, 4, 25]}, partitions=True)
     assert (lookup.snapshot_id, lookup.index, lookup.missing) == (2, "keys", 3)
     assert (lookup.complete, lookup.uncovered_files, lookup.uncovered) == (False, 1, (files[2],))
@@ -50,8 +50,8 @@ def test_keys_are_found_by_the_names_of_their_columns(client: SeamarkClient, sto
     assert before.rows.column("position").to_pylist() == [5]
 
 
-def test_bitmap_returns_the_rows_of_a_predicate_file_by_file(client: SeamarkClient, stored: Stored) -> None:
-    files = [file.path for file in stored.snapshots[-1].data]
+def test_bitmap_returns_the_rows_of_a_predicate_file_by_file(client: SeamarkClient, stored_table: StoredTable) -> None:
+    files = [file.path for file in stored_table.snapshots[-1].data]
     bitmap = list(client.bitmap("db.t", "id BETWEEN 4 AND 11", deletes=True))
     assert [(one.file_path, one.positions.tolist(), one.exact) for one in bitmap] == [
         (files[0], [4, *range(6, 10)], True),
@@ -64,7 +64,7 @@ def test_bitmap_returns_the_rows_of_a_predicate_file_by_file(client: SeamarkClie
     assert [(one.roaring, one.positions.tolist()) for one in every] == [(None, list(range(10)))] * 3
 
 
-def test_client_follows_the_pages_of_a_bitmap(served: Served, client: SeamarkClient, stored: Stored) -> None:
+def test_client_follows_the_pages_of_a_bitmap(served: Served, client: SeamarkClient, stored_table: StoredTable) -> None:
     bodies = []
     request = client._request
 
@@ -77,7 +77,7 @@ def test_client_follows_the_pages_of_a_bitmap(served: Served, client: SeamarkCli
     assert len(bodies) == 3
 
 
-def test_errors_of_the_server_are_raised_with_their_message(client: SeamarkClient, stored: Stored) -> None:
+def test_errors_of_the_server_are_raised_with_their_message(client: SeamarkClient, stored_table: StoredTable) -> None:
     with pytest.raises(BadRequest, match="No record index is on id"):
         client.lookup("db.t", {"id": [1]})
     with pytest.raises(NotFound, match="no index 'nope'"):

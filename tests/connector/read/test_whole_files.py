@@ -44,11 +44,11 @@ def test_removal_of_a_file_is_repeated_after_a_concurrent_delete(
     create(client, version=version)
     append(client, "db.t", rows((1, "de", 1, "a"), (2, "de", 1, "b")))
     whole = {"where": "id > 0", "mode": MERGE_ON_READ}
-    send, others = IndexClient._request, [1]
+    send, other_answers = IndexClient._request, [1]
 
     def racing(self: IndexClient, method: str, path: str, *arguments: object, **more: object) -> object:
-        if path.endswith("/commit") and others:
-            others.pop()
+        if path.endswith("/commit") and other_answers:
+            other_answers.pop()
             delete(self, "db.t", keys=pa.table({"id": [1]}), mode=MERGE_ON_READ)
         return send(self, method, path, *arguments, **more)  # type: ignore[arg-type]
 
@@ -57,7 +57,7 @@ def test_removal_of_a_file_is_repeated_after_a_concurrent_delete(
         delete(client, "db.t", **whole, attempts=1)  # type: ignore[arg-type]
     assert read_rows(client) == [(2, "de", 1, "b")]
     append(client, "db.t", rows((1, "de", 3, "A")))
-    others.append(1)
+    other_answers.append(1)
     report = delete(client, "db.t", where="land = 'de'", mode=MERGE_ON_READ)
     assert (report.attempts, report.deleted) == (2, 1)
     assert read_rows(client) == []

@@ -67,18 +67,16 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     served.stop()
 
 
-def value(arguments: Any) -> Any:
+def to_comparable(value: Any) -> Any:
     """Return the value in a comparable form.
 
     Numbers become floats, because DuckDB's sums and quotients have other types.
     """
-    return comparable(
-        float(arguments) if isinstance(arguments, int | Decimal) and not isinstance(arguments, bool) else arguments
-    )
+    return comparable(float(value) if isinstance(value, int | Decimal) and not isinstance(value, bool) else value)
 
 
 def rows_of(table: pa.Table) -> Counter[str]:
-    columns = [[value(one) for one in column.to_pylist()] for column in table.columns]
+    columns = [[to_comparable(one) for one in column.to_pylist()] for column in table.columns]
     return Counter(map(repr, zip(*columns, strict=True)))
 
 
@@ -145,17 +143,17 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
 
 
 @pytest.mark.parametrize(
-    ("known", "step"),
+    ("is_known", "step"),
     [(True, 4), pytest.param(True, 1, marks=pytest.mark.slow), pytest.param(False, 1, marks=pytest.mark.slow)],
 )
 def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
-    plain: duckdb.DuckDBPyConnection, known: bool, step: int
+    plain: duckdb.DuckDBPyConnection, is_known: bool, step: int
 ) -> None:
     columns = {table: iceberg_types(table) for table in TABLES}
     left_out = 0
     for number, text in enumerate(STATEMENTS[::step]):
         scans = find_scans(
-            text, columns_of=lambda names: columns[names[2]] if known else None, utc=True, today=NOW.date()
+            text, columns_of=lambda names: columns[names[2]] if is_known else None, utc=True, today=NOW.date()
         )
         new = []
         for at, scan in enumerate(scans):
@@ -168,7 +166,7 @@ def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
             ).fetchall()[0][0]
             new.append(read_from_view(scan, f"p{at}"))
         assert answer(plain, splice(text, new)) == answer(plain, text), f"{text}\n{scans}"
-    assert left_out > (200 if known else 100) / step
+    assert left_out > (200 if is_known else 100) / step
 
 
 @pytest.mark.parametrize(

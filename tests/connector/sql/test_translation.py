@@ -142,7 +142,7 @@ def test_text_that_expands_without_bounds_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("condition", "kept"),
+    ("condition", "expected_predicates"),
     [
         ("name LIKE 'a%'", ["a_b", "ab"]),
         ("name NOT LIKE 'a%'", ["b"]),
@@ -157,12 +157,12 @@ def test_text_that_expands_without_bounds_is_refused(text: str) -> None:
         ("name IS DISTINCT FROM 'b'", ["a_b", "ab", None]),
     ],
 )
-def test_negated_condition_is_true_for_the_other_rows(condition: str, kept: list[str | None]) -> None:
+def test_negated_condition_is_true_for_the_other_rows(condition: str, expected_predicates: list[str | None]) -> None:
     text = translate_text(f"SELECT name FROM s.t WHERE {condition} ORDER BY name NULLS LAST")
     with duckdb.connect() as db:
         db.execute("CREATE TABLE t0 AS SELECT * FROM (VALUES ('a_b'), ('ab'), ('b'), (NULL)) AS t (c2)")
         assert list(text.tables[0].used) == ["name"]
-        assert [row[0] for row in db.execute(text.text).fetchall()] == kept
+        assert [row[0] for row in db.execute(text.text).fetchall()] == expected_predicates
 
 
 def test_upper_converts_each_character_to_one_and_repeats_no_expression() -> None:

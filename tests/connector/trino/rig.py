@@ -92,11 +92,11 @@ async def run_proxy(*trino: str, seamark: str = "", tls: Any = None, **settings:
 
     Its `http` client does not decompress and follows no redirects, so tests see raw answers.
     """
-    given = {"catalogs": frozenset([CATALOG]), "drain_s": 1.0, "limits": RewriteLimits(budget_s=10.0), **settings}
+    arguments = {"catalogs": frozenset([CATALOG]), "drain_s": 1.0, "limits": RewriteLimits(budget_s=10.0), **settings}
     sock = bind("127.0.0.1", 0)
     async with AsyncExitStack() as stack:
         stack.callback(sock.close)
-        of_proxy = ProxySettings(trino=trino, seamark=seamark or nowhere(), **given)
+        of_proxy = ProxySettings(trino=trino, seamark=seamark or nowhere(), **arguments)
         proxy = await stack.enter_async_context(open_proxy(of_proxy))
         await stack.enter_async_context(serving(proxy, of_proxy, sock, tls))
         http = aiohttp.ClientSession(

@@ -104,7 +104,7 @@ async def test_login_is_checked_again_after_a_minute_and_for_other_credentials()
     first = CIMultiDict({"Authorization": "Basic a", "X-Trino-User": "ann", "X-Trino-Source": "x"})
     assert all(await asyncio.gather(*(logins.accepts(TRINO, first) for _ in range(5))))
     assert len(trino.asked) == 1
-    others = (
+    other_requests = (
         {"Authorization": "Basic b"},
         {"X-Trino-User": "bob"},
         {"X-Presto-User": "bob"},
@@ -113,7 +113,7 @@ async def test_login_is_checked_again_after_a_minute_and_for_other_credentials()
         {"Cookie": "token=1"},
         {"X-Forwarded-Proto": "http"},
     )
-    for number, other in enumerate(others):
+    for number, other in enumerate(other_requests):
         assert await logins.accepts(TRINO, CIMultiDict({**first, **other}))
         assert len(trino.asked) == 2 + number
     assert await logins.accepts(Coordinator("http://other", ""), first)

@@ -32,16 +32,16 @@ def names(headers: object) -> set[str]:
 async def test_requests_are_forwarded_unchanged(method: str) -> None:
     async with fake_server(echo) as trino, run_proxy(trino.url) as rig:
         target = "/v1/query/a%2Fb%20c/%7E;x?q=%26+1&empty=&%C3%A9"
-        given = {
+        request_headers = {
             "X-Trino-User": "müller".encode().decode("latin-1"),
             "Authorization": "Negotiate abc==",
             "Cookie": "a=b; c=d",
         }
-        status, _, body = await rig.ask(method, target, data=b"\x00\xff", headers=given)
+        status, _, body = await rig.ask(method, target, data=b"\x00\xff", headers=request_headers)
         assert (status, body) == (200, b"\x00\xff")
         seen_method, seen_target, headers, seen_body = trino.seen[0]
         assert (seen_method, seen_target, seen_body) == (method, target, b"\x00\xff")
-        assert {name: headers[name] for name in given} == given
+        assert {name: headers[name] for name in request_headers} == request_headers
 
 
 async def test_repeated_headers_stay_separate_and_in_order() -> None:
@@ -188,8 +188,8 @@ async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
     async with listening(answer) as trino, run_proxy(trino) as rig, rig.http.get(rig.at("/v1/spooled/1")) as result:
         await result.content.readexactly(MIB)
         await asyncio.sleep(0.5)
-        held = sent - MIB
-        assert held < 24 * MIB, held  # Most of the answer is in buffers of sockets.
+        held_bytes = sent - MIB
+        assert held_bytes < 24 * MIB, held_bytes  # Most of the answer is in buffers of sockets.
         size = MIB
         async for chunk in result.content.iter_any():
             size += len(chunk)
@@ -398,9 +398,9 @@ async def test_logs_do_not_contain_the_secrets_of_query_results(
 
 
 async def test_proxy_serves_https_and_verifies_coordinators(tmp_path: Path) -> None:
-    made = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
+    key_options = ["-keyout", tmp_path / "key.pem", "-out", tmp_path / "cert.pem"]
     kind = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
-    subprocess.run(["openssl", "req", "-x509", *kind, *made], check=True, capture_output=True)
+    subprocess.run(["openssl", "req", "-x509", *kind, *key_options], check=True, capture_output=True)
     tls = server_tls(tmp_path / "cert.pem", tmp_path / "key.pem")
     async with fake_server(echo) as trino, run_proxy(trino.url, tls=tls) as rig:
         assert (await rig.ask("GET", "/v1/info"))[0] == 200

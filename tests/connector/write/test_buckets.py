@@ -282,18 +282,18 @@ def test_resize_is_repeated_after_a_concurrent_change_of_the_spec(
 ) -> None:
     create(client, spec=[("bucket[8]", 1)])
     both = ("p0", "bucket[8]", 1)
-    others = [[both, ("land", "identity", 2)], [("note", "truncate[1]", 4), both]]
+    other_specs = [[both, ("land", "identity", 2)], [("note", "truncate[1]", 4), both]]
     real = buckets._update
 
     def overtake(*arguments: Any) -> Any:
-        if others:
-            set_spec(client, *others.pop(0))
+        if other_specs:
+            set_spec(client, *other_specs.pop(0))
         return real(*arguments)
 
     monkeypatch.setattr(buckets, "_update", overtake)
     monkeypatch.setattr(buckets, "_WAIT_S", 0)
     assert resize(client, "db.t", buckets=16) == ResizeResult("id", 8, 16, 3)
-    assert others == []
+    assert other_specs == []
     assert [field[0] for field in fields(client)] == ["note", "id_bucket_16"]
 
 

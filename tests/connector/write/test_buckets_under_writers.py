@@ -58,14 +58,14 @@ class Writers:
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _lock: Lock = field(default_factory=Lock)
 
-    def run(self, made: Callable[[int], Step], write: Callable[[IndexClient, Step], Report | None]) -> int:
+    def run(self, make_step: Callable[[int], Step], write: Callable[[IndexClient, Step], Report | None]) -> int:
         """Run one writer until it must stop. Return its number of steps."""
         client, count = IndexClient(self.url), 0
         try:
             while not self.stop.is_set():
                 with self._lock:
                     number = next(self._numbers)
-                step, before, start_s = made(number), self.spec_id, time.monotonic()
+                step, before, start_s = make_step(number), self.spec_id, time.monotonic()
                 report = write(client, step)
                 attempts = 1 if report is None else report.attempts
                 self.taken[number] = Taken(step, attempts, time.monotonic() - start_s, (before, self.spec_id))

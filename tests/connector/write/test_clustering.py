@@ -129,8 +129,8 @@ def test_values_between_sampled_values_rank_between_them_and_nan_above_all() -> 
 def test_values_outside_the_sample_have_the_rank_that_they_would_have_in_it(kind: str, seed: int) -> None:
     arrow, values = KINDS[kind]
     rng = random.Random(f"{kind} {seed}")
-    known = [*rng.sample(values, rng.randrange(len(values) + 1)), *([None] * rng.randrange(2))]
-    sample = [rng.choice(known) for _ in range(50)] if known else []
+    values_with_nulls = [*rng.sample(values, rng.randrange(len(values) + 1)), *([None] * rng.randrange(2))]
+    sample = [rng.choice(values_with_nulls) for _ in range(50)] if values_with_nulls else []
     rows = [rng.choice([*values, None]) for _ in range(30)]
     places = Ranks.of(pa.array(sample, arrow)).places(pa.array(rows, arrow)).tolist()
     nulls = sum(one is None for one in sample)

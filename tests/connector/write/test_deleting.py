@@ -177,8 +177,8 @@ def test_position_deletes_are_sorted_and_have_bounds(tmp_path: Path, by_file: bo
     }
     metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2)), properties=properties, version=2)
     long = "file:///" + "x" * 5000
-    given = [("file:///b", ["de"]), ("file:///a", ["de"]), ("file:///c", [None]), (long, ["fr"])]
-    rows = [DeletedRows(path, 0, where, longs(5, 1, 5, 2**40)) for path, where in given]
+    partitions = [("file:///b", ["de"]), ("file:///a", ["de"]), ("file:///c", [None]), (long, ["fr"])]
+    rows = [DeletedRows(path, 0, where, longs(5, 1, 5, 2**40)) for path, where in partitions]
     written = write_deletes(target(metadata), rows, Deletes(Storage(), metadata))
     assert len(written.files) == (4 if by_file else 3)
     seen = []
@@ -202,7 +202,7 @@ def test_position_deletes_are_sorted_and_have_bounds(tmp_path: Path, by_file: bo
         assert file.get("referenced-data-file") == (paths[0] if len(paths) == 1 else None)
         assert file.get("sort-order-id") is None
         seen.extend((path, file["partition"]) for path in paths)
-    assert sorted(seen, key=str) == sorted(given, key=str)
+    assert sorted(seen, key=str) == sorted(partitions, key=str)
 
 
 def test_equality_deletes_are_written_to_the_partitions_of_their_keys(tmp_path: Path) -> None:

@@ -299,15 +299,17 @@ def play(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: i
     note = f"seed {seed}, {shape}, {writers} writers"
     first = [shape.specs[0]] if shape.specs else []
     create(client, version=shape.version, spec=first, properties=dict(shape.properties))
-    taken = {one.number: one for one in mixed_steps(random.Random(seed), count)}
+    steps_by_number = {one.number: one for one in mixed_steps(random.Random(seed), count)}
     turns = max(1, len(shape.specs))
     if first == [("identity", 2)]:  # Deletes for all partitions require an unpartitioned spec first.
-        early = [value for value in taken.values() if value.number <= count // turns + writers]
-        taken |= {one.number: Step(one.number, one.kind, one.rows) for one in early if isinstance(one, Unlocated)}
+        early = [value for value in steps_by_number.values() if value.number <= count // turns + writers]
+        steps_by_number |= {
+            one.number: Step(one.number, one.kind, one.rows) for one in early if isinstance(one, Unlocated)
+        }
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers + 1) as pool:
         for turn in range(turns):
-            mine = [value for value in taken.values() if value.number * turns // count == turn]
+            mine = [value for value in steps_by_number.values() if value.number * turns // count == turn]
             for start in range(0, len(mine), writers):
                 at_once = zip(mine[start : start + writers], clients, strict=False)
                 futures = [pool.submit(step.take, own, "db.t") for step, own in at_once]
@@ -317,7 +319,7 @@ def play(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: i
                     assert future.exception(120) is None, f"{note}, {step}: {future.exception()!r}"
     for own in clients:
         own.close()
-    judge(client, "t", taken, note, version=3, every=every, writers=writers)
+    judge(client, "t", steps_by_number, note, version=3, every=every, writers=writers)
 
 
 @pytest.mark.parametrize("writers", [pytest.param(1, marks=pytest.mark.slow), 2])

@@ -94,14 +94,14 @@ def spec(*fields: tuple[str, int]) -> PartitionSpec:
 def rows(seed: int, count: int) -> pa.RecordBatch:
     rng = random.Random(seed)
     land = [rng.choice([None, {"land": None}, {"land": "de"}, {"land": "fr"}]) for _ in range(count)]
-    given = {
+    values = {
         "id": typed.array("long", typed.column(rng, "long", count)),
         "name": typed.array("string", typed.column(rng, "string", count)),
         "at": typed.array("timestamp", typed.column(rng, "timestamp", count)),
         "st": pa.array(land, pa.struct([("land", pa.string())])),
         "ratio": typed.array("double", typed.column(rng, "double", count)),
     }
-    return conform(pa.RecordBatch.from_pydict(given), SCHEMA, arrow_schema(SCHEMA))
+    return conform(pa.RecordBatch.from_pydict(values), SCHEMA, arrow_schema(SCHEMA))
 
 
 @pytest.mark.parametrize(

@@ -370,7 +370,7 @@ def test_keys_of_several_columns_are_compared_as_a_whole(client: IndexClient, pr
     assert actual == [(1, "de", 0), (1, "fr", 1), (2, "None", 0), (2, "de", 0), (2, "fr", 1)]
 
 
-def twice(name: str) -> pa.Table:
+def repeat_column(name: str) -> pa.Table:
     return rows((1, "de", 1, "x")).append_column(ARROW.field(name), rows((2, "fr", 2, "y"))[name])
 
 
@@ -386,9 +386,9 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
         (rows((1, "de")).select(["land"]), {"keys": ["id"]}, "the rows have no column id"),
         (rows((1, "de")), {"keys": ["id"], "precombine": "when"}, "no column when"),
         (rows((1, "de")), {"keys": ["id"], "columns": ["price"]}, "no column price"),
-        (twice("note"), {"keys": ["id"], "columns": ["note"]}, "the rows have 2 columns note"),
-        (twice("note"), {"keys": ["id"]}, "the rows have 2 columns note"),
-        (twice("id"), {"keys": ["id"]}, "the rows have 2 columns id"),
+        (repeat_column("note"), {"keys": ["id"], "columns": ["note"]}, "the rows have 2 columns note"),
+        (repeat_column("note"), {"keys": ["id"]}, "the rows have 2 columns note"),
+        (repeat_column("id"), {"keys": ["id"]}, "the rows have 2 columns id"),
         (pa.table({"id": [1], "price": [2]}), {"keys": ["id"]}, "the table has no column price"),
         (pa.table({"id": ["one"]}), {"keys": ["id"]}, "column id is long"),
         ([pa.table({"id": [1]}), rows((1, "de"))], {"keys": ["id"]}, "other columns than the first"),
@@ -445,15 +445,15 @@ def test_change_with_too_many_index_files_succeeds_with_fewer(
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], rows(), pa.RecordBatch.from_pylist([], ARROW)], ids=["no batch", "no chunk", "no row"]
+    "new_rows", [[], rows(), pa.RecordBatch.from_pylist([], ARROW)], ids=["no batch", "no chunk", "no row"]
 )
-def test_upsert_of_no_rows_changes_nothing_with_any_options(client: IndexClient, arguments: Any) -> None:
+def test_upsert_of_no_rows_changes_nothing_with_any_options(client: IndexClient, new_rows: Any) -> None:
     """A stream can send an empty batch."""
     create(client)
     for how in ({}, {"precombine": "ts"}, {"columns": ["note"]}, {"precombine": "ts", "columns": ["note", "land"]}):
-        assert upsert(client, "db.t", arguments, keys=["id"], **how) == Report()
+        assert upsert(client, "db.t", new_rows, keys=["id"], **how) == Report()
     with pytest.raises(Unwritable, match="the table has no column when"):
-        upsert(client, "db.t", arguments, keys=["id"], precombine="when")
+        upsert(client, "db.t", new_rows, keys=["id"], precombine="when")
     fields = [{"id": 1, "name": "a b", "required": False, "type": "long"}]
     create(client, "u", fields=fields)  # Files use another name for this column.
     assert upsert(client, "db.u", [], keys=["a b"], precombine="a b") == Report()

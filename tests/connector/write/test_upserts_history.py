@@ -226,14 +226,14 @@ def play(
     rng = random.Random(seed)
     first = [shape.specs[0]] if shape.specs and shape.specs[0][0] else []
     create(client, name, version=shape.version, spec=first, properties=dict(shape.properties))
-    taken = {one.number: one for one in steps(rng, count, MODES, unlocated=shape.by_key)}
+    steps_by_number = {one.number: one for one in steps(rng, count, MODES, unlocated=shape.by_key)}
     turns = max(1, len(shape.specs))
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers) as pool:
         for turn in range(turns):
             if turn:
                 evolve(client, name, *shape.specs[turn], turn)
-            mine = [value for value in taken.values() if value.number * turns // count == turn]
+            mine = [value for value in steps_by_number.values() if value.number * turns // count == turn]
             for start in range(0, len(mine), writers):
                 at_once = zip(mine[start : start + writers], clients, strict=False)
                 futures = [pool.submit(step.take, own, f"db.{name}") for step, own in at_once]
@@ -245,7 +245,7 @@ def play(
                     rng.choice(mine[:start]).repeat(clients[0], f"db.{name}")
     for one in clients:
         one.close()
-    judge(client, name, taken, note, version=shape.version, every=every, writers=writers)
+    judge(client, name, steps_by_number, note, version=shape.version, every=every, writers=writers)
 
 
 QUICK = (1,)

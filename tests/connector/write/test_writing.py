@@ -153,18 +153,18 @@ def check_indexes(to: WriteTarget, written: WrittenFiles) -> None:
     assert written.skipped == ()
     assert len(written.index_files) == len(to.indexes)
     files = [DataFile(file["file-path"], file["file-size-in-bytes"], file["record-count"]) for file in written.files]
-    made = {}
+    objects_by_key = {}
     for task in to.indexes:
         location = index_data_files(task, files).location
         assert location is not None
-        made[task.definition.id] = Path(location.removeprefix("file://")).read_bytes()
+        objects_by_key[task.definition.id] = Path(location.removeprefix("file://")).read_bytes()
     for json in written.index_files:
         assert json["location"].startswith(f"{to.location}/{INDEX_FOLDER}/")
         data = Path(json["location"].removeprefix("file://")).read_bytes()
         assert len(data) == json["size-in-bytes"]
         opened = open_index_file(data, json["location"])
-        assert data == made.pop(opened.header.definition)
-    assert made == {}
+        assert data == objects_by_key.pop(opened.header.definition)
+    assert objects_by_key == {}
 
 
 def test_files_have_the_target_size(tmp_path: Path) -> None:

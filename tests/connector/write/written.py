@@ -98,7 +98,7 @@ def their_file(json: Mapping[str, Any]) -> DataFile:
         found = by_id(name)
         return None if found is None else {one: bytes.fromhex(text) for one, text in found.items()}
 
-    made = DataFile.from_args(
+    data_file = DataFile.from_args(
         content=DataFileContent.DATA,
         file_path=json["file-path"],
         file_format=FileFormat(json["file-format"].upper()),
@@ -114,8 +114,8 @@ def their_file(json: Mapping[str, Any]) -> DataFile:
         split_offsets=json["split-offsets"],
         sort_order_id=json["sort-order-id"],
     )
-    made.spec_id = json["spec-id"]
-    return made
+    data_file.spec_id = json["spec-id"]
+    return data_file
 
 
 def read_by_pyiceberg(

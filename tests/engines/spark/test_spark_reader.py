@@ -429,11 +429,13 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypa
     first = rig.snapshots("big")[0]
     assert rows(read(rig.spark, "reads.db.big", where, at=At(snapshot_id=first))) == expected
     # Both readers support a time, and names in another case.
-    made = rig.sql(f"SELECT unix_millis(committed_at) FROM {{db}}.big.snapshots WHERE snapshot_id = {first}").first()[0]
+    committed_ms = rig.sql(
+        f"SELECT unix_millis(committed_at) FROM {{db}}.big.snapshots WHERE snapshot_id = {first}"
+    ).first()[0]
     count = rig.sql("SELECT * FROM {db}.big").count()
     rig.sql("INSERT INTO {db}.big VALUES (40001, 77, 'later')")
-    assert rows(read(rig.spark, "reads.db.big", where, at=At(as_of_ms=made))) == expected
-    assert read(rig.spark, "reads.db.big", at=At(as_of_ms=made)).count() == count
+    assert rows(read(rig.spark, "reads.db.big", where, at=At(as_of_ms=committed_ms))) == expected
+    assert read(rig.spark, "reads.db.big", at=At(as_of_ms=committed_ms)).count() == count
     with pytest.raises(BadRequest, match="no snapshot at or before"):
         read(rig.spark, "reads.db.big", at=At(as_of_ms=1))
     for predicate in (where, "k > 77"):

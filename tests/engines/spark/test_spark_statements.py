@@ -233,13 +233,13 @@ def play(
         done: dict[str, str | None] = {OURS: None, THEIRS: None}
         path = explain(rig.spark, text.replace("{t}", f"{rig.db}.{OURS}_{name}")).path
         for whose in (OURS, THEIRS):
-            given = text.replace("{t}", f"{rig.db}.{whose}_{name}")
+            statement = text.replace("{t}", f"{rig.db}.{whose}_{name}")
             try:
                 if whose == THEIRS:
-                    rig.spark.sql(given)
+                    rig.spark.sql(statement)
                 else:
                     with counting_keys(counts):
-                        counts[execute(rig.spark, given).path] += 1
+                        counts[execute(rig.spark, statement).path] += 1
             except PySparkException as error:
                 done[whose] = error.getCondition() or type(error).__name__
         counts["failed"] += done[OURS] is not None

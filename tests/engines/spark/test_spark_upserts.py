@@ -39,27 +39,27 @@ def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) ->
     how = {"row_mode": rng.choice(MODES), "driver_rows": rng.choice((0, 0, 1000))}
     some_numbers = rng.sample(range(60), 20)
     row: Row = (None, None, None)
-    given = {one: (rng.choice(("de", "fr", None)), number, rng.randrange(40)) for one in some_numbers}
+    new_rows = {one: (rng.choice(("de", "fr", None)), number, rng.randrange(40)) for one in some_numbers}
     if kind == "insert":
-        fresh = {100 * number + one: row for one, row in given.items()}
+        fresh = {100 * number + one: row for one, row in new_rows.items()}
         write(rig.frame(fresh), f"db.{table}", client=rig.client)
         return kind, model | fresh
     if kind == "delete":
-        gone = rig.frame(given).select("id")
+        gone = rig.frame(new_rows).select("id")
         rig.delete(gone, table, **how)
-        return f"{kind} {how}", {one: row for one, row in model.items() if one not in given}
+        return f"{kind} {how}", {one: row for one, row in model.items() if one not in new_rows}
     if kind == "upsert":
-        rig.upsert(rig.frame(given), table, **how)
-        return f"{kind} {how}", model | given
+        rig.upsert(rig.frame(new_rows), table, **how)
+        return f"{kind} {how}", model | new_rows
     if kind == "partial":
-        rig.upsert(rig.frame(given).select("v", "id", "land"), table, columns=["v"], **how)
-        merged = {one: ((old := model.get(one, row))[0], given[one][1], old[2]) for one in given}
+        rig.upsert(rig.frame(new_rows).select("v", "id", "land"), table, columns=["v"], **how)
+        merged = {one: ((old := model.get(one, row))[0], new_rows[one][1], old[2]) for one in new_rows}
         return f"{kind} {how}", model | merged
     # Each key has several rows. The row with the latest ts replaces the stored row if it is not older.
-    frame, new_model = rig.frame(given), dict(model)
-    late = {one: ("late", number, ts + 1) for one, (_, _, ts) in given.items() if ts is not None and one % 3 == 0}
+    frame, new_model = rig.frame(new_rows), dict(model)
+    late = {one: ("late", number, ts + 1) for one, (_, _, ts) in new_rows.items() if ts is not None and one % 3 == 0}
     rig.upsert(frame.union(rig.frame(late)).union(frame), table, precombine="ts", **how)
-    for one, new in (given | late).items():
+    for one, new in (new_rows | late).items():
         stored = model.get(one)
         if stored is None or stored[2] is None or (new[2] is not None and new[2] >= stored[2]):
             new_model[one] = new
@@ -301,7 +301,7 @@ def test_rows_larger_than_sparks_estimate_are_left_to_tasks(rig: Rig) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("options", "message"),
     [
         ({"mode": "upsert"}, "set the key columns"),
         ({"mode": "upsert", "keys": "id"}, "lists of names"),
@@ -315,9 +315,9 @@ def test_rows_larger_than_sparks_estimate_are_left_to_tasks(rig: Rig) -> None:
         ({"mode": "upsert", "keys": ["id"], "producer": ("job", "1")}, "it must be a name and a whole number"),
     ],
 )
-def test_invalid_write_options_are_refused(rig: Rig, given: dict[str, Any], message: str) -> None:
+def test_invalid_write_options_are_refused(rig: Rig, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        write(rig.spark.range(3), "db.none", client=rig.client, **given)
+        write(rig.spark.range(3), "db.none", client=rig.client, **options)
 
 
 def test_missing_columns_are_reported_before_any_row_is_evaluated(rig: Rig) -> None:

@@ -133,21 +133,21 @@ def test_only_one_result_of_a_repeated_task_counts(rig: Rig, row_mode: str, monk
 @pytest.mark.slow
 def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: Rig, tmp_path: Path) -> None:
     rig.create("stream", BUCKETS)
-    given, checkpoint = tmp_path / "given", tmp_path / "checkpoint"
+    source, checkpoint = tmp_path / "given", tmp_path / "checkpoint"
     reports: list[Report] = []
     queries: list[str] = []
 
     def arrive(model: Model) -> None:
-        rig.frame(model).coalesce(1).write.mode("append").parquet(str(given))
+        rig.frame(model).coalesce(1).write.mode("append").parquet(str(source))
 
-    def each(df: DataFrame, number: int) -> None:
+    def upsert_batch(df: DataFrame, number: int) -> None:
         queries.append(df.sparkSession.sparkContext.getLocalProperty("sql.streaming.queryId") or "")
         reports.append(rig.upsert(df, "stream", precombine="ts", producer=(f"orders-{queries[-1]}", number)))
 
     def run(checkpoint: Path = checkpoint) -> None:
         read = rig.spark.readStream.schema("id int, land string, v int, ts int").option("maxFilesPerTrigger", 1)
-        writer = read.parquet(str(given)).writeStream.option("checkpointLocation", str(checkpoint))
-        query = writer.foreachBatch(each).trigger(availableNow=True).start()
+        writer = read.parquet(str(source)).writeStream.option("checkpointLocation", str(checkpoint))
+        query = writer.foreachBatch(upsert_batch).trigger(availableNow=True).start()
         query.awaitTermination()
         assert queries[-1] == query.id
 

@@ -325,14 +325,14 @@ def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: Rig, tmp_
     tables = f"{rig.server.base_url}/v1/namespaces/db/tables"
     fields = [{"id": 1, "name": "id", "type": "long"}, {"id": 2, "name": "v", "type": "string"}]
     schema = {"type": "struct", "fields": [{**field, "required": False} for field in fields]}
-    made = json.dumps({"name": "replaced", "schema": schema}).encode()
+    request_body = json.dumps({"name": "replaced", "schema": schema}).encode()
 
     def replacing(batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches, then replace the table with another one."""
         yield from batches
         for request in (
             urllib.request.Request(f"{tables}/replaced", method="DELETE"),
-            urllib.request.Request(tables, made, {"Content-Type": "application/json"}),
+            urllib.request.Request(tables, request_body, {"Content-Type": "application/json"}),
         ):
             urllib.request.urlopen(request).close()
 

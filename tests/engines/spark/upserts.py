@@ -22,8 +22,8 @@ class Rig(SparkTables):
         self.sql(f"CREATE TABLE {{db}}.{name} ({columns}) USING iceberg {spec} TBLPROPERTIES ({named})")
 
     def frame(self, model: Model) -> DataFrame:
-        given = [(one, *row) for one, row in model.items()]
-        return self.spark.createDataFrame(given, "id int, land string, v int, ts int")
+        rows = [(one, *row) for one, row in model.items()]
+        return self.spark.createDataFrame(rows, "id int, land string, v int, ts int")
 
     def upsert(self, frame: DataFrame, table: str, **arguments: Any) -> Report:
         return write(frame, f"db.{table}", client=self.client, mode="upsert", **{"keys": ["id"], **arguments})
@@ -34,9 +34,9 @@ class Rig(SparkTables):
     def held(self, table: str, at: str = "") -> Model:
         """Return the rows by key, and check that each key occurs once."""
         actual = self.sql(f"SELECT id, land, v, ts FROM {{db}}.{table} {at}")
-        made = {one: (land, v, ts) for one, land, v, ts in actual}
-        assert len(made) == len(actual), sorted(actual)
-        return made
+        rows_by_id = {one: (land, v, ts) for one, land, v, ts in actual}
+        assert len(rows_by_id) == len(actual), sorted(actual)
+        return rows_by_id
 
     def live(self, table: str) -> int:
         return len(self.sql(f"SELECT 1 FROM {{db}}.{table}.data_files"))

@@ -82,8 +82,8 @@ class _Handler(BaseHTTPRequestHandler):
         if fate == "gateway timeout":
             return self._answer(504, [("Content-Type", "text/html")], b"<html>504 Gateway Timeout</html>")
         skip = ("transfer-encoding", "content-length", "connection", "date", "server")
-        kept = [(name, value) for name, value in answer.getheaders() if name.lower() not in skip]
-        return self._answer(answer.status, kept, answer.data)  # type: ignore[attr-defined]
+        kept_headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in skip]
+        return self._answer(answer.status, kept_headers, answer.data)  # type: ignore[attr-defined]
 
     do_GET = do_POST = do_HEAD = do_DELETE = do_PUT = _pass_on  # noqa: N815  names that http.server looks for
 

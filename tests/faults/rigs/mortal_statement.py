@@ -35,8 +35,10 @@ EVENTS: tuple[tuple[type, tuple[str, ...]], ...] = (
 def run_killed_at(number: int, job: StatementJob, env: Mapping[str, str] | None = None) -> StatementAnswer | None:
     """Run a job that is killed at event `number`; return None if it was killed."""
     argv = [sys.executable, "-m", "tests.faults.rigs.mortal_statement", str(number)]
-    given = None if env is None else {**os.environ, **env}
-    completed = subprocess.run(argv, input=msgspec.json.encode(job), stdout=subprocess.PIPE, timeout=240, env=given)
+    environment = None if env is None else {**os.environ, **env}
+    completed = subprocess.run(
+        argv, input=msgspec.json.encode(job), stdout=subprocess.PIPE, timeout=240, env=environment
+    )
     if completed.returncode == -signal.SIGKILL:
         return None
     assert completed.returncode == 0

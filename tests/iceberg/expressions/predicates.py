@@ -134,9 +134,9 @@ def specs(draw: st.DrawFn, columns: Mapping[int, str]) -> PartitionSpec:
     fields = []
     for number in range(draw(st.integers(1, 3))):
         column = draw(st.sampled_from(sorted(columns)))
-        known = ["identity", "void", "zorder", *TRANSFORMS.get(columns[column], []) * 2]
+        transforms = ["identity", "void", "zorder", *TRANSFORMS.get(columns[column], []) * 2]
         fields.append(
-            PartitionField(f"p{number}", draw(st.sampled_from(known)), source_id=column, field_id=1000 + number)
+            PartitionField(f"p{number}", draw(st.sampled_from(transforms)), source_id=column, field_id=1000 + number)
         )
     return PartitionSpec(1, tuple(fields))
 

@@ -131,7 +131,7 @@ def java(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
         stdin.close()
 
 
-def ours(filter_json: Any) -> Any:
+def bind_as_json(filter_json: Any) -> Any:
     return expression_json(bind(parse_expression(filter_json), OURS, (OURS,), case_sensitive=True))
 
 
@@ -166,7 +166,7 @@ def test_java_binds_every_literal_to_the_same_value_and_reads_our_json(java: Jav
     ]
     negated = [(kind, {"type": "not", "child": filter_json}) for kind, filter_json in cases]
     filters = [*cases, *negated]
-    written = [ours(filter_json) for _, filter_json in filters]
+    written = [bind_as_json(filter_json) for _, filter_json in filters]
     answers = java([filter_json for _, filter_json in filters])
     second_java = java(written)
     for (kind, filter_json), mine, first, second in zip(filters, written, answers, second_java, strict=True):
@@ -179,7 +179,7 @@ def test_java_binds_every_set_to_the_same_values_and_reads_our_json(java: Java) 
     filters = [
         {"type": op, "term": NAMES[kind], "values": LITERALS[kind] * 2} for kind in kinds for op in ("in", "not-in")
     ]
-    written = [ours(filter_json) for filter_json in filters]
+    written = [bind_as_json(filter_json) for filter_json in filters]
     for kind, mine, first, second in zip(
         [kind for kind in kinds for _ in range(2)], written, java(filters), java(written), strict=True
     ):
@@ -195,7 +195,7 @@ def test_java_rejects_the_same_literals(java: Java) -> None:
     for filter_json, answer in zip(filters, java(filters), strict=True):
         assert "refused" in answer, filter_json
         with pytest.raises(BadRequest):
-            ours(filter_json)
+            bind_as_json(filter_json)
 
 
 def test_java_folds_null_checks_and_names_terms_as_we_do(java: Java) -> None:
@@ -219,7 +219,7 @@ def test_java_folds_null_checks_and_names_terms_as_we_do(java: Java) -> None:
         filters += [{"type": op, "term": term, "value": literal} for op in COMPARISONS]
         filters += [{"type": "is-null", "term": term}, {"type": "not-null", "term": term}]
     filters += [{"type": op, "term": NAMES["string"], "value": "ä"} for op in ("starts-with", "not-starts-with")]
-    written = [ours(filter_json) for filter_json in filters]
+    written = [bind_as_json(filter_json) for filter_json in filters]
     for filter_json, mine, first, second in zip(filters, written, java(filters), java(written), strict=True):
         assert mine == first, filter_json
         assert mine == second, filter_json
@@ -241,4 +241,4 @@ def test_java_rejects_the_same_predicates(java: Java) -> None:
     for filter_json, answer in zip(filters, java(filters), strict=True):
         assert "refused" in answer, filter_json
         with pytest.raises(BadRequest):
-            ours(filter_json)
+            bind_as_json(filter_json)

@@ -18,7 +18,7 @@ from seamark.formats.iceberg.expressions.expression_json import expression_json,
 from seamark.formats.iceberg.types.values import Value
 from seamark.formats.runtime.errors import BadRequest
 from tests.iceberg.test_values import KINDS
-from tests.iceberg.test_values import theirs as theirs_of
+from tests.iceberg.test_values import to_pyiceberg as theirs_of
 
 A = Unbound(Op.IS_NULL, "a", "identity", ())
 B = Unbound(Op.EQ, "b", "identity", (5,))
@@ -120,18 +120,18 @@ def test_broken_expression_is_a_bad_request_that_names_the_place(given_json: Any
 
 def nest_expression(levels: int) -> Any:
     """Return alternating AND and OR of this depth."""
-    made: Any = A_JSON
+    nested: Any = A_JSON
     for level in range(levels):
-        made = {"type": "and" if level % 2 else "or", "left": B_JSON, "right": made}
-    return made
+        nested = {"type": "and" if level % 2 else "or", "left": B_JSON, "right": nested}
+    return nested
 
 
 def chain(links: int, side: str) -> Any:
-    made: Any = A_JSON
+    nested: Any = A_JSON
     other = "left" if side == "right" else "right"
     for _ in range(links):
-        made = {"type": "or", side: made, other: B_JSON}
-    return made
+        nested = {"type": "or", side: nested, other: B_JSON}
+    return nested
 
 
 def test_expression_nesting_is_limited() -> None:

@@ -107,11 +107,11 @@ def to_pyiceberg(expression: Expression) -> theirs.BooleanExpression:
         joined = theirs.And if isinstance(expression, And) else theirs.Or
         return joined(*map(to_pyiceberg, expression.children))
     assert isinstance(expression, Bound)
-    made, literal = PREDICATES[expression.op], TYPES[expression.kind][1]
+    operator, literal = PREDICATES[expression.op], TYPES[expression.kind][1]
     if expression.op in (Op.IN, Op.NOT_IN):
-        result = made(expression.name, {literal(value) for value in expression.values})
+        result = operator(expression.name, {literal(value) for value in expression.values})
     else:
-        result = made(expression.name, *map(literal, expression.values))
+        result = operator(expression.name, *map(literal, expression.values))
     assert isinstance(result, theirs.BooleanExpression)
     return result
 

@@ -158,11 +158,16 @@ def test_residual_uses_only_names_of_the_current_schema() -> None:
     """Java binds it by name: after a rename, the old name is unknown or, worse, belongs to another column."""
     schema = Schema((Field(1, "x", False, "int"), Field(2, "renamed", False, "int"), Field(4, "old", False, "int")))
 
-    def on(column_id: int, name: str) -> Bound:
+    def equals_on(column_id: int, name: str) -> Bound:
         return Bound(Op.EQ, column_id, name, "int", "identity", "int", (5,))
 
-    kept, renamed, replaced, dropped = on(1, "x"), on(2, "before"), on(3, "old"), on(9, "gone")
-    both = And((kept, on(4, "old")))
+    kept, renamed, replaced, dropped = (
+        equals_on(1, "x"),
+        equals_on(2, "before"),
+        equals_on(3, "old"),
+        equals_on(9, "gone"),
+    )
+    both = And((kept, equals_on(4, "old")))
     assert make_bindable(both, schema) is both
     for other in (renamed, replaced, dropped):
         assert make_bindable(other, schema) == TRUE

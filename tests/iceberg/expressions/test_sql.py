@@ -100,21 +100,21 @@ def value(rng: random.Random, name: str) -> Any:
     return rng.randint(-3, 3)
 
 
-def to_row_value(kind: str, arguments: Any) -> Any:
+def to_row_value(kind: str, value: Any) -> Any:
     """Return the value as the oracle's rows hold it."""
-    if arguments is None or kind in ("boolean", "string", "binary", "int", "long", "double"):
-        return arguments
+    if value is None or kind in ("boolean", "string", "binary", "int", "long", "double"):
+        return value
     if kind == "float":
-        return struct.unpack("<f", struct.pack("<f", arguments))[0]
+        return struct.unpack("<f", struct.pack("<f", value))[0]
     if kind == "date":
-        return (arguments - EPOCH).days
+        return (value - EPOCH).days
     if kind.startswith("timestamp"):
-        return (arguments - datetime(1970, 1, 1)) // timedelta(microseconds=1)
+        return (value - datetime(1970, 1, 1)) // timedelta(microseconds=1)
     if kind == "time":
-        return ((arguments.hour * 60 + arguments.minute) * 60 + arguments.second) * 10**6 + arguments.microsecond
+        return ((value.hour * 60 + value.minute) * 60 + value.second) * 10**6 + value.microsecond
     if kind == "uuid":
-        return arguments.bytes
-    return int(arguments.scaleb(int(kind.rstrip(")").split(",")[1])))
+        return value.bytes
+    return int(value.scaleb(int(kind.rstrip(")").split(",")[1])))
 
 
 @pytest.fixture(scope="module")

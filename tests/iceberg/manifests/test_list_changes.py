@@ -83,5 +83,5 @@ def test_list_with_one_more_manifest_reuses_the_others() -> None:
     added = make_manifest(rng)
     for place in (0, 20, 50):
         after = decode([*made_manifests[:place], added, *made_manifests[place:]], before)
-        taken = {id(manifest) for manifest in before.manifests} & {id(manifest) for manifest in after.manifests}
-        assert len(taken) >= len(made_manifests) - 2
+        shared_ids = {id(manifest) for manifest in before.manifests} & {id(manifest) for manifest in after.manifests}
+        assert len(shared_ids) >= len(made_manifests) - 2

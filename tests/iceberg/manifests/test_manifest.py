@@ -223,13 +223,13 @@ def test_deleted_entries_are_dropped_with_their_statistics() -> None:
     assert decoded.partition[0].longs.tolist() == [1, 3]
 
 
-def twice(ids: list[int]) -> list[int]:
+def repeat_first(ids: list[int]) -> list[int]:
     return [*ids[:-1], ids[0]]
 
 
 @pytest.mark.parametrize("odd", [None, 0, 1, 99, 149])
 @pytest.mark.parametrize(
-    "unlike", [lambda ids: ids[::-1], lambda ids: ids[1:], lambda ids: [*ids, 9], twice, lambda ids: []]
+    "unlike", [lambda ids: ids[::-1], lambda ids: ids[1:], lambda ids: [*ids, 9], repeat_first, lambda ids: []]
 )
 def test_statistics_are_read_whether_all_rows_name_the_same_columns_or_not(
     odd: int | None, unlike: Callable[[list[int]], list[int]]

@@ -146,7 +146,7 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
     fields = tuple(PartitionField(field_id, name, source, how) for field_id, source, how, name in case.fields)
     data = manifest_bytes(
         [
-            Entry(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number, theirs(case, e.file))
+            Entry(e.status, e.snapshot_id, e.sequence_number, e.file_sequence_number, to_planner_file(case, e.file))
             for e in entries
         ],
         version=version,
@@ -181,7 +181,7 @@ def test_manifests_of_other_writers_are_read(seed: int, version: int) -> None:
 LEFT_OUT_WHEN_SPARSE = ("equality_ids", "referenced_data_file")
 
 
-def theirs(case: Case, file: ContentFile) -> SimpleNamespace:
+def to_planner_file(case: Case, file: ContentFile) -> SimpleNamespace:
     """Return the file in the form of the planner's tests."""
     by_column = [getattr(file, name) or {} for name in cases.STATISTICS[1:]]
     names = ("values", "nulls", "nans", "lower", "upper")
@@ -450,13 +450,15 @@ def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
     manifest = entries.to_manifest_file("m", snapshot_id=5, sequence_number=2)
     columns = [{"id": 3, "name": "rest", "required": False, "type": "long"}]
     without = {"type": "struct", "schema-id": 1, "fields": columns}
-    kept = case.read(**{"schemas": [case.json()["schema"], without], "current-schema-id": 1})
-    (entry,) = read_entries(entries.data, manifest, kept)
+    data_without_column = case.read(**{"schemas": [case.json()["schema"], without], "current-schema-id": 1})
+    (entry,) = read_entries(entries.data, manifest, data_without_column)
     assert entry.file.partition == (LOW, 3)
-    second_manifest = write_manifest([entry], metadata=kept, spec_id=0, content=0)
+    second_manifest = write_manifest([entry], metadata=data_without_column, spec_id=0, content=0)
     assert (
         read_entries(
-            second_manifest.data, second_manifest.to_manifest_file("m", snapshot_id=5, sequence_number=2), kept
+            second_manifest.data,
+            second_manifest.to_manifest_file("m", snapshot_id=5, sequence_number=2),
+            data_without_column,
         )[0].file
         == entry.file
     )
@@ -483,13 +485,13 @@ def test_manifest_that_differs_from_its_list_is_corrupt_and_named() -> None:
     case = table(2, [(1, "identity", "n")])
     entries = encode_entries(case, [added_entry(data_file((1,)))])
     manifest = entries.to_manifest_file("m.avro", snapshot_id=5, sequence_number=2)
-    for data, changed, told in [
+    for data, changed, expected_change in [
         (entries.data[:-1], {}, "bytes; the manifest list states"),
         (entries.data, {"partition_spec_id": 7}, "has the partition spec 7"),
         (entries.data, {"content": 1}, "has content 0"),
         (b"x" * len(entries.data), {}, "does not start with Avro's magic bytes"),
     ]:
-        with pytest.raises(Corrupt, match=rf"^m\.avro.*{told}"):
+        with pytest.raises(Corrupt, match=rf"^m\.avro.*{expected_change}"):
             read_entries(data, msgspec.structs.replace(manifest, **changed), case.metadata)
     other = table(2, [(2, "identity", "n")])
     with pytest.raises(

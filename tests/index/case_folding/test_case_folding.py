@@ -73,9 +73,9 @@ def test_random_texts_keep_their_folded_form_in_python_and_duckdb() -> None:
         check(text, [*other_rows, text.lower(), text.upper()])
 
 
-def check(text: str, others: list[str]) -> None:
+def check(text: str, other_texts: list[str]) -> None:
     """Check that a search for an engine's form of a text finds the text."""
-    for other in others:
+    for other in other_texts:
         if has_known_case(other):
             assert fold(text) in (fold(other), UNKNOWN_CASE), (text, other)
 

@@ -100,7 +100,7 @@ def solve(mappings: Iterable[dict[int, set[str]]], unassigned: set[int]) -> dict
 def table_source(folded: dict[int, str], unassigned: set[int]) -> str:
     single = sorted((point, ord(text) - point) for point, text in folded.items() if len(text) == 1)
     runs = " ".join(f"{first:x}-{last:x}/{step}{change:+x}" for first, last, step, change in _runs(single))
-    others = " ".join(
+    other_points = " ".join(
         f"{point:x}={'+'.join(f'{ord(item):x}' for item in text)}"
         for point, text in sorted(folded.items())
         if len(text) != 1
@@ -109,7 +109,7 @@ def table_source(folded: dict[int, str], unassigned: set[int]) -> str:
     return _HEAD + "\n".join(
         [
             _constant("MOVED", runs, "First and last code point, step, and the difference to the folded code point."),
-            _constant("REPLACED", others, "Code points with a folded text of several code points, or of none."),
+            _constant("REPLACED", other_points, "Code points with a folded text of several code points, or of none."),
             _constant("UNASSIGNED", ranges, "The code points that Unicode 16 does not assign."),
         ]
     )

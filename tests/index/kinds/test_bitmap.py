@@ -96,16 +96,16 @@ def test_bitmap_index_finds_the_rows_of_a_row_by_row_evaluation(kind: Kind, seed
 def test_merge_equals_an_index_built_from_the_kept_files(kind: Kind, layout: str) -> None:
     rng = random.Random(kind.name)
     pool = [kind.draw(rng) for _ in range(30)]
-    parts, kept, columns = [], [], []
+    parts, kept_entries, columns = [], [], []
     for _ in range(3):
         mine = [draw_column(rng, kind, rng.choice(ROWS), pool) for _ in range(5)]
         entries = [build_file(kind, values) for values in mine]
         keep = np.array([rng.random() < 0.6 for _ in mine])
         parts.append((open_bitmap(entries), keep))
-        kept += [entry for entry, is_kept in zip(entries, keep, strict=True) if is_kept]
+        kept_entries += [entry for entry, is_kept in zip(entries, keep, strict=True) if is_kept]
         columns += [one for one, is_kept in zip(mine, keep, strict=True) if is_kept]
     merged = b"".join(bitmap.merge(parts))
-    assert merged == b"".join(bitmap.encode(kept))
+    assert merged == b"".join(bitmap.encode(kept_entries))
     check(Bitmap(memoryview(merged)), kind, columns, rng, 10)
 
 

@@ -222,32 +222,32 @@ def merged_parts(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom,
     rng = np.random.default_rng(seed)
     for parts in (1, 2, 5, 12):
         counts = rng.choice([1, 2, 7, 64, 65, 130, 300], parts).tolist()
-        kept, given_parts = [], []
+        kept_entries, given_parts = [], []
         for count in counts:
             files = random_files(int(rng.integers(2**40)), rng.choice([0, 10, 60, 500], count).tolist())
             entries = [build(longs(values)) for values in files]
             keep = rng.random(count) < rng.choice([0.0, 0.4, 0.95, 1.0])
-            kept += [entry for entry, expected in zip(entries, keep.tolist(), strict=True) if expected]
+            kept_entries += [entry for entry, expected in zip(entries, keep.tolist(), strict=True) if expected]
             given_parts.append((Bloom(blob_of(entries)), keep))
-        yield kept, given_parts
+        yield kept_entries, given_parts
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_merge_equals_a_build_from_the_kept_files_byte_by_byte(seed: int) -> None:
-    for kept, parts in merged_parts(seed):
+    for kept_entries, parts in merged_parts(seed):
         merged = b"".join(merge(parts))
         Bloom(merged).verify()
-        if kept:
-            assert merged == blob_of(kept)
+        if kept_entries:
+            assert merged == blob_of(kept_entries)
         else:
             assert Bloom(merged).files == 0
 
 
 def test_merge_in_many_steps_equals_one_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.formats.index.kinds.bloom._MERGE_WORDS", 900)
-    for kept, parts in merged_parts(9):
-        if kept:
-            assert b"".join(merge(parts)) == blob_of(kept)
+    for kept_entries, parts in merged_parts(9):
+        if kept_entries:
+            assert b"".join(merge(parts)) == blob_of(kept_entries)
 
 
 def test_merges_of_merges_miss_no_key() -> None:

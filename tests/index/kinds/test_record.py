@@ -128,16 +128,19 @@ def test_lookups_equal_a_dict_before_and_after_merges(seed: int) -> None:
     numbers = list(range(len(lake.files)))
     lake.check(lake.record(numbers), numbers)
     edge = draw.randrange(len(numbers) + 1)
-    parts, kept = [], []
+    parts, kept_numbers = [], []
     for half in (numbers[:edge], numbers[edge:]):
         keep = np.array([draw.random() < 0.7 for _ in half], bool)
         parts.append((lake.record(half), keep))
-        kept += [number for number, one in zip(half, keep, strict=True) if one]
+        kept_numbers += [number for number, is_kept in zip(half, keep, strict=True) if is_kept]
     merged = open_record(merge(parts))
-    lake.check(merged, kept)
-    assert blob_of(merged) == b"".join(encode([build(lake.keys(lake.files[number])) for number in kept]))
-    again = np.array([draw.random() < 0.7 for _ in kept], bool)
-    lake.check(open_record(merge([(merged, again)])), [number for number, one in zip(kept, again, strict=True) if one])
+    lake.check(merged, kept_numbers)
+    assert blob_of(merged) == b"".join(encode([build(lake.keys(lake.files[number])) for number in kept_numbers]))
+    keep_again = np.array([draw.random() < 0.7 for _ in kept_numbers], bool)
+    lake.check(
+        open_record(merge([(merged, keep_again)])),
+        [number for number, is_kept in zip(kept_numbers, keep_again, strict=True) if is_kept],
+    )
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 7))
@@ -352,10 +355,10 @@ def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
 def with_changed_page(blob: bytes, page: int, change: Callable[[bytearray], None]) -> memoryview:
     """Return the blob with a changed page and matching checksums."""
     changed = bytearray(blob)
-    held = changed[page * PAGE : (page + 1) * PAGE]
-    change(held)
-    struct.pack_into("<Q", held, 0, compute_checksum(bytes(held[8:]), page))
-    changed[page * PAGE : (page + 1) * PAGE] = held
+    page_bytes = changed[page * PAGE : (page + 1) * PAGE]
+    change(page_bytes)
+    struct.pack_into("<Q", page_bytes, 0, compute_checksum(bytes(page_bytes[8:]), page))
+    changed[page * PAGE : (page + 1) * PAGE] = page_bytes
     return memoryview(changed)
 
 
@@ -400,11 +403,11 @@ def test_reader_of_the_documented_format_finds_every_entry() -> None:
     results = []
     for number in range(pages):
         page = blob[4096 * number : 4096 * (number + 1)]
-        page_sum, held, zero = struct.unpack_from("<QII", page)
+        page_sum, page_number, zero = struct.unpack_from("<QII", page)
         assert (page_sum, zero) == (compute_checksum(page[8:], number), 0)
-        assert held == (170 if number < 8 else 1500 - 8 * 170)
-        assert not any(page[16 + 24 * held :])
-        inside = [struct.unpack_from("<QQII", page, 16 + 24 * at) for at in range(held)]
+        assert page_number == (170 if number < 8 else 1500 - 8 * 170)
+        assert not any(page[16 + 24 * page_number :])
+        inside = [struct.unpack_from("<QQII", page, 16 + 24 * at) for at in range(page_number)]
         assert inside[0][0] == fences[number]
         results += inside
     pairs = [zip(hi.tolist(), lo.tolist(), strict=True) for hi, lo in rows]

@@ -93,9 +93,13 @@ def test_plan_with_the_toy_index_keeps_every_matching_row(client: IndexClient) -
 
 
 def test_server_checks_the_parameters_and_columns_of_the_toy_kind(client: IndexClient) -> None:
-    for kind, given in ((SIGNATURE.name, {"width": 4.0}), (SIGNATURE.name, {"fpp": 0.1}), ("bloom", {"width": 64.0})):
+    for kind, parameters in (
+        (SIGNATURE.name, {"width": 4.0}),
+        (SIGNATURE.name, {"fpp": 0.1}),
+        ("bloom", {"width": 64.0}),
+    ):
         with pytest.raises(Refused, match=r"between 8 and 65536|accepts"):
-            client.put_index("db.t", "other", kind=kind, columns=["id"], **given)
+            client.put_index("db.t", "other", kind=kind, columns=["id"], **parameters)
     with pytest.raises(Refused, match="is on one column"):
         client.put_index("db.t", "other", kind=SIGNATURE.name, columns=["id", "country"])
 

@@ -134,9 +134,9 @@ async def store(tmp_path: Path) -> AsyncIterator[PointerStore]:
 async def create_evolved_table(
     folder: Path, store: PointerStore, before: list[dict[str, Any]], after: list[dict[str, Any]], definition: str
 ) -> EvolvedTable:
-    made = Evolved(folder / "t", before, after)
-    made.commit(1, [made.manifest("a", range(2))])
-    table = EvolvedTable(made, store, Registry(store, SystemClock()), {"i": definition})
+    evolved_lake = Evolved(folder / "t", before, after)
+    evolved_lake.commit(1, [evolved_lake.manifest("a", range(2))])
+    table = EvolvedTable(evolved_lake, store, Registry(store, SystemClock()), {"i": definition})
     await table.register()
     return table
 

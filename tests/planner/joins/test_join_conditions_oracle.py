@@ -187,15 +187,15 @@ def range_join(rng: random.Random, names: dict[str, str]) -> tuple[dict[str, Any
 
 
 def joins(rng: random.Random, names: dict[str, str]) -> tuple[list[dict[str, Any]], str]:
-    request, told = [], []
+    request, expected_answers = [], []
     for number in range(rng.randint(1, 2)):
         alternatives = [join(rng, names) for _ in range(rng.choice([1, 1, 2, 3]))]
         if len(alternatives) > 1:
             request += [{**one, "any-of": number} for one, _ in alternatives]
         else:
             request += [one for one, _ in alternatives]
-        told.append("(" + " OR ".join(condition for _, condition in alternatives) + ")")
-    return request, " AND ".join(told)
+        expected_answers.append("(" + " OR ".join(condition for _, condition in alternatives) + ")")
+    return request, " AND ".join(expected_answers)
 
 
 async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts: Counter[str]) -> None:

@@ -181,8 +181,8 @@ class FileMaker:
         metrics = {column.id: column_metrics(rng, column.kind, columns[column.id]) for column in chosen_files}
         delete = self._delete(EQUALITY_DELETES, spec_id, partition, len(ordered))
         ids = [column.id for column in chosen_files]
-        kept = {key: of for key, of in metrics.items() if of != ColumnMetrics()}
-        return [replace(delete, equality_ids=ids, keys=tuple(ordered), metrics=kept)]
+        kept_metrics = {key: of for key, of in metrics.items() if of != ColumnMetrics()}
+        return [replace(delete, equality_ids=ids, keys=tuple(ordered), metrics=kept_metrics)]
 
     def _key_value(self, column: Column, row: Row) -> Any:
         if column.id in row:
@@ -230,7 +230,7 @@ class FileMaker:
         """
         rng = self._rng
         path, offset = self._path("data", ".puffin"), 4
-        made, replaced = [], []
+        new_entries, replaced = [], []
         for file in rng.sample(files, min(len(files), rng.choice([1, 1, 2, 3]))):
             positions = {(file.path, at) for at in range(max(1, file.record_count)) if rng.random() < 0.6}
             for delete in old:
@@ -241,7 +241,7 @@ class FileMaker:
             positions = positions or {(file.path, 0)}
             size = rng.randint(30, 90)
             one = self._delete(POSITION_DELETES, file.spec_id, file.partition, len(positions))
-            made.append(
+            new_entries.append(
                 replace(
                     one,
                     path=path,
@@ -253,7 +253,7 @@ class FileMaker:
                 )
             )
             offset += size
-        return made, replaced
+        return new_entries, replaced
 
     def _delete(self, content: int, spec_id: int, partition: tuple[Any, ...], count: int) -> DeleteFile:
         return DeleteFile(

@@ -109,9 +109,9 @@ class _History:
             self.version = self.final_version
         if rng.random() < 0.35:
             keep = {part.source for fields in self.specs.values() for part in fields}
-            made = self.maker.evolve(self.schema, len(self.schemas), self.version, keep)
-            if made.fields != self.schema.fields:
-                self.schema = self.schemas[made.id] = made
+            new_schema = self.maker.evolve(self.schema, len(self.schemas), self.version, keep)
+            if new_schema.fields != self.schema.fields:
+                self.schema = self.schemas[new_schema.id] = new_schema
                 self._fill_pools()
         if rng.random() < 0.3:
             self._add_spec()
@@ -219,14 +219,14 @@ class _History:
         return self._replace(branch, "replace", {id(file) for file in group}, [[self._added_entry(data, oldest)]])
 
     def _replace(self, branch: str, operation: str, removed: set[int], added: list[list[Entry]]) -> None:
-        kept, rewritten = [], []
+        kept_manifests, rewritten = [], []
         for manifest in self.heads[branch].manifests:
             live = [entry for entry in manifest.entries if entry.status != DELETED]
             if any(id(entry.file) in removed for entry in live):
                 rewritten.append([self._carried_entry(entry.file, id(entry.file) in removed) for entry in live])
             elif live or self.rng.random() < 0.5:
-                kept.append(manifest)
-        self._commit(branch, operation, kept, rewritten + added)
+                kept_manifests.append(manifest)
+        self._commit(branch, operation, kept_manifests, rewritten + added)
 
     @staticmethod
     def _carried_entry(file: ContentFile, gone: bool) -> Entry:

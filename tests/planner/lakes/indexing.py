@@ -332,11 +332,11 @@ async def _index_part(
     """Return the definition at that time and the location of the index file."""
     metadata, newest = indexed.metadata, max((file.schema_id for file in files), default=0)
     ids = {term.column_id for term in definition.terms}
-    known: set[int] = set()
+    known_numbers: set[int] = set()
     choices: list[Schema] = []
     for schema in sorted(metadata.schemas, key=lambda one: one.id):
-        known |= ids & set(indexed.lake.schemas[schema.id].columns())
-        if known == ids and schema.id >= newest:
+        known_numbers |= ids & set(indexed.lake.schemas[schema.id].columns())
+        if known_numbers == ids and schema.id >= newest:
             choices.append(schema)
     # Most indexes are built by readers of the newest schema.
     schema = rng.choice([*choices, choices[-1], choices[-1]]) if choices else metadata.current_schema

@@ -75,7 +75,7 @@ async def plan_with_seamark(planner: Planner, case: Case, entry: Entry | None = 
         nan_above=case.nan_above,
     )
     scan = await planner.bind_and_plan(metadata, request, entry)
-    plan, told = {}, {}
+    plan, reported = {}, {}
     for row in scan.entry_ids.tolist():
         block, local = scan.view.locate(row)
         path = block.text("file_path", local)
@@ -88,16 +88,16 @@ async def plan_with_seamark(planner: Planner, case: Case, entry: Entry | None = 
         plan[path] = Task(deletes, expression_json(residual))
         # A residual that cannot be bound by name is omitted: the client uses the filter (REST spec, `FileScanTask`).
         is_named = make_bindable(residual, metadata.current_schema) == residual
-        told[path] = Task(deletes, expression_json(residual) if is_named else None)
+        reported[path] = Task(deletes, expression_json(residual) if is_named else None)
     try:
         answered = _parse_answer(scan)
     except NotAcceptable:
         assert any(_has_nan(file) for file in case.snapshot.data_files), f"{case}"
         return plan
     for path, task in answered.items():
-        if _is_tautology(task.residual) and path in told and told[path].residual is True:
-            told[path] = task  # A filter with a tautology has no residual TRUE, by which PyIceberg counts rows.
-    assert answered == told, f"the JSON is not the plan\n{case}"
+        if _is_tautology(task.residual) and path in reported and reported[path].residual is True:
+            reported[path] = task  # A filter with a tautology has no residual TRUE, by which PyIceberg counts rows.
+    assert answered == reported, f"the JSON is not the plan\n{case}"
     return plan
 
 

@@ -43,13 +43,13 @@ def fixed_length(kind: str) -> int:
 
 
 def random_kind(rng: random.Random, version: int) -> str:
-    made: str = rng.choice([*KINDS, "decimal", "string", "uuid", *(V3_ONLY if version >= 3 else ())])
-    if made == "fixed":
+    kind: str = rng.choice([*KINDS, "decimal", "string", "uuid", *(V3_ONLY if version >= 3 else ())])
+    if kind == "fixed":
         return f"fixed[{rng.choice([1, 4, 16, 20])}]"
-    if made == "decimal":
+    if kind == "decimal":
         precision = rng.choice([2, 4, 9, 18, 20, 38])
         return f"decimal({precision}, {rng.randint(0, precision)})"
-    return made
+    return kind
 
 
 def widen_kind(rng: random.Random, kind: str) -> str | None:

@@ -64,12 +64,12 @@ def _fraction(kind: str, value: Fraction) -> Any:
 
 def _timestamp(kind: str, value: int, form: str) -> Any:
     nanos = value if kind in V3_ONLY else value * 1000
-    days, rest = divmod(nanos, DAY_US * 1000)
+    days, remainder = divmod(nanos, DAY_US * 1000)
     whole_micros = kind not in V3_ONLY or value % 1000 == 0
     if not MIN_DAY <= days <= MAX_DAY or (form == "java" and whole_micros):
         # An integer is in microseconds also for nanosecond columns, as in Java's LongLiteral.
         return value // 1000 if kind in V3_ONLY else value
-    text = f"{(EPOCH + timedelta(days)).isoformat()}T{_clock(rest)}"
+    text = f"{(EPOCH + timedelta(days)).isoformat()}T{_clock(remainder)}"
     return text + "+00:00" if "tz" in kind and form != "pyiceberg" else text
 
 

@@ -136,21 +136,21 @@ def entry_schema(version: int, style: Style, content: int, partition: dict[str, 
         _field("lower_bounds", 125, _map(126, 127, "bytes"), optional=True),
         _field("upper_bounds", 128, _map(129, 130, "bytes"), optional=True),
     ]
-    rest = [
+    other_fields = [
         _field("key_metadata", 131, "bytes", optional=True),
         _field("split_offsets", 132, _list(133, "long"), optional=True),
         _field("sort_order_id", 140, "int", optional=True),
     ]
     if style.sparse:
-        rest = rest[1:2]
+        other_fields = other_fields[1:2]
     if version >= 2 and (content == 1 or not style.sparse):
-        rest.append(_field("equality_ids", 135, _list(136, "int"), optional=True))
-        rest.append(_field("referenced_data_file", 143, "string", optional=True))
+        other_fields.append(_field("equality_ids", 135, _list(136, "int"), optional=True))
+        other_fields.append(_field("referenced_data_file", 143, "string", optional=True))
     if version >= 3:
-        rest.append(_field("first_row_id", 142, "long", optional=True))
-        rest.append(_field("content_offset", 144, "long", optional=True))
-        rest.append(_field("content_size_in_bytes", 145, "long", optional=True))
-    data += maps + rest
+        other_fields.append(_field("first_row_id", 142, "long", optional=True))
+        other_fields.append(_field("content_offset", 144, "long", optional=True))
+        other_fields.append(_field("content_size_in_bytes", 145, "long", optional=True))
+    data += maps + other_fields
     entry = [_field("status", 0, "int"), _field("snapshot_id", 1, "long", optional=version > 1)]
     if version > 1:
         entry.append(_field("sequence_number", 3, "long", optional=True))

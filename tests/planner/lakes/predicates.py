@@ -62,8 +62,8 @@ class Names:
     def __init__(self, schema: Schema, schemas: Sequence[Schema] = (), *, case_sensitive: bool = True) -> None:
         self._folded = not case_sensitive
         self._columns: dict[str, Column] = {}
-        for known in [*sorted(schemas, key=lambda other: other.id), schema]:
-            self._columns |= {self._key(column.name): column for column in known.columns().values()}
+        for known_schema in [*sorted(schemas, key=lambda other: other.id), schema]:
+            self._columns |= {self._key(column.name): column for column in known_schema.columns().values()}
 
     def _key(self, name: str) -> str:
         return name.lower() if self._folded else name

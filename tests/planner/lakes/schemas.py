@@ -115,8 +115,8 @@ class SchemaMaker:
             return Field(own, name, required, tuple(children))
         if shape < 0.25 and depth == 0:
             self.last_id += 1
-            held = {"type": "list", "element-id": self.last_id, "element": "string", "element-required": False}
-            return Field(own, name, False, held)
+            list_type = {"type": "list", "element-id": self.last_id, "element": "string", "element-required": False}
+            return Field(own, name, False, list_type)
         kind = random_kind(rng, version)
         if added and version >= 3 and kind not in V3_ONLY and rng.random() < 0.5 and _plain_default(kind):
             return Field(own, name, rng.random() < 0.5, kind, rng.choice(pool(rng, kind, 5)))

@@ -46,7 +46,7 @@ def columns(data: bytes) -> tuple[int, list[Packed]]:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Table]:
+def table_in_folder(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Table]:
     """Return a folder and a table in it, shared by the tests, because writing its manifest takes most of a
     test's time.
     """
@@ -57,9 +57,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Table]:
 
 
 @pytest.fixture
-async def table(made: tuple[Path, Table]) -> Table:
+async def table(table_in_folder: tuple[Path, Table]) -> Table:
     """Return the table after its block was stored intact on the disk."""
-    folder, table = made
+    folder, table = table_in_folder
     shutil.rmtree(folder / "home", ignore_errors=True)
     async with open_test_planner(folder, plan_disk_bytes=FOLDER_BYTES) as planner:
         assert len((await planner.bind_and_plan(table.metadata, ScanRequest())).entry_ids) == FILES
@@ -67,8 +67,8 @@ async def table(made: tuple[Path, Table]) -> Table:
 
 
 @pytest.fixture
-def folder(made: tuple[Path, Table]) -> Path:
-    return made[0]
+def folder(table_in_folder: tuple[Path, Table]) -> Path:
+    return table_in_folder[0]
 
 
 async def test_damage_in_any_column_changes_no_answer_and_is_detected_by_readers_of_the_column(

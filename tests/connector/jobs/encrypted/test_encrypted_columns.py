@@ -168,8 +168,8 @@ def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClien
     guess = next(row["payload"] for row in before.values() if row["payload"])
     guessed = pa.table({"payload": [guess], "part": [1], "id": [1]})
     for part in (0, 1):
-        given = guessed.set_column(1, "part", pa.array([part]))
-        upsert(client, "db.t", _fill_fixed(given), keys=["payload", "part"], strategy="equality")
+        table = guessed.set_column(1, "part", pa.array([part]))
+        upsert(client, "db.t", _fill_fixed(table), keys=["payload", "part"], strategy="equality")
     known_paths = sorted(paths(client))
     for job in (merge_files, compact):
         report = job(client, "db.t")
@@ -311,10 +311,10 @@ def test_copied_file_keeps_its_encryption_in_another_table(client: IndexClient, 
         catalog.create_table("db.other", SCHEMA, properties=PROPERTIES)
     for number in range(2):
         append(client, "db.other", rows(random.Random(number), range(350)))
-    others = [
+    other_files = [
         str(path).removeprefix("file://") for path in client.files("db.other", content="data")["file_path"].to_pylist()
     ]
-    for path in others:
+    for path in other_files:
         shutil.copy(paths(client)[0], path)
     report = merge_files(client, "db.other")
     assert report.commits + len(report.errors) > 0

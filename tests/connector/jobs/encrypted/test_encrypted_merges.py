@@ -93,13 +93,13 @@ def test_random_jobs_keep_rows_in_files_with_the_same_protection(
     rng = random.Random(first_seed() + version)
     create(served, version)
     owners: dict[int, set[tuple[str, str]]] = {}
-    known: set[str] = set()
+    known_keys: set[str] = set()
     first = 0
     for configuration in rng.sample([*CONFIGURATIONS, *CONFIGURATIONS], 8):
         size = rng.choice([20, 700])
         append(client, "db.t", rows(rng, range(first, first + size)))
-        new = [path for path in paths(client) if path not in known]
-        known.update(new)
+        new = [path for path in paths(client) if path not in known_keys]
+        known_keys.update(new)
         for path in new if configuration is not None else []:
             encrypt(path, configuration)
         owners |= dict.fromkeys(range(first, first + size), protections(new[0]))
@@ -199,11 +199,11 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
     create(served, version)
     with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
         update.desc("fixed", IdentityTransform(), NullOrder.NULLS_LAST)
-    rng, known, secret = random.Random(first_seed() + version), set[str](), set[int]()
+    rng, known_keys, secret = random.Random(first_seed() + version), set[str](), set[int]()
     for number in range(6):
         append(client, "db.t", rows(rng, range(number * 400, number * 400 + 400)))
-        new = [path for path in paths(client) if path not in known]
-        known.update(new)
+        new = [path for path in paths(client) if path not in known_keys]
+        known_keys.update(new)
         if number % 2:
             secret.update(range(number * 400, number * 400 + 400))
             for path in new:

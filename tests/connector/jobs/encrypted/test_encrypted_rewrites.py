@@ -45,12 +45,12 @@ PLAIN_PARTS = [CONFIGURATIONS[number] for number in (0, 2, 3)]
 def fill(client: IndexClient, rng: random.Random, configurations: list[Any], size: int) -> dict[int, Any]:
     """Append rows in one commit for each configuration. Return the protection of each row."""
     owners: dict[int, Any] = {}
-    known: set[str] = set()
+    known_keys: set[str] = set()
     for number, configuration in enumerate(configurations):
         ids = range(number * size, number * size + size)
         append(client, "db.t", rows(rng, ids))
-        new = [path for path in paths(client) if path not in known]
-        known.update(new)
+        new = [path for path in paths(client) if path not in known_keys]
+        known_keys.update(new)
         for path in new if configuration is not None else []:
             encrypt(path, configuration)
         owners |= dict.fromkeys(ids, protections(new[0]))
@@ -209,8 +209,8 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
     files = sorted(paths(client))
 
     def change(*ids: int, file_keys: Any = keys) -> None:
-        given = [{**before[number], "payload": "new"} for number in ids]
-        table = pa.Table.from_pylist(given, schema=ARROW)
+        new_rows = [{**before[number], "payload": "new"} for number in ids]
+        table = pa.Table.from_pylist(new_rows, schema=ARROW)
         upsert(client, "db.t", table, keys=["id"], mode=mode, file_keys=file_keys)
 
     with pytest.raises(Unwritable, match="encrypted in different ways"):
