@@ -363,6 +363,22 @@ def test_time_follows_from_a_dimension_only_at_its_boundaries(served: Served, sa
     assert (summary.index, rows) == (None, [(0, 30), (23, 30)])
 
 
+def test_name_of_an_output_in_order_by_is_not_taken_for_a_measure(served: Served, sales: World) -> None:
+    text = f"SELECT country AS n, sum(n) AS total FROM {sales.name} GROUP BY country ORDER BY max(n) DESC LIMIT 1"
+    summary, rows = summary_of(served, text)
+    assert (summary.index, rows) == (None, [("b", 30)])
+    assert "names an output" in (summary.reason or "")
+
+
+def test_column_that_is_also_a_truncated_dimension_stays_whole(served: Served, sales: World) -> None:
+    sales.client.put_index(sales.name, "cube0", kind="cube", columns=["ts", "day(ts)"], measures=["count(*)"], shrink=1)
+    build(sales.client, sales.name, "cube0", InProcessWorkers())
+    day = "date_trunc('day', ts)"
+    text = f"SELECT {day}, count(*) FROM {sales.name} GROUP BY ts ORDER BY {day}, ts LIMIT 1"
+    summary, rows = summary_of(served, text)
+    assert (summary.index, rows) == ("cube0", [(datetime(1969, 12, 31), 3)])
+
+
 def test_exact_sessions_do_not_add_floats_from_cubes(served: Served, sales: World) -> None:
     text = f"SELECT sum(x), sum(n) FROM {sales.name}"
     assert summary_of(served, text)[0].index == "cube0"
