@@ -149,6 +149,8 @@ class _Reading:
             missing = missing[np.lexsort((self._ids[missing, 1], self._ids[missing, 0]))]
             places = find_ids(self._ids[missing], index_file.files.ids)
             numbers = np.flatnonzero(places >= 0)
+            # A data file counts once, even if the index file has two entries of it.
+            numbers = numbers[np.unique(places[numbers], return_index=True)[1]]
             try:
                 self._add_entries(entries, numbers.tolist(), missing[places[numbers]].tolist())
             except ValueError:  # Arrow raises it for other columns, too.

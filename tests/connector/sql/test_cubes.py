@@ -87,16 +87,25 @@ class RandomAggregates:
         expressions = [one for dimension in dimensions for one in DIMENSIONS[dimension]]
         keys = rng.sample(expressions, rng.randint(0, min(3, len(expressions))))
         aggregates = [self._aggregate(measures, dimensions) for _ in range(rng.randint(0 if keys else 1, 3))]
-        text = f"SELECT {', '.join([*keys, *aggregates])} FROM {source} a"
+        outputs = [self._name(value) for value in (*keys, *aggregates)]
+        distinct = "DISTINCT " if rng.random() < 0.1 else ""
+        text = f"SELECT {distinct}{', '.join(outputs)} FROM {source} a"
         if rng.random() < 0.5:
             text += f" WHERE {' AND '.join(self._condition(dimensions) for _ in range(rng.randint(1, 2)))}"
         if keys:
             text += f" GROUP BY {', '.join(keys)}"
         if rng.random() < 0.3:
             text += f" HAVING {rng.choice(measures)} IS NOT NULL AND count(*) > {rng.randint(0, 3)}"
-        if keys and rng.random() < 0.3:
+        if rng.random() < 0.1:
+            text += f" ORDER BY {rng.choice([*measures, *keys])}"
+        elif keys and rng.random() < 0.3:
             text += f" ORDER BY {', '.join(map(str, range(1, len(keys) + 1)))} LIMIT {rng.choice((0, 1, 5, 1000))}"
         return text
+
+    def _name(self, value: str) -> str:
+        """Return the value, sometimes with the name of a column, which then means the value in ORDER BY."""
+        rng = self._rng
+        return f"{value} AS {rng.choice(('k', 'id', 'name', 'ts', 'total'))}" if rng.random() < 0.15 else value
 
     def _aggregate(self, measures: list[str], dimensions: list[str]) -> str:
         rng = self._rng
