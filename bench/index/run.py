@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from bench.index import bitmap, bloom, build, hudi, record
+from bench.index import bitmap, bloom, build, cubes, hudi, record
 from bench.run import Bench, names_of, parser_of, run_benches
 
 BENCHES: dict[str, Bench] = {
@@ -11,6 +11,7 @@ BENCHES: dict[str, Bench] = {
     "bitmap": bitmap.run,
     "record": record.run,
     "build": build.run,
+    "cubes": cubes.run,
 }
 BY_NAME: dict[str, Bench] = {**BENCHES, "hudi": hudi.run}
 

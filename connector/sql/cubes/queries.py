@@ -177,10 +177,12 @@ class _CubeTranslation(Translation):
         self._used: dict[str, _UsedPartial] = {}
 
     def run(self, tree: exp.Expr) -> CubeQuery:
+        # A dimension that is the column itself gives all truncations, and the column stays visible.
+        whole = {name for name, unit in self._dimensions.values() if unit is None}
         times = [
             TimeDimension(name.lower(), unit, self._fields_by_name[name.lower()].type == "timestamptz")
             for name, unit in self._dimensions.values()
-            if unit is not None
+            if unit is not None and name not in whole
         ]
         text, _ = self.query(replace_times(tree, times), NameScope((), {}))
         row_values = {column: self._row_dimension(column) for column in self._groups.used}
@@ -224,6 +226,11 @@ class _CubeTranslation(Translation):
     # Aggregates
 
     def _translate_function(self, e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
+        # In ORDER BY, a name is first the name of an output, which is not a column of the table.
+        outputs = {field.name for field in scope.fields if field.stored is None}
+        is_aggregate = isinstance(node, exp.Filter | exp.CountIf) or type(node) in _FUNCTIONS
+        if is_aggregate and any(column.name.lower() in outputs for column in node.find_all(exp.Column)):
+            raise NotFromCube(f"{describe(node)} in ORDER BY names an output")
         if isinstance(node, exp.Filter) and type(node.this) in _FUNCTIONS and self._is_measure(node.this):
             return self._combine(node.this, e.condition(node.expression.this, scope))
         if isinstance(node, exp.CountIf):

@@ -149,22 +149,44 @@ class _Reading:
             missing = missing[np.lexsort((self._ids[missing, 1], self._ids[missing, 0]))]
             places = find_ids(self._ids[missing], index_file.files.ids)
             numbers = np.flatnonzero(places >= 0)
+            # A data file counts once, even if the index file has two entries of it.
+            numbers = numbers[np.unique(places[numbers], return_index=True)[1]]
             try:
-                if len(numbers):
-                    batches = list(entries.read(numbers.tolist(), self._schema.names))
-                    self._add_groups(pa.Table.from_batches(batches, self._schema))
-            except (ValueError, KeyError):  # Arrow raises ValueError for other columns, too.
+                self._add_entries(entries, numbers.tolist(), missing[places[numbers]].tolist())
+            except ValueError:  # Arrow raises it for other columns, too.
                 damaged.add(index_file.location)
-                continue
-            self._covered[missing[places[numbers]]] = True
         return damaged
 
-    def _add_groups(self, groups: pa.Table) -> None:
-        self._groups = pa.concat_tables([self._groups, groups])
-        if self._groups.num_rows > _COMBINED_GROUPS:
-            self._combine()
+    def _add_entries(self, entries: CubeEntries, numbers: Sequence[int], files: Sequence[int]) -> None:
+        """Add the groups of some entries, until there are too many groups.
 
-    def _combine(self) -> None:
+        Args:
+            numbers: The numbers of the entries in the index file.
+            files: For each entry, the number of the data file in the request.
+
+        Raises:
+            ValueError: An entry cannot be read. It is not added.
+        """
+        pending: list[pa.RecordBatch] = []
+        rows = 0
+        try:
+            for file, groups in zip(files, entries.read(numbers, self._schema.names), strict=True):
+                if groups.schema != self._schema:
+                    raise ValueError("an entry has other columns than its definition")
+                pending.append(groups)
+                self._covered[file] = True
+                rows += groups.num_rows
+                if rows > _COMBINED_GROUPS:
+                    self._combine(pending)
+                    pending, rows = [], 0
+                    if self.is_done:
+                        return
+        finally:
+            self._combine(pending)
+
+    def _combine(self, added: Sequence[pa.RecordBatch]) -> None:
+        """Add groups to the groups that were read before, and combine equal groups."""
+        self._groups = pa.concat_tables([self._groups, pa.Table.from_batches(added, self._schema)])
         if not self._groups.num_rows:
             return
         try:
@@ -174,7 +196,6 @@ class _Reading:
             return
 
     def encode(self) -> bytes:
-        self._combine()
         covered = base64.b64encode(np.packbits(self._covered, bitorder="little").tobytes())
         table = self._groups.replace_schema_metadata({"covered": covered})
         sink = pa.BufferOutputStream()

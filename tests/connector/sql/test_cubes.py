@@ -6,16 +6,21 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from click.testing import CliRunner
+from pyiceberg.types import LongType
 
+from seamark.commands.index import index
 from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
-from seamark.connector.sql.cubes.plans import OFF
+from seamark.connector.sql.cubes.plans import EXACT, OFF, CubeSummary
 from seamark.connector.sql.session import SqlSession
+from seamark.connector.write.appends import append
 from tests.connector.lake import catalog_at
 from tests.connector.served import Served
 from tests.connector.sql.comparing import rows_of
@@ -82,16 +87,25 @@ class RandomAggregates:
         expressions = [one for dimension in dimensions for one in DIMENSIONS[dimension]]
         keys = rng.sample(expressions, rng.randint(0, min(3, len(expressions))))
         aggregates = [self._aggregate(measures, dimensions) for _ in range(rng.randint(0 if keys else 1, 3))]
-        text = f"SELECT {', '.join([*keys, *aggregates])} FROM {source} a"
+        outputs = [self._name(value) for value in (*keys, *aggregates)]
+        distinct = "DISTINCT " if rng.random() < 0.1 else ""
+        text = f"SELECT {distinct}{', '.join(outputs)} FROM {source} a"
         if rng.random() < 0.5:
             text += f" WHERE {' AND '.join(self._condition(dimensions) for _ in range(rng.randint(1, 2)))}"
         if keys:
             text += f" GROUP BY {', '.join(keys)}"
         if rng.random() < 0.3:
             text += f" HAVING {rng.choice(measures)} IS NOT NULL AND count(*) > {rng.randint(0, 3)}"
-        if keys and rng.random() < 0.3:
+        if rng.random() < 0.1:
+            text += f" ORDER BY {rng.choice([*measures, *keys])}"
+        elif keys and rng.random() < 0.3:
             text += f" ORDER BY {', '.join(map(str, range(1, len(keys) + 1)))} LIMIT {rng.choice((0, 1, 5, 1000))}"
         return text
+
+    def _name(self, value: str) -> str:
+        """Return the value, sometimes with the name of a column, which then means the value in ORDER BY."""
+        rng = self._rng
+        return f"{value} AS {rng.choice(('k', 'id', 'name', 'ts', 'total'))}" if rng.random() < 0.15 else value
 
     def _aggregate(self, measures: list[str], dimensions: list[str]) -> str:
         rng = self._rng
@@ -134,14 +148,22 @@ class RandomAggregates:
 class World:
     """A table with cubes, its session with and without cubes, and changes of it."""
 
-    def __init__(self, served: Served, rng: random.Random, name: str) -> None:
-        self.served, self.rng, self.name = served, rng, name
-        self.client = IndexClient(served.url)
-        with catalog_at(served.url) as catalog:
-            catalog.create_namespace_if_not_exists("db")
-            catalog.create_table(name, schema=SCHEMA, properties={"write.delete.mode": "merge-on-read"})
+    def __init__(self, served: Served, client: IndexClient, rng: random.Random, name: str) -> None:
+        self.served, self.client, self.rng, self.name = served, client, rng, name
         self.cubes: list[tuple[list[str], list[str]]] = []
         self.tags: list[str] = []
+
+    @staticmethod
+    def of(served: Served, client: IndexClient, name: str) -> World:
+        """Return the world of a table that has the cube `cube0`."""
+        world = World(served, client, random.Random(1), name)
+        world.cubes.append(([], []))
+        return world
+
+    def create_table(self) -> None:
+        with catalog_at(self.served.url) as catalog:
+            catalog.create_namespace_if_not_exists("db")
+            catalog.create_table(self.name, schema=SCHEMA, properties={"write.delete.mode": "merge-on-read"})
 
     def append(self, rows: int = 30) -> None:
         with catalog_at(self.served.url) as catalog:
@@ -176,13 +198,19 @@ class World:
             parent = table.metadata.snapshots[0].snapshot_id
             table.manage_snapshots().set_current_snapshot(parent).commit()
 
-    def index_files(self) -> list[Path]:
-        files = [
-            one
-            for number in range(len(self.cubes))
-            for one in self.client.index(self.name, f"cube{number}").json["index-files"]
-        ]
-        return [Path(one["location"].removeprefix("file://")) for one in files if one["state"] == "live"]
+    def spoil(self, *, loses: bool) -> None:
+        """Delete a live index file, or change one of its bytes."""
+        listed = [self.client.index(self.name, f"cube{number}").json for number in range(len(self.cubes))]
+        live = [file["location"] for index in listed for file in index["index-files"] if file["state"] == "live"]
+        paths = [path for location in live if (path := Path(location.removeprefix("file://"))).exists()]
+        if not paths:
+            return
+        path = self.rng.choice(paths)
+        data = bytearray(path.read_bytes())
+        path.unlink()
+        if not loses:
+            data[self.rng.randrange(len(data))] ^= 1 << self.rng.randrange(8)
+            path.write_bytes(data)
 
 
 @pytest.fixture(scope="module")
@@ -197,14 +225,20 @@ def run_case(served: Served, seed: int, queries: int) -> Counter[str]:
     """Change a table at random, and compare the answers of queries with and without cubes."""
     rng = random.Random(seed)
     aggregates = RandomAggregates(rng)
-    world = World(served, rng, f"db.t{seed}")
-    world.append()
-    for _ in range(2):
-        world.add_cube(*aggregates.cube())
     counts: Counter[str] = Counter()
-    with SqlSession(served.url) as session, SqlSession(served.url, cubes=OFF) as plain:
+    with (
+        closing(IndexClient(served.url)) as client,
+        SqlSession(served.url) as session,
+        SqlSession(served.url, cubes=OFF) as plain,
+    ):
+        world = World(served, client, rng, f"db.t{seed}")
+        world.create_table()
+        world.append()
+        for _ in range(2):
+            world.add_cube(*aggregates.cube())
         for _ in range(3):
-            for step in rng.sample(("append", "delete", "build", "tag", "build", "roll back", "append"), 4):
+            steps = ("append", "delete", "build", "tag", "build", "roll back", "append", "damage", "lose")
+            for step in rng.sample(steps, 5):
                 match step:
                     case "append":
                         world.append(rng.choice((1, 30)))
@@ -216,6 +250,8 @@ def run_case(served: Served, seed: int, queries: int) -> Counter[str]:
                         world.tag()
                     case "roll back" if rng.random() < 0.3:
                         world.roll_back()
+                    case "damage" | "lose":
+                        world.spoil(loses=step == "lose")
             for _ in range(queries):
                 source = world.name
                 if world.tags and rng.random() < 0.2:
@@ -258,3 +294,136 @@ def test_thousands_of_random_queries_return_the_same_rows_from_cubes(served: Ser
     for seed in range(first_seed() + 1000, first_seed() + 1150):
         counts += run_case(served, seed, 15)
     assert counts["cube"] > 1000, counts
+
+
+@pytest.fixture
+def sales(served: Served, request: pytest.FixtureRequest) -> Iterator[World]:
+    """Yield a table with 3 files and a built cube, by country and day, of one test."""
+    name = f"db.sales_{sum(map(ord, request.node.name))}"
+    with catalog_at(served.url) as catalog:
+        catalog.create_namespace_if_not_exists("db")
+        kinds = {"ts": pa.timestamp("us"), "country": pa.string(), "n": pa.int32(), "x": pa.float64()}
+        table = catalog.create_table(name, schema=pa.schema(list(kinds.items())))
+        for part in range(3):
+            times = [datetime(1969, 12, 31, 23, 50) + timedelta(minutes=number) for number in range(20)]
+            rows = {"ts": times, "country": ["a", "b"] * 10, "n": [part] * 20, "x": [0.5] * 20}
+            table.append(pa.table(rows, schema=pa.schema(list(kinds.items()))))
+    with closing(IndexClient(served.url)) as client:
+        client.put_index(name, "cube0", kind="cube", columns=["day(ts)", "country"], measures=["sum(n)", "sum(x)"])
+        build(client, name, "cube0", InProcessWorkers())
+        yield World.of(served, client, name)
+
+
+def summary_of(served: Served, text: str, cubes: str = "on") -> tuple[CubeSummary, list[tuple[object, ...]]]:
+    """Return how a query used cubes, and its rows."""
+    with SqlSession(served.url, cubes=cubes) as session:
+        result = session.sql(text)
+        assert result.explanation.cube is not None
+        rows = result.to_arrow()
+        return result.explanation.cube, list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+
+def test_damaged_cube_is_quarantined_and_the_rows_are_read(served: Served, sales: World) -> None:
+    text = f"SELECT country, sum(n) FROM {sales.name} GROUP BY country ORDER BY country"
+    sales.spoil(loses=False)
+    summary, rows = summary_of(served, text)
+    assert rows == [("a", 30), ("b", 30)]
+    assert summary.index is None
+    assert "none of its entries" in (summary.reason or "")
+    assert sales.client.index(sales.name, "cube0").health == "damaged"
+    build(sales.client, sales.name, "cube0", InProcessWorkers())
+    assert summary_of(served, text) == (CubeSummary("cube0", 3, 0), rows)
+
+
+def test_renamed_column_keeps_its_cube_and_a_promoted_column_needs_a_new_one(served: Served, sales: World) -> None:
+    with catalog_at(served.url) as catalog:
+        table = catalog.load_table(sales.name)
+        with table.update_schema() as update:
+            update.rename_column("country", "land")
+    text = f"SELECT land, sum(n) FROM {sales.name} GROUP BY land ORDER BY land"
+    assert summary_of(served, text) == (CubeSummary("cube0", 3, 0), [("a", 30), ("b", 30)])
+    with catalog_at(served.url) as catalog:
+        table = catalog.load_table(sales.name)
+        with table.update_schema() as update:
+            update.update_column("n", LongType())
+    summary, rows = summary_of(served, text)
+    assert (summary.index, rows) == (None, [("a", 30), ("b", 30)])
+    build(sales.client, sales.name, "cube0", InProcessWorkers())
+    assert summary_of(served, text) == (CubeSummary("cube0", 3, 0), rows)
+
+
+def test_files_that_writers_append_are_in_the_cube_at_once(served: Served, sales: World) -> None:
+    schema = pa.schema([("ts", pa.timestamp("us")), ("country", pa.string()), ("n", pa.int32()), ("x", pa.float64())])
+    rows = pa.table({"ts": [datetime(2026, 1, 1)], "country": ["c"], "n": [7], "x": [None]}, schema=schema)
+    append(sales.client, sales.name, rows)
+    text = f"SELECT country, sum(n), sum(x) FROM {sales.name} WHERE ts >= DATE '2026-01-01' GROUP BY country"
+    summary, answer = summary_of(served, text)
+    assert answer == [("c", 7, None)]
+    assert summary == CubeSummary("cube0", 1, 0)
+
+
+def test_time_follows_from_a_dimension_only_at_its_boundaries(served: Served, sales: World) -> None:
+    start = f"SELECT count(*) FROM {sales.name} WHERE ts >= "
+    summary, rows = summary_of(served, f"{start}TIMESTAMP '1970-01-01 00:00:00'")
+    assert (summary.index, rows) == ("cube0", [(30,)])
+    summary, rows = summary_of(served, f"{start}TIMESTAMP '1970-01-01 00:00:01'")
+    assert (summary.index, rows) == (None, [(27,)])
+    summary, rows = summary_of(served, f"SELECT hour(ts), count(*) FROM {sales.name} GROUP BY 1 ORDER BY 1")
+    assert (summary.index, rows) == (None, [(0, 30), (23, 30)])
+
+
+def test_name_of_an_output_in_order_by_is_not_taken_for_a_measure(served: Served, sales: World) -> None:
+    text = f"SELECT country AS n, sum(n) AS total FROM {sales.name} GROUP BY country ORDER BY max(n) DESC LIMIT 1"
+    summary, rows = summary_of(served, text)
+    assert (summary.index, rows) == (None, [("b", 30)])
+    assert "names an output" in (summary.reason or "")
+
+
+def test_column_that_is_also_a_truncated_dimension_stays_whole(served: Served, sales: World) -> None:
+    sales.client.put_index(sales.name, "cube0", kind="cube", columns=["ts", "day(ts)"], measures=["count(*)"], shrink=1)
+    build(sales.client, sales.name, "cube0", InProcessWorkers())
+    day = "date_trunc('day', ts)"
+    text = f"SELECT {day}, count(*) FROM {sales.name} GROUP BY ts ORDER BY {day}, ts LIMIT 1"
+    summary, rows = summary_of(served, text)
+    assert (summary.index, rows) == ("cube0", [(datetime(1969, 12, 31), 3)])
+
+
+def test_exact_sessions_do_not_add_floats_from_cubes(served: Served, sales: World) -> None:
+    text = f"SELECT sum(x), sum(n) FROM {sales.name}"
+    assert summary_of(served, text)[0].index == "cube0"
+    summary, rows = summary_of(served, text, EXACT)
+    assert (summary.index, rows) == (None, [(30.0, 60)])
+    assert "adds floats" in (summary.reason or "")
+    assert summary_of(served, f"SELECT sum(n) FROM {sales.name}", EXACT)[0].index == "cube0"
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("SELECT country FROM {0}", "does not group rows"),
+        ("SELECT country, row_number() OVER (ORDER BY country) FROM {0} GROUP BY country", "window"),
+        ("SELECT a.country, count(*) FROM {0} a JOIN {0} b ON a.country = b.country GROUP BY 1", "one SELECT"),
+        ("SELECT count(*) FROM {0} WHERE n IN (SELECT n FROM {0})", "one SELECT"),
+        ("SELECT country, sum(n + 1) FROM {0} GROUP BY country", "is not a measure of the cube"),
+        ("SELECT count(DISTINCT n) FROM {0}", "does not exist"),
+    ],
+)
+def test_query_that_does_not_follow_reads_rows_and_says_why(
+    served: Served, sales: World, text: str, reason: str
+) -> None:
+    summary, _ = summary_of(served, text.format(sales.name))
+    assert summary.index is None
+    assert reason in (summary.reason or "")
+
+
+def test_create_refuses_a_cube_that_does_not_pay(served: Served) -> None:
+    schema = pa.schema([("id", pa.int64())])
+    with catalog_at(served.url) as catalog:
+        catalog.create_namespace_if_not_exists("db")
+        catalog.create_table("db.distinct_ids", schema=schema).append(pa.table({"id": range(2000)}, schema=schema))
+    arguments = ["create", "db.distinct_ids", "--kind", "cube", "--columns", "id", "--measures", "count(*)"]
+    refused = CliRunner().invoke(index, [*arguments, "--url", served.url])
+    assert refused.exit_code == 1
+    assert "2,000 groups for 2,000 rows has 1.0 rows for each group" in refused.output
+    created = CliRunner().invoke(index, [*arguments, "--shrink", "1", "--url", served.url])
+    assert created.exit_code == 0, created.output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.types.schema import Field, Schema, StructType
 from seamark.formats.index.definitions import IndexDefinition, define, of_id
 from seamark.formats.index.kinds.cube import CUBE, CubeEntries, combine_groups, entry_schema
@@ -261,3 +262,38 @@ def test_file_without_rows_has_an_entry_without_groups() -> None:
     entry = build(cube(["country"], ["sum(qty)"]), random_rows(0, 0))
     assert entry.num_rows == 0
     assert open_entries(entry).files == 1
+
+
+_VALUES: dict[str, Any] = {
+    "boolean": True,
+    "int": 1,
+    "long": 1,
+    "float": 1.5,
+    "double": 1.5,
+    "decimal(9, 2)": Decimal("1.25"),
+    "string": "a",
+    "binary": b"a",
+    "fixed[4]": b"abcd",
+    "uuid": b"a" * 16,
+    "time": time(1),
+    "date": date(1960, 1, 1),
+    "timestamp": datetime(1960, 1, 1, 5),
+    "timestamptz": datetime(1960, 1, 1, 5, tzinfo=UTC),
+}
+
+
+@pytest.mark.parametrize("kind", _VALUES)
+def test_values_of_every_type_are_grouped(kind: str) -> None:
+    schema = Schema((Field(1, "c", False, kind),), schema_id=0)
+    is_compared = kind not in ("boolean", "uuid", "fixed[4]")
+    measures = ["count(c)", *(["min(c)", "max(c)"] if is_compared else [])]
+    definition = define("c", "cube", ["c"], schema, measures=measures)
+    column = pa.chunked_array([pa.array([_VALUES[kind], None], to_row_type(kind))])
+    entry = CUBE.build_aggregates(definition.terms, definition.measures, {1: column}, definition.parameters)
+    groups = pa.Table.from_batches([entry, entry])
+    functions = {"m0": "count", "m1": "count", **({"m2": "min", "m3": "max"} if is_compared else {})}
+    combined = combine_groups(groups, functions)
+    assert combined.schema == entry.schema == entry_schema(definition.terms, definition.measures)
+    assert [row["m0"] for row in combined.to_pylist()] == [2, 2]
+    nulls = {1: pa.chunked_array([pa.nulls(2)])}
+    assert CUBE.build_aggregates(definition.terms, definition.measures, nulls, definition.parameters).num_rows == 1
