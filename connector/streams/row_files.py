@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from seamark.connector.arrow.casting import Unwritable, arrow_schema, conform
 from seamark.connector.parquet.projection import FileProjection
+from seamark.connector.streams.index_files import encode_index_files as encode_index_files
 from seamark.connector.streams.keyed_reads import get_keyed_rows as get_keyed_rows
 from seamark.connector.streams.keyed_rows import (
     DELETE,

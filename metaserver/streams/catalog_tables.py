@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
+import structlog
 from msgspec import UNSET, Raw, structs
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.protocol.wire import FLUSH_MARK, FLUSH_OFFSETS, FLUSH_TABLE
-from seamark.formats.runtime.errors import BadRequest, NoSuchTable
+from seamark.formats.index.definitions import of_id
+from seamark.formats.protocol.wire import FLUSH_MARK, FLUSH_OFFSETS, FLUSH_TABLE, INDEX_FOLDER
+from seamark.formats.runtime.errors import BadRequest, NoSuchTable, SeamarkError
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.commit.change_requests.change import read_request
 from seamark.metaserver.commit.change_requests.change_body import APPEND, ChangeBody, ChangeScope, Remove
 from seamark.metaserver.commit.changes.group_commit import Commits
+from seamark.metaserver.index.files.headers import IndexReader
+from seamark.metaserver.index.files.registration import read_index_file
 from seamark.metaserver.store.model import Entry, EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.keys import key_of
 from seamark.metaserver.streams.positions import encode_ranges
-from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile
+from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, EncodedIndexFile
 from seamark.metaserver.streams.stored_rows import RowSearch, StoredRows
 
 FLUSHER = Caller(who="seamark-streams", request_id="")
 _FILES_MAX = 1_000_000
+_log = structlog.get_logger("seamark.streams")
 
 
 class CatalogTables:
@@ -34,6 +40,7 @@ class CatalogTables:
         self._context = catalog.context
         self._commits = commits
         self._search = search
+        self._index_reader = IndexReader(search.objects)
 
     async def load(self, uuid: str) -> tuple[Entry, TableMetadata]:
         """Return the table, with the flushed offsets that belong to its pointer.
@@ -61,6 +68,7 @@ class CatalogTables:
         files: Sequence[EncodedFile],
         ranges: Sequence[FlushedRange],
         deletes: EncodedDeletes | None = None,
+        index_files: Sequence[EncodedIndexFile] = (),
     ) -> Entry:
         """Add stored files to the table and move the flushed offsets, in one transaction; return the pointer."""
         added = [Raw(file.content_file) for file in files]
@@ -84,8 +92,33 @@ class CatalogTables:
                 remove=tuple(Remove(path, offset) for path, offset in deletes.removed),
             )
         request = read_request(body, files_max=_FILES_MAX, flushed=ranges)
-        await self._commits.commit(FLUSHER, entry.namespace, entry.name, request, _without_index_files)
+        await self._commits.commit(
+            FLUSHER, entry.namespace, entry.name, request, partial(self._read_index_files, index_files)
+        )
         return entry
+
+    async def _read_index_files(
+        self, index_files: Sequence[EncodedIndexFile], entry: Entry, metadata: TableMetadata
+    ) -> Sequence[RegisteredIndexFile]:
+        """Return the stored index files as entries of the registry. A file that cannot be registered is left out."""
+        registered = []
+        for file in index_files:
+            try:
+                read = await read_index_file(
+                    self._index_reader,
+                    file.location,
+                    len(file.data),
+                    folder=f"{metadata.location.rstrip('/')}/{INDEX_FOLDER}",
+                    table_uuid=entry.uuid,
+                    snapshot_id=None,
+                    now_ms=self._context.clock.now_ms(),
+                )
+                of_id(read.definition, metadata.current_schema, metadata.schemas)
+            except SeamarkError as error:
+                _log.warning("an index file of a flush is not used", table=entry.uuid, error=error.message)
+                continue
+            registered.append(read)
+        return registered
 
     def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
         """Return the names of the key columns; empty for a table without a valid key.
@@ -108,7 +141,3 @@ def is_flush(snapshot: Snapshot, table_uuid: str | None) -> bool:
         return False
     summary = snapshot.summary_map()
     return summary.get(FLUSH_MARK) == "true" and summary.get(FLUSH_TABLE) == table_uuid
-
-
-async def _without_index_files(_: Entry, __: TableMetadata) -> Sequence[RegisteredIndexFile]:
-    return ()

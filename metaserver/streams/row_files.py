@@ -45,6 +45,13 @@ class EncodedFile(msgspec.Struct, frozen=True):
     rows: int
 
 
+class EncodedIndexFile(NamedTuple):
+    """An index file that is not stored yet."""
+
+    location: str
+    data: bytes
+
+
 KeyedRows: TypeAlias = Any
 """The keys of rows of a keyed table, and which row of a file has which key. Only the implementation reads it."""
 
@@ -145,6 +152,12 @@ class RowFiles(Protocol):
             BadRequest: The table has a property that writers do not support, or the key is not valid.
         """
 
+    def encode_index_files(self, files: Sequence[EncodedFile], metadata: TableMetadata) -> list[EncodedIndexFile]:
+        """Return index files of files for a commit, for the indexes of the table.
+
+        A file that cannot be indexed is left out.
+        """
+
     def encode_deletes(
         self, parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRows, folder: str | None
     ) -> EncodedDeletes:
@@ -222,6 +235,9 @@ class ImportedRowFiles:
     ) -> tuple[list[EncodedFile], KeyedRows]:
         files, keyed = self._module.encode_keyed_rows(rows, metadata, folder, key)
         return [EncodedFile(*file) for file in files], keyed
+
+    def encode_index_files(self, files: Sequence[EncodedFile], metadata: TableMetadata) -> list[EncodedIndexFile]:
+        return [EncodedIndexFile(*file) for file in self._module.encode_index_files(files, metadata)]
 
     def encode_deletes(
         self, parts: Sequence[KeyedRows], metadata: TableMetadata, stored: StoredRows, folder: str | None

@@ -31,7 +31,14 @@ from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.blocks import ShardBlocks
 from seamark.metaserver.streams.fresh_parts import FreshPart, FreshParts
-from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, KeyedRows, RowFiles, RowSlice
+from seamark.metaserver.streams.row_files import (
+    EncodedDeletes,
+    EncodedFile,
+    EncodedIndexFile,
+    KeyedRows,
+    RowFiles,
+    RowSlice,
+)
 from seamark.metaserver.streams.stored_rows import StoredRows
 
 _log = structlog.get_logger("seamark.streams")
@@ -58,6 +65,7 @@ class StreamTables(Protocol):
         files: Sequence[EncodedFile],
         ranges: Sequence[FlushedRange],
         deletes: EncodedDeletes | None = None,
+        index_files: Sequence[EncodedIndexFile] = (),
     ) -> Entry:
         """Add stored files to the table and move the flushed offsets, in one transaction; return the new pointer.
 
@@ -67,6 +75,7 @@ class StreamTables(Protocol):
             files: The data files.
             ranges: The ranges of offsets that the files have.
             deletes: The deletes of the rows that rows of the files replace; None for a table without a key.
+            index_files: Stored index files of the files.
 
         Raises:
             CommitConflict: Nothing was committed: the offsets have moved, or the table has changed.
@@ -325,6 +334,18 @@ class StreamTable:
         await self._create([(file.location, file.data) for file in files])
         return files, keyed
 
+    async def _store_index_files(
+        self, files: Sequence[EncodedFile], metadata: TableMetadata
+    ) -> Sequence[EncodedIndexFile]:
+        """Store index files of the files of a flush. After a failure there are none; the indexer covers the files."""
+        try:
+            index_files = await self._run_in_thread(partial(self._files.encode_index_files, files, metadata))
+            await self._create(index_files)
+        except Exception as error:  # noqa: BLE001  an index is never a reason to keep rows waiting
+            _log.warning("a flush has no index files", table=self.uuid, error=str(error))
+            return ()
+        return index_files
+
     async def _create(self, files: Sequence[tuple[str, bytes]]) -> None:
         """Store files; after an error, they are deleted later."""
         stored = await asyncio.gather(
@@ -377,15 +398,17 @@ class StreamTable:
                     await self._read_rows(moved.shard, moved.end)
                 rows = [rows for moved in ranges for rows in self._slices(moved.shard, moved.start, moved.end)]
                 files, keyed = await self._store(rows, metadata, None, self._tables.key_of(metadata))
+                index_files = await self._store_index_files(files, metadata)
                 try:
                     if keyed is None:
-                        await self._tables.commit(entry, metadata, files, ranges)
+                        await self._tables.commit(entry, metadata, files, ranges, index_files=index_files)
                     else:
-                        await self._commit_keyed(entry, metadata, files, ranges, keyed)
+                        await self._commit_keyed(entry, metadata, files, ranges, keyed, index_files)
                 except CommitUnknown:
                     raise  # The files may be live.
                 except SeamarkError:
-                    self._delete_later([file.location for file in files])
+                    locations = [file.location for file in files]
+                    self._delete_later([*locations, *(file.location for file in index_files)])
                     raise
             finally:
                 self._cut = {}
@@ -400,6 +423,7 @@ class StreamTable:
         files: Sequence[EncodedFile],
         ranges: Sequence[FlushedRange],
         keyed: KeyedRows,
+        index_files: Sequence[EncodedIndexFile],
     ) -> None:
         """Commit files with the deletes of the rows that they replace.
 
@@ -411,7 +435,7 @@ class StreamTable:
         for attempt in range(1, KEYED_COMMITS_MAX + 1):
             deletes = await self.store_deletes([keyed], entry, metadata, fresh=False)
             try:
-                await self._tables.commit(entry, metadata, files, ranges, deletes)
+                await self._tables.commit(entry, metadata, files, ranges, deletes, index_files)
             except CommitUnknown:
                 raise  # The files may be live.
             except SeamarkError as error:

@@ -54,7 +54,7 @@ def flush_without_deletes(patch: pytest.MonkeyPatch) -> None:
     """Let a flush add rows without deleting the rows that they replace."""
     commit = RemoteTables.commit
 
-    async def add(tables: RemoteTables, entry, metadata, files, ranges, deletes=None):
+    async def add(tables: RemoteTables, entry, metadata, files, ranges, deletes=None, index_files=()):
         empty = None if deletes is None else deletes._replace(content_files=[b"{}"])
         return await commit(tables, entry, metadata, files, ranges, empty)
 

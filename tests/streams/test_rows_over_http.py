@@ -144,12 +144,12 @@ async def test_first_flush_is_repeated_after_a_failure_and_not_by_rows_that_arri
 ) -> None:
     commit, attempts, is_released = CatalogTables.commit, [], asyncio.Event()
 
-    async def commit_second_attempt(self: CatalogTables, *args: Any) -> Any:
+    async def commit_second_attempt(self: CatalogTables, *args: Any, **options: Any) -> Any:
         attempts.append(args)
         if len(attempts) == 1:
             raise CommitConflict("another commit was faster")
         await is_released.wait()
-        return await commit(self, *args)
+        return await commit(self, *args, **options)
 
     monkeypatch.setattr(CatalogTables, "commit", commit_second_attempt)
     await stream.post({"id": 1})

@@ -19,7 +19,7 @@ from seamark.metaserver.log.port import Batch
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.store.model import Entry, EntryKind
 from seamark.metaserver.store.operations import FlushedRange
-from seamark.metaserver.streams.row_files import EncodedFile, RowSlice
+from seamark.metaserver.streams.row_files import EncodedFile, EncodedIndexFile, RowSlice
 from seamark.metaserver.streams.stream_table import FlushedBefore, StreamLimits, StreamTable
 from tests.log.memory import MemoryLog, open_memory_log
 
@@ -37,6 +37,9 @@ class NumberFiles:
         self.made += 1
         location = f"{folder or 'data'}/{self.made}"
         return [EncodedFile(location, json.dumps(numbers).encode(), b"{}", len(numbers))]
+
+    def encode_index_files(self, files: Sequence[EncodedFile], metadata: TableMetadata) -> list[EncodedIndexFile]:
+        return []
 
 
 class World:
@@ -88,7 +91,12 @@ class World:
         return self.entry(), cast("TableMetadata", None)
 
     async def commit(
-        self, entry: Entry, metadata: TableMetadata, files: Sequence[EncodedFile], ranges: Sequence[FlushedRange]
+        self,
+        entry: Entry,
+        metadata: TableMetadata,
+        files: Sequence[EncodedFile],
+        ranges: Sequence[FlushedRange],
+        index_files: Sequence[EncodedIndexFile] = (),
     ) -> Entry:
         outcome = self.fails.pop() if self.fails else ""
         if outcome == "refused" or any(self.flushed[moved.shard] != moved.start for moved in ranges):
@@ -120,8 +128,8 @@ class World:
         raise AssertionError("each read met another flush")
 
 
-async def _run_now(work: Any) -> list[EncodedFile]:
-    return cast("list[EncodedFile]", work())
+async def _run_now(work: Any) -> Any:
+    return work()
 
 
 def batch(*numbers: int) -> Batch:

@@ -1,0 +1,1 @@
+"""Tests of the rows of requests: kinds, JSON, dead letters, several tables."""

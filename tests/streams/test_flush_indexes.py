@@ -1,0 +1,97 @@
+"""Tests of the index files of flushes: a commit of a flush registers them, and plans and lookups use them at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+import seamark
+from seamark.connector.client.client import SeamarkClient
+from seamark.metaserver.streams.keys import KEY
+from tests.seeds import first_seed, quick
+from tests.streams.test_rows_over_http import BY_NAME, Stream, create, streaming
+
+INDEXES = {"r": ("record", ["id"]), "b": ("bloom", ["id"]), "m": ("bitmap", ["name"])}
+
+
+async def create_indexes(stream: Stream) -> None:
+    for name, (kind, columns) in INDEXES.items():
+        url = f"{stream.server.url}/api/v1/tables/db/t/indexes/{name}"
+        async with stream.server.http.put(url, json={"kind": kind, "columns": columns}) as answer:
+            assert answer.status in (200, 201), await answer.text()
+
+
+async def coverage(stream: Stream) -> dict[str, tuple[int, int]]:
+    """Return the number of covered and of live data files for each index."""
+    counts = {}
+    for name in INDEXES:
+        status, index = await stream.server.get(f"/api/v1/tables/db/t/indexes/{name}")
+        assert status == 200, index
+        counts[name] = index["files"], index["files-total"]
+    return counts
+
+
+@pytest.fixture
+async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+    async with streaming(tmp_path) as stream:
+        await create(stream)
+        await create_indexes(stream)
+        yield stream
+
+
+async def test_plans_use_the_indexes_of_a_flush_at_once(stream: Stream) -> None:
+    for first in (0, 10, 20):
+        await stream.post(*({"id": 3 * number + first % 7, "name": f"n{first}"} for number in range(5)))
+        await stream.flush()
+    assert await coverage(stream) == dict.fromkeys(INDEXES, (3, 3))
+
+    def count_files(where: str) -> int:
+        return len(list(stream.catalog.load_table("db.t").scan(row_filter=where).plan_files()))
+
+    assert await asyncio.to_thread(count_files, "id = 4") == 0  # The value is in the ranges of all files.
+    assert await asyncio.to_thread(count_files, "name = 'n10'") == 1
+    lookup = await asyncio.to_thread(lambda: SeamarkClient(stream.server.url).lookup("db.t", {"id": [0, 3, 4]}))
+    assert (lookup.complete, lookup.missing) == (True, 1)
+
+
+async def test_flush_does_not_fail_with_its_index_files(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> Any:
+        raise ValueError("no index today")
+
+    monkeypatch.setattr(stream.server.components.streams.row_files, "encode_index_files", fail)
+    await stream.post({"id": 1}, {"id": 2})
+    assert await stream.flush() == 2
+    assert await coverage(stream) == dict.fromkeys(INDEXES, (0, 1))
+    assert await stream.ids("id = 2") == [2]
+
+
+@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 20), 1))
+async def test_filters_and_gets_of_random_flushes_equal_a_dictionary_of_the_rows(tmp_path: Path, seed: int) -> None:
+    rng = Random(seed)
+    expected: dict[int, str] = {}
+    async with streaming(tmp_path) as stream:
+        partitions = {"partition_spec": BY_NAME} if rng.random() < 0.5 else {}
+        await create(stream, properties={KEY: "id", "format-version": rng.choice("23")}, **partitions)
+        await create_indexes(stream)
+        client = SeamarkClient(stream.server.url)
+        for turn in range(8):
+            chosen = rng.sample(range(30), rng.randint(1, 8))
+            rows = [{"id": key, "name": f"n{rng.randrange(4)}"} for key in chosen]
+            await stream.post(*rows, *({"id": key, "_op": "delete"} for key in chosen[:1]))
+            expected |= {row["id"]: row["name"] for row in rows}
+            del expected[chosen[0]]
+            if rng.random() < 0.7:
+                await stream.flush()
+                covered = await coverage(stream)
+                assert all(files == live for files, live in covered.values()), (turn, covered)
+            name, key = f"n{rng.randrange(4)}", rng.randrange(30)
+            assert await stream.ids(f"name = '{name}'") == sorted(key for key in expected if expected[key] == name)
+            has_key = key in expected
+            assert await stream.ids(f"id = {key}") == [key] * has_key
+            answer = await asyncio.to_thread(lambda key=key: seamark.get_rows(client, "db.t", [key]).to_pylist())
+            assert [row["name"] for row in answer] == [expected[key] for _ in range(has_key)]
