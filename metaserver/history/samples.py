@@ -1,7 +1,8 @@
 """Samples of the values that statements compare, in the form that the setting `query_history_literals` allows.
 
-`dropped`: a sample has no value. For each column with a range, it has the width of the range as a share of the
-column's values, rounded to half a power of two. It has no position, so no literal can be computed from it.
+`dropped`: a sample has no value. For each column with a range, it has the width of the range as a share of the distance
+between the column's smallest and largest value, rounded (`_round`). The place of a range with two limits is not known.
+The width of a range with one limit shows about where this limit is.
 `hashed`: a sample also has a keyed hash of the literals, which shows whether statements repeat them.
 `kept`: a sample also has the filter with its literals.
 """
@@ -15,11 +16,13 @@ import msgspec
 
 from seamark.formats.iceberg.expressions.expression import And, Bound, Expression, Op
 from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.metaserver.history.shapes import drop_nan
 
 DROPPED, HASHED, KEPT = "dropped", "hashed", "kept"
 LITERALS = (DROPPED, HASHED, KEPT)
 FILTER_CHARACTERS_MAX = 2000
 """The maximum length of a filter that is kept with its literals."""
+_SHARE_MIN = 2**-30
 LOW, HIGH, BOTH = "low", "high", "both"
 """The side of a column's values in which a range lies: it has no lower limit, no upper limit, or both limits."""
 
@@ -29,8 +32,7 @@ class RangeWidth(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         side: LOW, HIGH or BOTH.
-        share: The width divided by the distance of the column's smallest and largest value, rounded to half a power
-            of two.
+        share: The width divided by the distance of the column's smallest and largest value, rounded.
     """
 
     column_id: int
@@ -87,9 +89,17 @@ def widths_of(bound: Expression, limits: Mapping[int, tuple[float, float]]) -> t
 def conjuncts_on_columns(bound: Expression) -> Iterable[Bound]:
     """Return the predicates on plain columns that all rows must satisfy."""
     parts = bound.children if isinstance(bound, And) else (bound,)
-    return (part for part in parts if isinstance(part, Bound) and part.transform == IDENTITY)
+    predicates = map(drop_nan, parts)
+    return (part for part in predicates if isinstance(part, Bound) and part.transform == IDENTITY)
 
 
 def _round(share: float) -> float:
-    """Round to half a power of two, because an exact width would show something of the literals."""
-    return 0.0 if share < 2**-30 else 2 ** (round(math.log2(share) * 2) / 2)
+    """Round a share, because an exact width would show the literals.
+
+    The odds, share / (1 - share), are rounded to a quarter of a power of two. So a narrow range and a range that leaves
+    out little are rounded equally well: in a skewed column, few rows are in the upper nine tenths of the values.
+    """
+    if not _SHARE_MIN < share < 1 - _SHARE_MIN:
+        return float(share > 0.5)
+    odds = 2 ** (round(math.log2(share / (1 - share)) * 4) / 4)
+    return float(odds / (1 + odds))

@@ -148,8 +148,23 @@ def _split(expression: Expression) -> list[tuple[Expression, bool]]:
             case Or(children) if negated:
                 waiting += [(child, True) for child in reversed(children[:CONJUNCTS_MAX])]
             case _:
-                conjuncts.append((part, negated))
+                conjuncts.append((drop_nan(part), negated))
     return conjuncts
+
+
+def drop_nan(part: Expression) -> Expression:
+    """Return a comparison without the alternative NaN, which the server adds for engines that order NaN above all."""
+    if isinstance(part, Or) and len(part.children) == 2:
+        first, second = part.children
+        for kept, other in ((first, second), (second, first)):
+            if (
+                isinstance(kept, Bound)
+                and isinstance(other, Bound)
+                and other.op is Op.IS_NAN
+                and kept.column_id == other.column_id
+            ):
+                return kept
+    return part
 
 
 def _terms(part: tuple[Expression, bool], find_column: Callable[[str], int | None] | None) -> list[Term]:

@@ -7,6 +7,7 @@ the proposal here, and the server measures the table again with statements of th
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -33,6 +34,7 @@ from seamark.metaserver.planner.advice.proposals import (
     AdvisedTable,
     Proposal,
     Reads,
+    add_bounds,
     make_proposals,
     measure,
 )
@@ -118,7 +120,7 @@ async def advise_table(call: Call) -> Advice:
     if isinstance(state, str):
         return Advice(statements, days, None, [], applied, state)
     before, proposals = await call.in_turn(lambda: make_proposals(state))
-    reason = "" if proposals else "no layout and no index would let the recorded statements read clearly fewer bytes"
+    reason = "" if proposals else "no change would save more bytes in 30 days than it costs"
     return Advice(statements, days, before, proposals, applied, reason)
 
 
@@ -173,6 +175,7 @@ async def _read_state(call: Call, loaded: LoadedTable, shapes: Sequence[QuerySha
         return sample
     if not sample.columns:
         return "the sampled files do not have the compared columns"
+    sample = await asyncio.to_thread(add_bounds, sample, files)
     statements = draw_statements(recorded, sample, seed=_SEED)
     return AdvisedTable(
         name=".".join((*call.namespace, call.name)),

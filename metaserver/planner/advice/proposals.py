@@ -13,9 +13,11 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations
+from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from seamark.formats.iceberg.metadata.clustering import COLUMNS as CLUSTERING_COLUMNS
 from seamark.formats.iceberg.metadata.clustering import CURVE, HILBERT, LINEAR, ClusteringLayout
@@ -47,6 +49,8 @@ REWRITE_BYTES_PER_S = 50_000_000
 PROPOSALS_MAX = 20
 GAIN_MIN_FRACTION = 0.02
 """A proposal that saves a smaller part of the bytes is not listed."""
+_CELL_FILES_FACTOR = 1.25
+"""A file of a clustering by several columns ends between two cells of the curve, mostly before the target size."""
 _INDEX_BYTES_PER_ROW = {"bloom": 1.5, "bitmap": 1.0}
 _BITMAP_VALUES_MAX = 1000
 _CURRENT_FILES_MAX = 20_000
@@ -177,7 +181,8 @@ class _Advisor:
         proposals += self._file_size()
         useful = [one for one in proposals if one.kind in ("drop-index", "file-size") or self._is_useful(one)]
         useful.sort(key=lambda one: (not one.pays, -_net_bytes(one), one.id))
-        return _without_weaker(useful)[:PROPOSALS_MAX]
+        # A proposal that cannot pay is never first, so without a proposal that pays there is none.
+        return _without_weaker(useful)[:PROPOSALS_MAX] if useful and useful[0].pays else []
 
     def _is_useful(self, proposal: Proposal) -> bool:
         return proposal.predicted.bytes < (1 - GAIN_MIN_FRACTION) * self.before.bytes
@@ -223,6 +228,8 @@ class _Advisor:
         curve = HILBERT if len(columns) > 1 else LINEAR
         table, sample = self._state.name, self._state.sample
         files = math.ceil(self._state.total_bytes / (smaller_bytes or self._state.target_bytes))
+        if len(columns) > 1:
+            files = math.ceil(files * _CELL_FILES_FACTOR)
         layout = cut_layout(sample, curve_order(sample, columns, curve), files)
         size = "" if smaller_bytes is None else f" in files of {smaller_bytes >> 20} MiB"
         settings = f"'{CLUSTERING_COLUMNS}={','.join(names)}' '{CURVE}={curve}'"
@@ -445,13 +452,38 @@ def _without_weaker(proposals: Sequence[Proposal]) -> list[Proposal]:
     return kept
 
 
-def _partition_codes(column: SampledColumn) -> tuple[str, np.ndarray] | None:
+def _partition_codes(column: SampledColumn) -> tuple[str, npt.NDArray[np.int64]] | None:
     """Return a partition transform of the column, and the partition of each distinct value, int64[values]."""
     if column.kind in _DAY_UNITS:
         return "day", np.asarray(column.values, dtype=np.int64) // _DAY_UNITS[column.kind]
     if len(column.values) <= _FEW_VALUES_MAX:
         return "identity", np.arange(len(column.values), dtype=np.int64)
     return None
+
+
+def add_bounds(sample: RowSample, files: FoundFiles) -> RowSample:
+    """Return the sample with the bounds of all files as further values of its columns.
+
+    The sampled files of a clustered table have a part of the values only. A range between two sampled values would then
+    match no file, although there are files with these values.
+    """
+    columns = {}
+    for column_id, column in sample.columns.items():
+        stats = files.stats(RequestedColumn(column_id, column.kind))
+        bounds = [_known_values(stats.bounds(side)) for side in ("lower", "upper")]
+        columns[column_id] = column.with_values(np.concatenate([*bounds, column.values[:0]]))
+    return RowSample(columns, sample.files, sample.rows)
+
+
+def _known_values(bounds: object) -> npt.NDArray[Any]:
+    """Return the different bounds of a side, without missing bounds."""
+    if isinstance(bounds, Strings):
+        texts = {text for text in bounds.values() if text is not None}
+        values = np.empty(len(texts), dtype=object)
+        values[:] = sorted(texts)
+        return values
+    numbers = np.asarray(bounds)
+    return np.unique(numbers[np.isfinite(numbers) if numbers.dtype == np.float64 else numbers != MISSING])
 
 
 def current_layout(files: FoundFiles, sample: RowSample) -> SimulatedLayout:
@@ -475,7 +507,7 @@ def current_layout(files: FoundFiles, sample: RowSample) -> SimulatedLayout:
     return SimulatedLayout(lower, upper, nulls, weights)
 
 
-def _codes_of_bounds(bounds: object, column: SampledColumn, side: str) -> np.ndarray:
+def _codes_of_bounds(bounds: object, column: SampledColumn, side: str) -> npt.NDArray[np.int64]:
     """Return the number of distinct values below each bound, or -1 for a file without a bound, int64[files].
 
     For `left` a value that equals the bound does not count, for `right` it does.

@@ -26,7 +26,7 @@ from seamark.metaserver.history.samples import BOTH, HIGH, LOW, FilterSample
 from seamark.metaserver.history.shapes import Conjunct, QueryShape, Term
 from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
 
-DRAWS_EACH = 12
+DRAWS_EACH = 24
 """The number of statements that are drawn from one shape."""
 ROWS_PER_FILE_MIN = 24
 """A simulated file has at least this many sampled rows, so that its bounds are near those of a real file."""
@@ -172,6 +172,8 @@ def _condition_of(predicate: Bound, sample: RowSample) -> DrawnCondition | None:
             matching[1:] = [value.startswith(values[0]) for value in column.values]
         case Op.IS_NULL:
             matching[0] = True
+        case Op.IS_NAN if column.values.dtype == np.float64:
+            matching[1:] = np.isnan(own)
         case _:
             return None
     return DrawnCondition(predicate.column_id, matching, named)

@@ -30,7 +30,7 @@ from seamark.metaserver.planner.joins.dimensions import ListedFile
 from seamark.metaserver.planner.rows.data_columns import DataRows
 from seamark.metaserver.runtime.gathering import gather
 
-FILES_MAX, ROWS_MAX, LAYOUT_ROWS_MAX = 20, 2_000_000, 60_000
+FILES_MAX, ROWS_MAX, LAYOUT_ROWS_MAX = 48, 2_000_000, 60_000
 """The files and rows that are read, and the rows of which layouts are simulated."""
 SAMPLE_S = 8.0
 _FILES_CONCURRENT = 4
@@ -59,6 +59,15 @@ class SampledColumn:
     values: Values
     codes: npt.NDArray[np.int32]
     file_counts: Longs
+
+    def with_values(self, more: Values) -> SampledColumn:
+        """Return the column with further values, which occur in no sampled row."""
+        values: Values = np.unique(np.concatenate([self.values, more]))
+        places = np.searchsorted(values, self.values) + 1
+        code_of = np.concatenate([[0], places]).astype(np.int32)
+        counts = np.zeros(len(values) + 1, dtype=np.int64)
+        counts[code_of] = self.file_counts
+        return SampledColumn(self.column_id, self.kind, values, code_of[self.codes], counts)
 
     @property
     def is_numeric(self) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from pathlib import Path
+
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -12,27 +15,56 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import load_advice
 from seamark.connector.jobs.advice import apply_proposal
 from tests.connector.advice.workloads import TABLE, make_table, planned_bytes, random_workload, run_statements
+from tests.connector.served import Served
 from tests.seeds import first_seed, quick
 
 
-@pytest.mark.parametrize("case", quick(range(12), 2))
-def test_applied_proposals_save_about_the_bytes_that_were_predicted(client: IndexClient, case: int) -> None:
-    """The replay draws its own values, so a second sample of the workload is planned before and after."""
+def apply_best(client: IndexClient, case: int) -> tuple[float, float, float]:
+    """Apply the first proposal for a random table and workload.
+
+    Returns:
+        The mean of the bytes of a recorded statement: before, as predicted, and after. The bytes before and after are
+        those that the planner keeps for the recorded statements themselves.
+    """
     rng = np.random.default_rng(first_seed() + case)
     make_table(client, rng)
-    workload = random_workload(rng)
-    run_statements(client, workload.draw(rng, 60))
-    asked = workload.draw(rng, 60)
+    wheres = random_workload(rng).draw(rng, 120)
+    run_statements(client, wheres)
+    before = planned_bytes(client, wheres)
     advice = load_advice(client, TABLE)
-    before = planned_bytes(client, asked)
     assert advice["before"]["bytes"] == pytest.approx(before, rel=0.1)
     best = advice["proposals"][0]
     applied = apply_proposal(client, TABLE, best, wait_s=10)
-    after = planned_bytes(client, asked)
-    assert after < before
-    # The replay measures the applied layout with the statements that it used for the prediction.
-    assert best["predicted"]["bytes"] == pytest.approx(applied["measured"]["bytes"], rel=0.5)
     assert load_advice(client, TABLE)["applied"][0]["proposal"] == best
+    after = planned_bytes(client, wheres)
+    assert applied["measured"]["bytes"] == pytest.approx(after, rel=0.35)
+    return before, best["predicted"]["bytes"], after
+
+
+@pytest.mark.parametrize("case", quick(range(4), 1))
+def test_first_proposal_saves_about_the_bytes_that_are_predicted(client: IndexClient, case: int) -> None:
+    before, predicted, after = apply_best(client, case)
+    assert after < before
+    assert predicted == pytest.approx(after, rel=0.4)
+
+
+@pytest.mark.slow
+def test_most_predictions_are_within_a_fifth_of_the_result(tmp_path: Path) -> None:
+    """The recorded shapes have no literals, so the replay draws other values than the statements had."""
+    ratios = []
+    for case in range(10):
+        home = tmp_path / str(case)
+        home.mkdir()
+        served = Served(home, warehouse=home.as_uri(), services_workers=0)
+        served.start()
+        try:
+            with closing(IndexClient(served.url)) as client:
+                _, predicted, after = apply_best(client, 100 + case)
+        finally:
+            served.stop()
+        ratios.append(predicted / after)
+    near = [ratio for ratio in ratios if 0.8 <= ratio <= 1.2]
+    assert len(near) >= 0.75 * len(ratios), sorted(round(ratio, 2) for ratio in ratios)
 
 
 def test_commands_show_prediction_and_measurement(client: IndexClient) -> None:

@@ -16,7 +16,7 @@ from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
 from tests.connector.lake import catalog_at
 
 TABLE = "db.t"
-FILES, ROWS = 48, 400
+FILES, ROWS = 48, 2000
 CODES, REGIONS = 400, 8
 
 
@@ -52,8 +52,8 @@ def make_rows(rng: np.random.Generator) -> pa.Table:
     )
 
 
-def make_table(client: IndexClient, rng: np.random.Generator) -> None:
-    """Create `db.t` without a layout. Its target file size is the size of its files."""
+def make_table(client: IndexClient, rng: np.random.Generator) -> pa.Table:
+    """Create `db.t` without a layout, and return its rows. Its target file size is the size of its files."""
     parts = [make_rows(rng) for _ in range(FILES)]
     with catalog_at(client.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
@@ -62,6 +62,7 @@ def make_table(client: IndexClient, rng: np.random.Generator) -> None:
         append(client, TABLE, part)
     sizes = client.files(TABLE)["file_size_in_bytes"].to_pylist()
     change_table_properties(client, TABLE, {TARGET_FILE_BYTES: str(int(np.mean(sizes)))}, ())
+    return pa.concat_tables(parts)
 
 
 def random_workload(rng: np.random.Generator) -> Workload:

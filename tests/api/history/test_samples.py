@@ -1,0 +1,49 @@
+"""Samples of ranges: the width without the literals, within the promised error."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from seamark.formats.iceberg.expressions.expression import Bound, Expression, Op, all_of, any_of
+from seamark.metaserver.history.samples import BOTH, HIGH, LOW, RangeWidth, widths_of
+from seamark.metaserver.history.shapes import conjuncts_of
+from tests.seeds import first_seed
+
+
+def compare(op: Op, value: float, column_id: int = 1) -> Bound:
+    return Bound(op, column_id, "c", "double", "identity", "double", (value,))
+
+
+def width_of(*parts: Expression) -> RangeWidth:
+    (width,) = widths_of(all_of(*parts), {1: (0.0, 1000.0)})
+    return width
+
+
+def test_side_of_a_range_follows_from_its_limits() -> None:
+    low, high = compare(Op.LT, 500.0), compare(Op.GT_EQ, 250.0)
+    assert width_of(low) == RangeWidth(1, LOW, 0.5)
+    assert width_of(high).side == HIGH
+    assert (width_of(low, high).side, width_of(compare(Op.GT, 9e9)).share) == (BOTH, 0.0)
+    assert width_of(compare(Op.LT, 9e9)).share == 1.0
+    assert widths_of(low, {}) == widths_of(compare(Op.EQ, 5.0), {1: (0.0, 9.0)}) == ()
+
+
+def test_comparison_with_nan_above_all_has_the_width_and_the_shape_of_the_comparison() -> None:
+    low, nan = compare(Op.GT, 250.0), Bound(Op.IS_NAN, 1, "c", "double", "identity", "double", ())
+    with_nan = any_of(low, nan)
+    assert width_of(with_nan) == width_of(low)
+    assert conjuncts_of(with_nan) == conjuncts_of(low) == conjuncts_of(any_of(nan, low))
+    assert conjuncts_of(any_of(low, compare(Op.LT, 1.0))) != conjuncts_of(low)
+
+
+def test_share_is_rounded_equally_well_at_both_ends() -> None:
+    rng = random.Random(first_seed())
+    shares = [2 ** -rng.uniform(1, 20) for _ in range(200)]
+    for share in [*shares, *(1 - share for share in shares)]:
+        rounded = width_of(compare(Op.LT, 1000 * share)).share
+        assert rounded == pytest.approx(share, rel=0.1)
+        assert 1 - rounded == pytest.approx(1 - share, rel=0.1)
+    # Thousands of literals have one width.
+    assert len({width_of(compare(Op.LT, 500 + number / 100)).share for number in range(10_000)}) <= 8
