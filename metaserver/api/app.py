@@ -7,6 +7,7 @@ from aiohttp import web
 from seamark.metaserver.api import openapi
 from seamark.metaserver.api.admin import (
     admin,
+    declarations,
     health,
     metrics,
     oauth,
@@ -103,6 +104,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         admin,
         replicas,
         table_services,
+        declarations,
         statements,
         ttl_advice,
     )
