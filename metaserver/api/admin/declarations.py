@@ -12,9 +12,9 @@ import msgspec
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.admin.table_services import load_policy
-from seamark.metaserver.api.commits.property_commits import commit_updates
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.http.table_updates import commit_updates
 from seamark.metaserver.services.policy import PROPERTIES, TablePolicy, check_policy
 
 

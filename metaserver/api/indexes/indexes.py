@@ -34,9 +34,9 @@ from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.kinds import KINDS, kinds_with_parameter, parameters
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
 from seamark.formats.runtime.errors import AlreadyExists, BadRequest, NotFound
-from seamark.metaserver.api.commits.property_commits import commit_updates
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.http.table_updates import commit_updates
 from seamark.metaserver.api.indexes.index_state import (
     NewFiles,
     SnapshotFiles,

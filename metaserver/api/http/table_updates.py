@@ -1,4 +1,4 @@
-"""Commits of properties that a route computes from the current metadata of a table."""
+"""Commits of updates that a route computes from the current metadata of a table."""
 
 from __future__ import annotations
 
