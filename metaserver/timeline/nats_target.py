@@ -64,7 +64,6 @@ class NatsTarget:
         client = Client()
         await client.connect(
             servers=list(self._address.servers),
-            user_credentials=self._address.credentials or None,
             allow_reconnect=False,
             connect_timeout=_CONNECT_TIMEOUT_S,
             error_cb=_log_error,
