@@ -26,6 +26,7 @@ help:
 	@echo "make trino     Trino for tests, benches and deploy/trino/run.sh, which starts it (240 MB, needs a JDK 25)"
 	@echo "make wheel     dist/seamark_client-*.whl and dist/seamark-*.whl (the server), which need no compiler to install"
 	@echo "make docs      the documentation site in .cache/site/html;  make sbom      dist/seamark.cdx.json, the packages of the server"
+	@echo "make up        PostgreSQL, an S3 server and Seamark on this machine without containers, until Ctrl-C (UP='--kafka --trino' adds these)"
 	@echo "make helm      the manifests of the Helm chart anew, and its tests (builds helm, needs Go and npm)"
 	@echo "make lock      requirements.lock anew from pyproject.toml; make hashes  requirements.hashed.lock from requirements.lock"
 
@@ -155,6 +156,11 @@ sbom: venv $(CACHE)/sbom/venv/bin/cyclonedx-py
 $(CACHE)/sbom/venv/bin/cyclonedx-py:
 	@mkdir -p $(CACHE)/sbom
 	@$(PYTHON) -m venv $(CACHE)/sbom/venv && $(CACHE)/sbom/venv/bin/pip install -qq --disable-pip-version-check $(CYCLONEDX)
+
+# The services of docker-compose.yml without containers, until Ctrl-C: make up UP="--kafka --trino" adds Kafka and Trino.
+.PHONY: up
+up: venv services
+	@$(PY) -m tests.support.up $(UP)
 
 lint: venv
 	.venv/bin/ruff check .

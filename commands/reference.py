@@ -21,8 +21,8 @@ _CHECKOUT = Path(__file__).resolve().parents[1]
 REFERENCE = _CHECKOUT / "docs" / "reference"
 CHART_SCHEMA = _CHECKOUT / "deploy" / "helm" / "seamark" / "values.schema.json"
 _SET_BY_CHART = {
-    *("home", "host", "port", "tls_cert", "tls_key", "peer_address", "stream_log", "stream_log_client_properties"),
-    *("event_kafka_client_properties", "event_nats_credentials"),
+    *("home", "host", "port", "tls_cert", "tls_key", "peer_address"),
+    *("stream_log", "stream_log_client_properties", "event_kafka_client_properties"),
 }
 """Settings that the templates of the Helm chart set."""
 _JSON_TYPES: tuple[tuple[type, str], ...] = (

@@ -65,7 +65,7 @@ def _make_rules() -> dict[str, Rule]:
     writer = """createNamespace dropNamespace updateProperties createTable updateTable dropTable unregisterTable
         expireSnapshots removeOrphanFiles rewriteManifests renameTable createView replaceView dropView renameView
         commitTransaction commitChange undrop putFunction dropFunction
-        putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
+        putNamespace putTablePolicy putIndex dropIndex startIndexBuild registerIndexFiles finishIndexBuild
         flushRows pauseStream resumeStream drainStream
         recordAppliedAdvice quarantineIndexFile rebuildIndexRegistry listUnheldFiles recordIndexAudit"""
     admin = "purgeDropped addGrant removeGrant"

@@ -100,7 +100,7 @@ async def ensure_token(
 
     Raises:
         BadRequest: The name, a role or the secret is invalid.
-        AlreadyExists: A live token with another secret has the name.
+        AlreadyExists: A live token with another secret has the name, or a token with another name has the secret.
     """
     if await _exists(store, name, secret):
         return False
@@ -115,8 +115,18 @@ async def ensure_token(
 
 
 async def _exists(store: PointerStore, name: str, secret: str) -> bool:
+    """Return whether a token has this secret.
+
+    Raises:
+        AlreadyExists: The token has another name.
+    """
     digest = digest_of(secret)
-    return any(token.name == name and token.digest == digest for token in await store.tokens())
+    for token in await store.tokens():
+        if token.digest == digest:
+            if token.name != name:
+                raise AlreadyExists(f"The text is the token of {token.name}; {name} needs another token")
+            return True
+    return False
 
 
 async def revoke_token(store: PointerStore, clock: Clock, name: str) -> None:

@@ -8,6 +8,7 @@ from seamark.metaserver.api import openapi
 from seamark.metaserver.api.admin import (
     admin,
     advice,
+    declarations,
     health,
     metrics,
     oauth,
@@ -108,6 +109,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         advice,
         replicas,
         table_services,
+        declarations,
         statements,
         query_history,
         aggregates,

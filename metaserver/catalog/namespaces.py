@@ -8,10 +8,10 @@ from functools import partial
 
 from seamark.formats.iceberg.metadata.properties import check_client_properties
 from seamark.formats.protocol.wire import check_namespace, encode_json
-from seamark.formats.runtime.errors import CommitConflict, TooLarge, Unprocessable
+from seamark.formats.runtime.errors import AlreadyExists, CommitConflict, TooLarge, Unprocessable
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.claims import check_outside
-from seamark.metaserver.catalog.policies import INHERITED_MAX, count_policies, record_setters
+from seamark.metaserver.catalog.policies import INHERITED_MAX, SETTERS, count_policies, record_setters
 from seamark.metaserver.catalog.values import Caller, Page, PropertyChanges
 from seamark.metaserver.store.model import Namespace, NamespacePath
 from seamark.metaserver.store.operations import CreateNamespace, DropNamespace, ReplaceNamespaceProperties
@@ -131,6 +131,42 @@ class Namespaces:
             else:
                 return changes
         raise AssertionError("the loop returns or raises")
+
+    async def put(self, caller: Caller, path: NamespacePath, properties: dict[str, str]) -> Namespace:
+        """Create a namespace with these properties, or replace the properties of an existing namespace by them.
+
+        A namespace that has the properties does not change.
+
+        Raises:
+            NoSuchNamespace: The parent does not exist.
+            CommitConflict: Other requests changed the namespace in each attempt.
+        """
+        properties = {name: value for name, value in properties.items() if name != SETTERS}
+        for attempt in range(self._context.settings.commit_retries + 1):
+            stored = await self._context.store.namespace(path)
+            try:
+                if stored is None:
+                    return await self.create(caller, path, properties)
+                if {name: value for name, value in stored.properties.items() if name != SETTERS} != properties:
+                    await self._replace_properties(caller, stored, properties)
+            except (AlreadyExists, CommitConflict):
+                # Another request created or changed the namespace.
+                if attempt == self._context.settings.commit_retries:
+                    raise
+            else:
+                return await self.get(path)
+        raise AssertionError("the loop returns or raises")
+
+    async def _replace_properties(self, caller: Caller, stored: Namespace, properties: dict[str, str]) -> None:
+        await self._check_properties(caller, stored.path, properties)
+        location = properties.get("location")
+        if location is not None and location != stored.properties.get("location"):
+            await self._context.check_location(caller, location, "The namespace's location")
+            await check_outside(self._context, location, "The namespace's location")
+        properties = record_setters(caller.who, properties, stored.properties)
+        await self._context.transact(
+            [ReplaceNamespaceProperties(path=stored.path, expected_version=stored.version, properties=properties)]
+        )
 
     async def _check_properties(self, caller: Caller, path: NamespacePath, properties: dict[str, str]) -> None:
         _check_size(path, properties)

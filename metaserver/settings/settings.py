@@ -485,7 +485,6 @@ class Settings(GatewaySettings, ServiceSettings, StreamSettings, TenantSettings,
         secret=True,
         schemes=("nats", "tls"),
     )
-    event_nats_credentials: str = setting("", "File of the credentials of the NATS user (.creds). Empty: none.")
 
     log_level: str = setting("info", "debug, info, warning or error.", choices=("debug", "info", "warning", "error"))
     log_format: str = setting(

@@ -39,13 +39,11 @@ class EventSubject:
     Attributes:
         servers: The URLs of the servers, which may have a user and a password.
         subject: The beginning of the subjects of events.
-        credentials: The file of the user's credentials, or empty.
         shown: The address for logs, without a password.
     """
 
     servers: tuple[str, ...] = field(repr=False)
     subject: str
-    credentials: str
     shown: str
 
 
@@ -67,8 +65,8 @@ def parse_topic(text: str, properties_file: str) -> EventTopic:
     return EventTopic(servers=servers, topic=topic, properties=properties)
 
 
-def parse_subject(text: str, credentials_file: str) -> EventSubject:
-    """Return the place of events from the settings `event_nats` and `event_nats_credentials`.
+def parse_subject(text: str) -> EventSubject:
+    """Return the place of events from the setting `event_nats`.
 
     Raises:
         ConfigError: A setting is invalid; the message names it, without the password.
@@ -83,10 +81,8 @@ def parse_subject(text: str, credentials_file: str) -> EventSubject:
             f"event_nats has the subject {subject!r}; give words of letters, digits, _ and - with dots between them, "
             f"at most {_SUBJECT_CHARS_MAX} characters, such as nats://host:4222/seamark"
         )
-    if credentials_file and not Path(credentials_file).is_file():
-        raise ConfigError(f"event_nats_credentials: there is no file {credentials_file}")
     shown = ",".join(redact_url(server) for server in servers)
-    return EventSubject(servers=servers, subject=subject, credentials=credentials_file, shown=f"{shown}/{subject}")
+    return EventSubject(servers=servers, subject=subject, shown=f"{shown}/{subject}")
 
 
 def _is_server(url: str) -> bool:

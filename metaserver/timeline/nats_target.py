@@ -20,6 +20,7 @@ from seamark.metaserver.timeline.addresses import EventSubject
 from seamark.metaserver.timeline.delivery import SEND_TIMEOUT_S, NotDelivered
 from seamark.metaserver.timeline.events import CONTENT_TYPE, Event
 
+_CONNECT_TIMEOUT_S = 5
 _log = structlog.get_logger("seamark.events")
 
 
@@ -63,9 +64,8 @@ class NatsTarget:
         client = Client()
         await client.connect(
             servers=list(self._address.servers),
-            user_credentials=self._address.credentials or None,
             allow_reconnect=False,
-            connect_timeout=int(SEND_TIMEOUT_S),
+            connect_timeout=_CONNECT_TIMEOUT_S,
             error_cb=_log_error,
             name="seamark",
         )

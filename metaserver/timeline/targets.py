@@ -65,8 +65,7 @@ async def _open_targets(settings: Settings, clock: Clock, stack: AsyncExitStack)
         address = parse_topic(settings.event_kafka, settings.event_kafka_client_properties)
         targets.append(kafka_target.KafkaTarget(address, clock))
     if settings.event_nats:
-        subject = parse_subject(settings.event_nats, settings.event_nats_credentials)
-        targets.append(nats_target.NatsTarget(subject))
+        targets.append(nats_target.NatsTarget(parse_subject(settings.event_nats)))
     if settings.webhook_urls:
         timeout = aiohttp.ClientTimeout(total=SEND_TIMEOUT_S)
         opened = aiohttp.ClientSession(timeout=timeout, cookie_jar=aiohttp.DummyCookieJar())

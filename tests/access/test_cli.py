@@ -113,6 +113,8 @@ def test_token_of_a_file_is_created_once_and_a_revoked_one_stays_revoked(tmp_pat
         who_is(home, secret)
     file.write_text(f"smk_{'b' * 43}")
     assert seamark(home, *create).exit_code == 0
+    other = seamark(home, "token", "create", "bob", "--from-file", str(file))
+    assert (other.exit_code, "is the token of ann; bob needs another token" in other.stderr) == (1, True)
     file.write_text(secret.replace("a", "c"))
     refused = seamark(home, *create)
     assert (refused.exit_code, "already" in refused.stderr) == (1, True)

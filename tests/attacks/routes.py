@@ -375,6 +375,8 @@ _BODIES: dict[str, _Body] = {
     "removeOrphanFiles": lambda n: {"older-than-ms": n.rng.choice((0, 1, 1 << 40)), "dry-run": n.rng.random() < 0.5},
     "explain": lambda n: {"where": "id > 0", "files": True, "joins": [n.join()]},
     "explainQuery": lambda n: {"query": n.query(), "dialect": n.rng.choice(("trino", "duckdb")), "namespace": [EVIL]},
+    "putNamespace": lambda n: {"properties": n.rng.choice(({}, {"location": n.place()}, {n.place(): "x"}))},
+    "putTablePolicy": lambda n: {"properties": n.rng.choice(({}, {"seamark.compaction.enabled": n.place()}))},
     "putIndex": lambda n: {"kind": "bloom", "columns": ["id"]},
     "recordIndexAudit": lambda n: {"index-files": 1},
     "recordAppliedAdvice": lambda n: {"proposal": _PROPOSAL},

@@ -107,7 +107,7 @@ def test_server_accepts_its_settings_file_and_variables(case: str, tmp_path: Pat
     assert not unknown
     mounted = {mount["mountPath"] for mount in server_container(case)["volumeMounts"]}
     files = [environment["SEAMARK_CONFIG"], settings.tls_cert, settings.tls_key, settings.stream_log_client_properties]
-    files += [settings.event_kafka_client_properties, settings.event_nats_credentials]
+    files.append(settings.event_kafka_client_properties)
     assert all(str(Path(file).parent) in mounted for file in files if file)
 
 

@@ -31,10 +31,10 @@ class Nats:
 
 
 @contextmanager
-def nats_server(folder: Path) -> Iterator[Nats]:
-    """Start a server whose files are below `folder`; yield it."""
+def nats_server(folder: Path, *arguments: str) -> Iterator[Nats]:
+    """Start a server whose files are below `folder`, with further arguments; yield it."""
     port = free_port()
-    argv = [str(PROGRAM), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder / "data")]
+    argv = [str(PROGRAM), "-a", "127.0.0.1", "-p", str(port), "-js", "-sd", str(folder / "data"), *arguments]
     server = Nats(ManagedProcess(argv, log=folder / "nats.log", cwd=folder), port)
     server.start()
     try:

@@ -16,7 +16,7 @@ from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.timeline import delivery
 from seamark.metaserver.timeline.addresses import parse_subject
 from tests.server.rig import running
-from tests.services.nats import Nats
+from tests.services.nats import Nats, nats_server
 from tests.timeline.test_webhooks import record
 from tests.waits import until
 
@@ -119,19 +119,35 @@ async def test_restarted_server_continues_after_the_last_confirmed_event(tmp_pat
         assert names_of(await stream.read(5)) == list("abcde")
 
 
+async def test_user_and_password_of_the_address_are_used(tmp_path: Path) -> None:
+    folder = tmp_path / "nats"
+    folder.mkdir()
+    with nats_server(folder, "--user", "ann", "--pass", "secret") as server:
+        address = server.address.replace("nats://", "nats://ann:secret@")
+        client = await nats_client.connect(address)
+        context = client.jetstream()
+        await context.add_stream(name="lake", subjects=["lake.>"])
+        async with running(tmp_path / "home", event_nats=f"{address}/lake") as running_server:
+            await record(running_server, "a")
+            async with asyncio.timeout(60):
+                while not (await context.stream_info("lake")).state.messages:
+                    await asyncio.sleep(0.02)
+        await client.close()
+
+
 @pytest.mark.parametrize(
     "text", ["nats://host/seamark", "nats://host:4222", "http://host:1/a", "nats://host:4222/a.*", "nats://host:x/a"]
 )
 def test_address_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="event_nats"):
-        parse_subject(text, "")
+        parse_subject(text)
 
 
 def test_errors_and_logs_do_not_show_the_password() -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_subject("nats://ann:secret@host/seamark", "")
+        parse_subject("nats://ann:secret@host/seamark")
     assert "secret" not in caught.value.message
-    address = parse_subject("nats://ann:secret@host:4222,ann:secret@other:4222/lake.events", "")
+    address = parse_subject("nats://ann:secret@host:4222,ann:secret@other:4222/lake.events")
     assert address.servers == ("nats://ann:secret@host:4222", "nats://ann:secret@other:4222")
     assert address.shown == "nats://ann:***@host:4222,nats://ann:***@other:4222/lake.events"
     assert "secret" not in repr(address)

@@ -18,6 +18,7 @@ import pytest
 from aiohttp import web
 
 from seamark.formats.runtime.clock import SystemClock
+from seamark.metaserver.store.lease import Lease
 from seamark.metaserver.timeline import delivery
 from tests.server.rig import Running, running
 
@@ -153,6 +154,20 @@ async def test_server_stopped_during_delivery_repeats_at_most_the_current_event(
     names = [event["data"]["name"] for event in receiver.events]
     assert list(dict.fromkeys(names)) == list("abcdef")
     assert len(names) <= 7
+
+
+async def test_stopped_server_leaves_its_target_to_others_at_once(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delivery, "LEASE_S", 3600.0)
+    async with running(tmp_path, webhook_urls=(receiver.url,)) as server:
+        await record(server, "a")
+        await receiver.wait_for_events(1)
+    name = "webhook:" + hashlib.sha256(receiver.url.encode()).hexdigest()[:32]
+    async with running(tmp_path) as server:
+        components = server.components
+        # The clock has not reached the end of the first server's lease, so this raises unless the lease was released.
+        await Lease(components.store, components.clock, name, "another", lasts_s=delivery.LEASE_S).hold()
 
 
 async def test_two_replicas_deliver_each_event_once_and_one_takes_over_from_the_other(

@@ -118,6 +118,11 @@ async def load_table_health(call: Call) -> TableHealth:
     ),
 )
 async def load_table_policy(call: Call) -> TablePolicy:
+    return await load_policy(call)
+
+
+async def load_policy(call: Call) -> TablePolicy:
+    """Return the policy of the table of a request."""
     catalog = call.components.catalog
     metadata = (await catalog.tables.load(call.namespace, call.name)).metadata
     return policy_of(metadata, await load_policies(catalog.context.store, call.namespace), call.components.settings)

@@ -7,7 +7,7 @@ UUID and the schema with which the route has resolved the names. Builds have oth
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Annotated, Any, NamedTuple, cast
 
@@ -34,9 +34,10 @@ from seamark.formats.index.keys.measures import Measure
 from seamark.formats.index.keys.terms import Term
 from seamark.formats.index.kinds.kinds import KINDS, kinds_with_parameter, parameters
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER
-from seamark.formats.runtime.errors import AlreadyExists, BadRequest, CommitConflict, NotFound
+from seamark.formats.runtime.errors import AlreadyExists, BadRequest, NotFound
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.http.table_updates import commit_updates
 from seamark.metaserver.api.indexes.index_state import (
     NewFiles,
     SnapshotFiles,
@@ -51,7 +52,6 @@ from seamark.metaserver.api.indexes.index_state import (
 )
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 
-COMMIT_TRIES = 8
 _SHOWN_CHARS_MAX = 200
 _LISTED_FILES_MAX = 1000
 _COUNT = {"type": "integer"}
@@ -243,17 +243,17 @@ async def put_index(call: Call, data: bytes) -> dict[str, Any]:
     name = check_name(call.names[1])
     body = await call.parse(data, _make_body_type(tuple(parameters())))  # Kinds may be added while the server runs.
 
-    def compute_update(metadata: TableMetadata) -> dict[str, Any] | None:
+    def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
         defined = read_definitions(metadata)
         definition = _change_definition(name, body, defined, metadata)
         limit = call.components.settings.indexes_limit
         if name not in defined.by_name and len(defined.by_name) >= limit:
             raise BadRequest(f"The table has {limit} indexes, which is the limit; drop one first")
         if defined.by_name.get(name) == definition:
-            return None
-        return {"action": "set-properties", "updates": {PREFIX + name: definition.property_text}}
+            return []
+        return [{"action": "set-properties", "updates": {PREFIX + name: definition.property_text}}]
 
-    await _commit(call, compute_update)
+    await commit_updates(call, compute_updates)
     return await _show_index(call, await load(call), name)
 
 
@@ -270,12 +270,12 @@ async def drop_index(call: Call) -> None:
     if name.startswith(BUCKET_PREFIX):
         check_name(name)
 
-    def compute_update(metadata: TableMetadata) -> dict[str, Any]:
+    def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
         if PREFIX + name not in metadata.properties:
             raise _make_missing_error(name, read_definitions(metadata).by_name)
-        return {"action": "remove-properties", "removals": [PREFIX + name]}
+        return [{"action": "remove-properties", "removals": [PREFIX + name]}]
 
-    await _commit(call, compute_update)
+    await commit_updates(call, compute_updates)
 
 
 def _change_definition(
@@ -308,33 +308,6 @@ def _change_definition(
             f"The index {twin.name} has the same definition, {definition.text}; change that index, or drop it first"
         )
     return definition
-
-
-async def _commit(call: Call, compute_update: Callable[[TableMetadata], dict[str, Any] | None]) -> None:
-    """Commit the updates that `compute_update` computes. After a conflict, compute and commit them again.
-
-    Raises:
-        CommitConflict: Many attempts conflicted.
-    """
-    tables = call.components.catalog.tables
-    for attempt in range(1, COMMIT_TRIES + 1):
-        metadata = (await tables.load(call.namespace, call.name)).metadata
-        update = compute_update(metadata)
-        if update is None:
-            return
-        requirements: list[dict[str, Any]] = [
-            {"type": "assert-table-uuid", "uuid": metadata.table_uuid},
-            {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id},
-        ]
-        try:
-            await call.components.engine_commits.commit_table(
-                call.caller, call.namespace, call.name, requirements, [update]
-            )
-        except CommitConflict:
-            if attempt == COMMIT_TRIES:
-                raise
-        else:
-            return
 
 
 async def _show_index(call: Call, table: TableIndexes, name: str) -> dict[str, Any]:

@@ -1,0 +1,108 @@
+"""Tests of the routes by which tools declare a state: a repeat changes nothing, and what a body omits is removed."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tests.api.client import Api, set_properties
+
+POLICY = "/api/v1/tables/db/t/policy"
+
+
+async def instants(api: Api) -> int:
+    return len((await api("GET", "/api/v1/timeline?limit=1000")).json["instants"])
+
+
+async def table_properties(api: Api) -> dict[str, str]:
+    loaded: dict[str, Any] = (await api("GET", "/v1/namespaces/db/tables/t")).json
+    return loaded["metadata"]["properties"]  # type: ignore[no-any-return]
+
+
+async def test_put_creates_a_namespace_and_then_replaces_its_properties(api: Api) -> None:
+    created = await api("PUT", "/api/v1/namespaces/shop", {"properties": {"owner": "ann", "team": "data"}})
+    assert created.status == 200
+    assert created.json["namespace"] == ["shop"]
+    location = created.json["properties"]["location"]
+    assert created.json["properties"] == {"owner": "ann", "team": "data", "location": location}
+    replaced = await api("PUT", "/api/v1/namespaces/shop", {"properties": {"owner": "bob"}})
+    assert replaced.json["properties"] == {"owner": "bob", "location": location}
+    assert (await api("GET", "/v1/namespaces/shop")).json == replaced.json
+    nested = await api("PUT", "/api/v1/namespaces/shop%1Feu", {})
+    assert nested.json["namespace"] == ["shop", "eu"]
+
+
+async def test_repeated_put_does_not_write_a_namespace(api: Api) -> None:
+    body = {"properties": {"owner": "ann"}}
+    first = await api("PUT", "/api/v1/namespaces/shop", body)
+    store = api.server.components.store
+    before = await store.namespace(("shop",))
+    assert (await api("PUT", "/api/v1/namespaces/shop", body)).raw == first.raw
+    after = await store.namespace(("shop",))
+    assert before is not None
+    assert after is not None
+    assert after.version == before.version
+
+
+async def test_concurrent_puts_leave_the_properties_of_one_of_them(api: Api) -> None:
+    bodies = [{"properties": {f"p{n}": "x"}} for n in range(8)]
+    answers = await asyncio.gather(*(api("PUT", "/api/v1/namespaces/shop", body) for body in bodies))
+    assert {answer.status for answer in answers} == {200}
+    properties = (await api("GET", "/v1/namespaces/shop")).json["properties"]
+    properties.pop("location")
+    assert {"properties": properties} in bodies
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("absent%1Fchild", {}, 404),
+        ("shop", {"properties": {"location": "s3://elsewhere/x"}}, 400),
+        ("shop", {"properties": ["owner"]}, 400),
+    ],
+)
+async def test_invalid_namespace_is_refused_and_not_created(path: str, body: Any, status: int, api: Api) -> None:
+    answer = await api("PUT", f"/api/v1/namespaces/{path}", body)
+    assert answer.error[0] == status
+    assert (await api("GET", f"/v1/namespaces/{path}")).status == 404
+
+
+async def test_put_replaces_the_policy_of_a_table_and_keeps_other_properties(api: Api) -> None:
+    await api.table()
+    await api(
+        "POST", "/v1/namespaces/db/tables/t", set_properties(**{"owner": "ann", "write.parquet.row-group-limit": "9"})
+    )
+    first = {"seamark.compaction.enabled": "true", "seamark.services.priority": "high"}
+    answer = await api("PUT", POLICY, {"properties": first})
+    assert answer.status == 200
+    sources = {entry["name"]: entry["source"] for entry in answer.json["properties"]}
+    assert {name for name, source in sources.items() if source == "table"} == first.keys()
+    second = {"seamark.compaction.enabled": "false"}
+    assert (await api("PUT", POLICY, {"properties": second})).status == 200
+    expected = {"owner": "ann", "write.parquet.row-group-limit": "9", **second}
+    assert (await table_properties(api)).items() >= expected.items()
+    assert "seamark.services.priority" not in await table_properties(api)
+
+
+async def test_repeated_policy_makes_no_commit(api: Api) -> None:
+    await api.table()
+    body = {"properties": {"seamark.compaction.enabled": "true"}}
+    await api("PUT", POLICY, body)
+    count = await instants(api)
+    assert (await api("PUT", POLICY, body)).status == 200
+    assert await instants(api) == count
+
+
+async def test_unknown_or_invalid_policy_is_refused(api: Api) -> None:
+    await api.table()
+    for properties, message in (
+        ({"seamark.compaction.enable": "true"}, "did you mean seamark.compaction.enabled"),
+        ({"seamark.compaction.enabled": "perhaps"}, "seamark.compaction.enabled"),
+        ({"owner": "ann"}, "is unknown"),
+    ):
+        answer = await api("PUT", POLICY, {"properties": properties})
+        assert answer.error[0] == 400
+        assert message in answer.error[2]
+    assert (await api("PUT", "/api/v1/tables/db/absent/policy", {"properties": {}})).status == 404

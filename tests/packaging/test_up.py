@@ -1,0 +1,39 @@
+"""Tests of `make up`, which starts the services of compose without containers."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from pathlib import Path
+
+from pyiceberg.catalog import load_catalog
+
+from tests.services.process import REPO, ManagedProcess, port_answers
+from tests.services.s3 import CONFIG, read_env_file
+
+ARGUMENTS = [sys.executable, "-m", "tests.support.up", "--port", "0"]
+
+
+def test_services_run_until_they_are_interrupted(tmp_path: Path, postgres_url: str) -> None:
+    """`postgres_url` marks the test as one that needs services."""
+    process = ManagedProcess(ARGUMENTS, log=tmp_path / "up.log", cwd=REPO)
+    process.start(lambda: "Ready." in process.log.read_text(), timeout_s=120)
+    addresses = dict(re.findall(r"^(\w+) +(\S+?),?(?: .*)?$", process.log.read_text(), re.MULTILINE))
+    keys = read_env_file(CONFIG)
+    catalog = load_catalog(
+        "up",
+        type="rest",
+        uri=addresses["Seamark"],
+        **{
+            "s3.endpoint": addresses["S3"],
+            "s3.access-key-id": keys["ROOT_ACCESS_KEY"],
+            "s3.secret-access-key": keys["ROOT_SECRET_KEY"],
+        },
+    )
+    catalog.create_namespace("shop")
+    assert catalog.load_namespace_properties("shop")["location"] == "s3://lake/warehouse/shop"
+    process.send(signal.SIGINT)
+    assert process.wait(60) == 0
+    ports = [int(address.rpartition(":")[2].partition("/")[0]) for address in (addresses["S3"], addresses["Seamark"])]
+    assert not any(port_answers(port) for port in ports)
