@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from seamark.commands.access import account_name
 from seamark.commands.options import json_option, settings_flags
 from seamark.commands.recovery.running import STORAGE_SETTINGS, run_offline
 from seamark.commands.terminal import print_json, print_rows, say, show_count
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.definitions import read_definitions
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import BadRequest
@@ -21,11 +24,15 @@ from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.recovery.found_files import FileReader, Finding, FoundFile, list_folders
 from seamark.metaserver.catalog.recovery.naming import FoundName, parse_found_name
 from seamark.metaserver.catalog.recovery.opening import open_context
-from seamark.metaserver.catalog.recovery.rebuild import Rebuild, Rebuilt, describe, is_known, make_result
+from seamark.metaserver.catalog.recovery.rebuild import Rebuild, Rebuilt, describe, find_known, make_result
 from seamark.metaserver.catalog.recovery.selection import select
 from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.index.files.headers import IndexReader
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.index.files.registry_rebuild import RegistryRebuild
 from seamark.metaserver.runtime.home import sqlite_file
 from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.open import open_store
 
 _SHOWN_MAX = 50
@@ -75,22 +82,44 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
 async def _rebuild(context: CatalogContext, choices: dict[str, FoundName | None], *, dry_run: bool) -> Rebuilt:
     caller = Caller(who=f"cli:{account_name()}", request_id="rebuild")
     folders = await list_folders(context.objects, context.warehouse)
-    files: list[FoundFile] = []
+    found: list[FoundFile] = []
     findings: list[Finding] = []
-    known = 0
     async for result in FileReader(context.documents).read_folders(folders):
         findings += result.findings
-        for file in result.newest:
-            if await is_known(context, file.uuid):
-                known += 1
-            else:
-                files.append(file)
+        found += result.newest
+    known_uuids = await find_known(context, {file.uuid for file in found})
+    files = [file for file in found if file.uuid not in known_uuids]
+    known = len(found) - len(files)
     selection = select(files, context.warehouse, choices)
     findings += selection.findings
     if dry_run:
         return make_result(map(describe, selection.candidates), findings, known)
     rebuilt = await Rebuild(context, caller).run(selection.candidates)
-    return make_result(rebuilt.registered, (*findings, *rebuilt.findings), known + rebuilt.known)
+    complete = make_result(rebuilt.registered, (*findings, *rebuilt.findings), known)
+    return msgspec.structs.replace(complete, index_files=await _register_index_files(context, found))
+
+
+async def _register_index_files(context: CatalogContext, files: Sequence[FoundFile]) -> int:
+    """Register the index files of tables that the registry lacks, and return their number.
+
+    Tables that an earlier run registered are searched as well, because the earlier run may have been killed.
+    """
+    registry = Registry(context.store, context.clock)
+    rebuild = RegistryRebuild(context.objects, IndexReader(context.objects), registry, context.clock)
+    count = 0
+    has_indexes = (
+        file.uuid
+        for file in files
+        if isinstance(file.metadata, TableMetadata) and read_definitions(file.metadata).by_name
+    )
+    for uuid in has_indexes:
+        for named in await context.store.entries_of(uuid):
+            entry = await context.store.entry(named.kind, named.namespace, named.name)
+            if entry is not None and entry.kind is EntryKind.TABLE:
+                metadata = await context.documents.peek(entry.metadata_location)
+                rebuilt = await rebuild.run(entry.uuid, metadata, await registry.files(entry))
+                count += sum(len(files) for _, files in rebuilt.registered)
+    return count
 
 
 def _read_choices(path: Path | None) -> dict[str, FoundName | None]:
@@ -120,4 +149,4 @@ def _show(rebuilt: Rebuilt, *, dry_run: bool) -> None:
         say(f"{len(rebuilt.findings) - _SHOWN_MAX:,} more files were not registered; --json lists them")
     done = "would be registered" if dry_run else "registered"
     counts = f"{rebuilt.known:,} known before, {len(rebuilt.findings):,} not registered"
-    say(f"{show_count(len(rows), 'name')} {done}, {counts}")
+    say(f"{show_count(len(rows), 'name')} {done}, {counts}; {show_count(rebuilt.index_files, 'index file')}")

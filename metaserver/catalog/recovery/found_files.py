@@ -184,6 +184,10 @@ class FileReader:
             updated_ms = max((entry.timestamp_ms for entry in view.version_log), default=0)
             return FoundFile(location, EntryKind.VIEW, view.view_uuid, view.location, updated_ms, (), view)
         previous = tuple(_normalise(entry.metadata_file) for entry in table.metadata_log)
+        # A warehouse may have very many tables. Their histories are not needed.
+        table = msgspec.structs.replace(
+            table, snapshots=table.snapshots[-1:], snapshot_log=(), metadata_log=(), statistics=()
+        )
         return FoundFile(
             location, EntryKind.TABLE, table_uuid(table), table.location, table.last_updated_ms, previous, table
         )

@@ -12,9 +12,7 @@ from contextlib import suppress
 
 import msgspec
 
-from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.views.view import ViewMetadata
-from seamark.formats.index.definitions import read_definitions
 from seamark.formats.protocol.wire import check_namespace, check_new_name
 from seamark.formats.runtime.errors import AlreadyExists, RetryLater, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
@@ -51,11 +49,13 @@ class Rebuilt(msgspec.Struct, frozen=True, rename="kebab"):
 
     Attributes:
         known: The number of found tables, views and functions that the database had already.
+        index_files: The number of index files that were registered.
     """
 
     registered: tuple[Registered, ...]
     findings: tuple[Finding, ...]
     known: int
+    index_files: int = 0
 
 
 def make_result(registered: Iterable[Registered], findings: Iterable[Finding], known: int) -> Rebuilt:
@@ -75,25 +75,22 @@ class Rebuild:
         self._caller = caller
 
     async def run(self, candidates: Sequence[Candidate]) -> Rebuilt:
-        """Register the candidates that the database does not have."""
+        """Register the candidates, whose UUIDs the database does not have."""
         # Folders of a choice may be outside its location. They must not keep the location of another table.
         candidates = sorted(candidates, key=lambda candidate: (candidate.is_chosen, str(candidate.name)))
         registered: list[Registered] = []
         findings: list[Finding] = []
-        known = 0
         namespaces: set[NamespacePath] = set()
         for at in range(0, len(candidates), _REGISTERED_CONCURRENTLY):
             batch = candidates[at : at + _REGISTERED_CONCURRENTLY]
             for candidate in batch:
                 await self._create_namespaces(candidate.name.namespace, namespaces)
             for result in await asyncio.gather(*map(self._register, batch)):
-                if result is None:
-                    known += 1
-                elif isinstance(result, Finding):
+                if isinstance(result, Finding):
                     findings.append(result)
                 else:
                     registered.append(result)
-        return make_result(registered, findings, known)
+        return make_result(registered, findings, 0)
 
     async def _create_namespaces(self, path: NamespacePath, created: set[NamespacePath]) -> None:
         for depth in range(1, len(path) + 1):
@@ -102,12 +99,9 @@ class Rebuild:
                     await self._context.store.transact([CreateNamespace(path=path[:depth], properties={})])
                 created.add(path[:depth])
 
-    async def _register(self, candidate: Candidate) -> Registered | Finding | None:
-        """Register a candidate, and return None if the database has its UUID."""
+    async def _register(self, candidate: Candidate) -> Registered | Finding:
         file, name = candidate.file, candidate.name
         try:
-            if await is_known(self._context, file.uuid):
-                return None
             await self._context.transact(await self._make_operations(candidate))
         except RetryLater:
             raise
@@ -136,17 +130,25 @@ class Rebuild:
         return [claimed, CreateEntry(entry=entry), instant]
 
 
-async def is_known(context: CatalogContext, uuid: str) -> bool:
-    """Return whether the database has or had an entry with this UUID, under any name."""
-    return bool(await context.store.claims(uuid)) or await context.is_uuid_taken(uuid)
+async def find_known(context: CatalogContext, uuids: Iterable[str]) -> set[str]:
+    """Return the UUIDs of which the database has or had an entry, under any name."""
+
+    async def is_known(uuid: str) -> bool:
+        return bool(await context.store.claims(uuid)) or await context.is_uuid_taken(uuid)
+
+    known: set[str] = set()
+    pending = list(uuids)
+    for at in range(0, len(pending), _REGISTERED_CONCURRENTLY):
+        batch = pending[at : at + _REGISTERED_CONCURRENTLY]
+        answers = await asyncio.gather(*map(is_known, batch))
+        known |= {uuid for uuid, answer in zip(batch, answers, strict=True) if answer}
+    return known
 
 
 def describe(candidate: Candidate) -> Registered:
     file, name = candidate.file, candidate.name
     notes = [name.note] if name.note else []
     properties = {} if file.metadata is None else file.metadata.properties
-    if isinstance(file.metadata, TableMetadata) and read_definitions(file.metadata).by_name:
-        notes.append(f"run seamark index rebuild-registry {name}")
     if properties.get(ALLOWED_LOCATIONS):
         notes.append(f"{ALLOWED_LOCATIONS} is not in force until an admin sets it again")
     if setters := setters_of(properties):

@@ -8,7 +8,7 @@ file that the rules leave out, after a look at it.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -127,13 +127,14 @@ def _find_shared_uuids(
     by_uuid: defaultdict[str, set[str]] = defaultdict(set)
     for file in files:
         by_uuid[file.uuid].add(file.location)
+    chosen = Counter(candidate.file.uuid for candidate in candidates if candidate.is_chosen)
     return {
         number: (
             f"Several folders have files of {candidate.file.kind.value} {candidate.file.uuid}: "
             f"{_show(by_uuid[candidate.file.uuid])}. Choose one of the files"
         )
         for number, candidate in enumerate(candidates)
-        if not candidate.is_chosen and len(by_uuid[candidate.file.uuid]) > 1
+        if len(by_uuid[candidate.file.uuid]) > 1 and (not candidate.is_chosen or chosen[candidate.file.uuid] > 1)
     }
 
 
