@@ -83,18 +83,23 @@ async def _rebuild(context: CatalogContext, choices: dict[str, FoundName | None]
     caller = Caller(who=f"cli:{account_name()}", request_id="rebuild")
     folders = await list_folders(context.objects, context.warehouse)
     found: list[FoundFile] = []
+    uncertain: list[FoundFile] = []
     findings: list[Finding] = []
     async for result in FileReader(context.documents).read_folders(folders):
         findings += result.findings
         found += result.newest
-    known_uuids = await find_known(context, {file.uuid for file in found})
+        uncertain += result.uncertain
+    known_uuids = await find_known(context, {file.uuid for file in (*found, *uncertain)})
     files = [file for file in found if file.uuid not in known_uuids]
     known = len(found) - len(files)
     selection = select(files, context.warehouse, choices)
     findings += selection.findings
     if dry_run:
         return make_result(map(describe, selection.candidates), findings, known)
-    rebuilt = await Rebuild(context, caller).run(selection.candidates)
+    rebuild_of_catalog = Rebuild(context, caller)
+    rebuilt = await rebuild_of_catalog.run(selection.candidates)
+    registered = known_uuids | {each.uuid for each in rebuilt.registered}
+    await rebuild_of_catalog.keep_locations([file for file in (*files, *uncertain) if file.uuid not in registered])
     complete = make_result(rebuilt.registered, (*findings, *rebuilt.findings), known)
     return msgspec.structs.replace(complete, index_files=await _register_index_files(context, found))
 

@@ -64,17 +64,22 @@ class Warehouse:
         return result
 
     def check_claims(self) -> None:
-        """Check that each location of a claim is in the folder of its own table, for tables of the server."""
+        """Check that the folder of each table is claimed, for the table itself or for an entry without a name."""
         with closing(sqlite3.connect(self.home / "seamark.db")) as connection:
             claims = connection.execute("SELECT uuid, location FROM claims").fetchall()
+            unnamed = {row[0] for row in connection.execute("SELECT uuid FROM retained")}
         for name in self.tables:
-            folder, own = str(self.folder(name)).lstrip("/"), self.tables[name]["metadata"]["table-uuid"]
-            for owner, location in claims:
-                if f"{location}/".find(f"{folder}/") >= 0:
-                    assert owner == own, (name, owner, location)
+            folder, own = f"file://{self.folder(name)}", self.tables[name]["metadata"]["table-uuid"]
+            owners = {owner for owner, location in claims if overlap(location, folder)}
+            assert owners, f"{name} has no claim"
+            assert owners <= {own, *unnamed}, (name, owners)
 
     def registered(self, result: Json) -> dict[str, str]:
         return {each["name"]: each["location"] for each in result["registered"]}
+
+
+def overlap(one: str, other: str) -> bool:
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
 @pytest.fixture
@@ -173,8 +178,9 @@ def test_copied_uuid_is_reported_and_a_choice_solves_it(warehouse: Warehouse, tm
     assert "Several folders" in reasons(result, location)[0]
     assert "Several folders" in reasons(result, own)[0]
     (tmp_path / "names").write_text(json.dumps({own: "ours.t", location: None}))
-    result = warehouse.rebuild("--names", str(tmp_path / "names"))
-    assert warehouse.registered(result)["ours.t"] == own
+    result = rebuild(warehouse.home, "--names", str(tmp_path / "names"))
+    assert warehouse.registered(result) == {"ours.t": own}
+    warehouse.check_claims()
 
 
 def test_two_newest_files_are_reported_and_none_is_guessed(warehouse: Warehouse) -> None:
@@ -212,6 +218,14 @@ def test_damaged_newest_file_is_reported(warehouse: Warehouse, content: bytes) -
     assert "ours.t" not in warehouse.registered(result)
     assert reasons(result, f"file://{path}")
     assert "A later file cannot be used" in reasons(result, warehouse.tables["ours.t"]["metadata-location"])[0]
+
+
+def test_folder_with_damaged_files_only_stays_claimed(warehouse: Warehouse) -> None:
+    for path in (warehouse.folder("ours.t") / "metadata").iterdir():
+        path.write_bytes(b"{")
+    assert set(warehouse.registered(warehouse.rebuild())) == {"theirs.u"}
+    with closing(sqlite3.connect(warehouse.home / "seamark.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM retained").fetchone() == (1,)
 
 
 def test_overwritten_newest_file_is_reported(warehouse: Warehouse) -> None:

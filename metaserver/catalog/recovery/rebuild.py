@@ -14,18 +14,25 @@ import msgspec
 
 from seamark.formats.iceberg.views.view import ViewMetadata
 from seamark.formats.protocol.wire import check_namespace, check_new_name
-from seamark.formats.runtime.errors import AlreadyExists, RetryLater, SeamarkError
+from seamark.formats.runtime.errors import AlreadyExists, BadRequest, RetryLater, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.claims import claim, claim_folder
 from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
 from seamark.metaserver.catalog.ownership.owners import fingerprint_of
 from seamark.metaserver.catalog.pointers import make_entry
 from seamark.metaserver.catalog.policies import setters_of
-from seamark.metaserver.catalog.recovery.found_files import Finding
+from seamark.metaserver.catalog.recovery.found_files import Finding, FoundFile
+from seamark.metaserver.catalog.recovery.naming import FoundName, name_of_location
 from seamark.metaserver.catalog.recovery.selection import Candidate
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.store.model import NamespacePath
-from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, Operation
+from seamark.metaserver.store.model import ClaimedLocation, DroppedEntry, NamespacePath, make_retained_id
+from seamark.metaserver.store.operations import (
+    ClaimLocations,
+    CreateEntry,
+    CreateNamespace,
+    Operation,
+    ReleaseLocations,
+)
 
 _REGISTERED_CONCURRENTLY = 64
 
@@ -117,7 +124,12 @@ class Rebuild:
         entry = make_entry(name.namespace, name.name, file.uuid, file.location, requested_ms, file.kind)
         fingerprint = None
         if file.metadata is None:
-            claimed = await claim_folder(context, entry, file.table_location, fresh=True)
+            claimed = msgspec.structs.replace(
+                await claim_folder(context, entry, file.table_location, fresh=False),
+                namespace=name.namespace,
+                name=name.name,
+                returns=True,
+            )
         else:
             context.warehouse.check(file.metadata.location, "The location in the file")
             claimed = await claim(context, self._caller, file.metadata, entry, may_restore=True)
@@ -129,18 +141,43 @@ class Rebuild:
         )
         return [claimed, CreateEntry(entry=entry), instant]
 
+    async def keep_locations(self, files: Sequence[FoundFile]) -> None:
+        """Claim the locations of tables, views and functions that are not registered.
+
+        Before the loss these locations were claimed. Without a claim, other tables could name the files there. The
+        claim is that of an entry without a name (`seamark retained`), and ends when the entry is registered.
+        """
+        for at in range(0, len(files), _REGISTERED_CONCURRENTLY):
+            await asyncio.gather(*map(self._keep_location, files[at : at + _REGISTERED_CONCURRENTLY]))
+
+    async def _keep_location(self, file: FoundFile) -> None:
+        context, location = self._context, file.folder.removesuffix("/metadata")
+        if location == file.folder:
+            return
+        try:
+            name = name_of_location(context.warehouse, location, file.uuid)
+        except BadRequest:
+            name = FoundName((), location.rpartition("/")[2])
+        now_ms = context.clock.now_ms()
+        entry = make_entry(name.namespace, name.name, file.uuid, file.location, now_ms, file.kind)
+        retained = DroppedEntry(
+            make_retained_id(file.uuid), entry, purge=False, dropped_ms=now_ms, expires_ms=0, who=self._caller.who
+        )
+        key = context.warehouse.key(context.warehouse.parse(location))
+        claimed = ClaimLocations(uuid=file.uuid, locations=(ClaimedLocation(key=key, shown=location),))
+        # An overlap with a claim of another entry is refused, which keeps the location as well.
+        with suppress(BadRequest):
+            await context.store.transact([claimed, ReleaseLocations(uuid=file.uuid, retained=retained)])
+
 
 async def find_known(context: CatalogContext, uuids: Iterable[str]) -> set[str]:
     """Return the UUIDs of which the database has or had an entry, under any name."""
-
-    async def is_known(uuid: str) -> bool:
-        return bool(await context.store.claims(uuid)) or await context.is_uuid_taken(uuid)
 
     known: set[str] = set()
     pending = list(uuids)
     for at in range(0, len(pending), _REGISTERED_CONCURRENTLY):
         batch = pending[at : at + _REGISTERED_CONCURRENTLY]
-        answers = await asyncio.gather(*map(is_known, batch))
+        answers = await asyncio.gather(*map(context.is_uuid_taken, batch))
         known |= {uuid for uuid, answer in zip(batch, answers, strict=True) if answer}
     return known
 
