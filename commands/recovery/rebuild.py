@@ -70,7 +70,8 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
                 url = f"sqlite://{stack.enter_context(tempfile.TemporaryDirectory())}/empty.db"
             store = await stack.enter_async_context(open_store(url, clock=clock))
             context = await stack.enter_async_context(open_context(settings, store, clock))
-            return await _rebuild(context, choices, dry_run=dry_run)
+            has_stream_log = bool(settings.stream_log) or (settings.home / "streams").exists()
+            return await _rebuild(context, choices, dry_run=dry_run, has_stream_log=has_stream_log)
 
     rebuilt = run_offline(work, flags, config, is_locked=True, creates=not dry_run)
     if as_json:
@@ -79,7 +80,9 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
     _show(rebuilt, dry_run=dry_run)
 
 
-async def _rebuild(context: CatalogContext, choices: dict[str, FoundName | None], *, dry_run: bool) -> Rebuilt:
+async def _rebuild(
+    context: CatalogContext, choices: dict[str, FoundName | None], *, dry_run: bool, has_stream_log: bool
+) -> Rebuilt:
     caller = Caller(who=f"cli:{account_name()}", request_id="rebuild")
     folders = await list_folders(context.objects, context.warehouse)
     found: list[FoundFile] = []
@@ -92,7 +95,7 @@ async def _rebuild(context: CatalogContext, choices: dict[str, FoundName | None]
     known_uuids = await find_known(context, {file.uuid for file in (*found, *uncertain)})
     files = [file for file in found if file.uuid not in known_uuids]
     known = len(found) - len(files)
-    selection = select(files, context.warehouse, choices)
+    selection = select(files, context.warehouse, choices, has_stream_log=has_stream_log)
     findings += selection.findings
     if dry_run:
         return make_result(map(describe, selection.candidates), findings, known)

@@ -256,3 +256,27 @@ def test_two_tables_with_one_name_are_reported(warehouse: Warehouse) -> None:
     assert set(warehouse.registered(result)) == {"theirs.u"}
     for location in (again["metadata-location"], warehouse.tables["ours.t"]["metadata-location"]):
         assert "Several tables, views or functions have this name" in reasons(result, location)[0]
+
+
+def test_stream_table_is_registered_only_without_a_log(warehouse: Warehouse) -> None:
+    metadata = warehouse.metadata("ours.t")
+    snapshot = {
+        "snapshot-id": 1,
+        "sequence-number": 1,
+        "timestamp-ms": metadata["last-updated-ms"],
+        "manifest-list": f"{metadata['location']}/metadata/snap.avro",
+        "summary": {"operation": "append"},
+        "schema-id": 0,
+    }
+    metadata["properties"] |= {"seamark.stream.enabled": "true"}
+    metadata |= {"snapshots": [snapshot], "current-snapshot-id": 1, "last-sequence-number": 1}
+    metadata["metadata-log"].append(
+        {"timestamp-ms": metadata["last-updated-ms"], "metadata-file": warehouse.tables["ours.t"]["metadata-location"]}
+    )
+    location = warehouse.write(warehouse.folder("ours.t") / "metadata", metadata, 3)
+    (warehouse.home / "streams").mkdir(exist_ok=True)
+    result = warehouse.rebuild()
+    assert "ours.t" not in warehouse.registered(result)
+    assert "stream table" in reasons(result, location)[0]
+    (warehouse.home / "streams").rmdir()
+    assert warehouse.registered(warehouse.rebuild())["ours.t"] == location

@@ -16,7 +16,7 @@ from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.claims import claim
 from seamark.metaserver.catalog.pointers import swap_of, version_of
 from seamark.metaserver.catalog.recovery.found_files import FileReader, Finding, FoundFile, list_folders
-from seamark.metaserver.catalog.recovery.selection import check_alone
+from seamark.metaserver.catalog.recovery.selection import check_alone, check_stream
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.objects.port import ObjectInfo
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
@@ -128,6 +128,7 @@ class _Comparer:
             self.findings.append(Finding(newest.location, reason, name))
             return
         if self._advance:
+            check_stream(newest)
             check_alone(newest, self._context.warehouse)
             assert newest.metadata is not None
             now_ms = self._context.clock.now_ms()

@@ -44,7 +44,11 @@ class SelectedCandidates(NamedTuple):
 
 
 def select(
-    files: Sequence[FoundFile], warehouse: Warehouse, choices: Mapping[str, FoundName | None]
+    files: Sequence[FoundFile],
+    warehouse: Warehouse,
+    choices: Mapping[str, FoundName | None],
+    *,
+    has_stream_log: bool = True,
 ) -> SelectedCandidates:
     """Return the files to register, and the reasons why other files are left out.
 
@@ -52,6 +56,7 @@ def select(
         files: The newest file of each UUID in each folder.
         warehouse: The warehouse.
         choices: What the operator has decided, by metadata file: its name, or None to leave it out.
+        has_stream_log: Whether a log may have rows of stream tables. A new log has no rows that are in files.
     """
     findings: list[Finding] = []
     candidates: list[Candidate] = []
@@ -62,6 +67,8 @@ def select(
             candidates.append(Candidate(file, choice, is_chosen=True))
         elif file.location not in choices and file.uuid not in chosen_uuids:
             try:
+                if has_stream_log:
+                    check_stream(file)
                 candidates.append(Candidate(file, check_alone(file, warehouse)))
             except BadRequest as error:
                 findings.append(Finding(file.location, error.message))
@@ -96,11 +103,6 @@ def check_alone(file: FoundFile, warehouse: Warehouse) -> FoundName:
                     f"The property {name} is {path[:300]!r}, outside the location of the table. Choose the file if "
                     "the table may write there"
                 )
-    if isinstance(file.metadata, TableMetadata) and _has_flushed_rows(file.metadata):
-        raise BadRequest(
-            "It is a stream table, and the database had the offsets of the rows that are in its files. Choose the file "
-            "if the log of streams is lost or empty; otherwise rows that are in files would be added again"
-        )
     if isinstance(file.metadata, ViewMetadata) and borrows_rights(file.metadata):
         raise BadRequest(
             "The view runs with the rights of a user that the file names, and storage cannot prove who wrote it. "
@@ -109,8 +111,20 @@ def check_alone(file: FoundFile, warehouse: Warehouse) -> FoundName:
     return name_of_location(warehouse, file.table_location, file.uuid)
 
 
-def _has_flushed_rows(metadata: TableMetadata) -> bool:
-    return as_bool(metadata.properties, STREAM_ENABLED, False) and bool(metadata.snapshots)
+def check_stream(file: FoundFile) -> None:
+    """Check that no rows of the table's files may be in a log of streams.
+
+    Raises:
+        BadRequest: The table takes rows of a stream, and has snapshots.
+    """
+    metadata = file.metadata
+    if not isinstance(metadata, TableMetadata):
+        return
+    if metadata.snapshots and as_bool(metadata.properties, STREAM_ENABLED, False):
+        raise BadRequest(
+            "It is a stream table, and the database had the offsets of the rows that are in its files. Choose the file "
+            "if the log of streams is empty; otherwise rows that are in files would be added again"
+        )
 
 
 def _parse_path(path: str) -> Location:
