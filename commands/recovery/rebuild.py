@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.definitions import read_definitions
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.decoding import from_json
-from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.errors import BadRequest, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.recovery.found_files import FileReader, Finding, FoundFile, list_folders
 from seamark.metaserver.catalog.recovery.naming import FoundName, parse_found_name
@@ -30,6 +30,7 @@ from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.index.files.headers import IndexReader
 from seamark.metaserver.index.files.registry import Registry
 from seamark.metaserver.index.files.registry_rebuild import RegistryRebuild
+from seamark.metaserver.objects.port import ObjectInfo
 from seamark.metaserver.runtime.home import sqlite_file
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind
@@ -85,16 +86,21 @@ async def _rebuild(
 ) -> Rebuilt:
     caller = Caller(who=f"cli:{account_name()}", request_id="rebuild")
     folders = await list_folders(context.objects, context.warehouse)
-    found: list[FoundFile] = []
-    uncertain: list[FoundFile] = []
-    findings: list[Finding] = []
-    async for result in FileReader(context.documents).read_folders(folders):
-        findings += result.findings
-        found += result.newest
-        uncertain += result.uncertain
+    reader = FileReader(context.documents)
+    results = [result async for result in reader.read_folders(folders)]
+    found = [file for result in results for file in result.newest]
+    uncertain = [file for result in results for file in result.uncertain]
     known_uuids = await find_known(context, {file.uuid for file in (*found, *uncertain)})
-    files = [file for file in found if file.uuid not in known_uuids]
-    known = len(found) - len(files)
+    findings = [
+        finding
+        for result in results
+        if not known_uuids.issuperset(file.uuid for file in (*result.newest, *result.uncertain))
+        for finding in result.findings
+        if finding.location not in choices
+    ]
+    known = sum(file.uuid in known_uuids for file in found)
+    chosen = await _read_chosen(reader, folders, choices, {file.location for file in found}, findings)
+    files = [file for file in (*found, *chosen) if file.uuid not in known_uuids]
     selection = select(files, context.warehouse, choices, has_stream_log=has_stream_log)
     findings += selection.findings
     if dry_run:
@@ -105,6 +111,30 @@ async def _rebuild(
     await rebuild_of_catalog.keep_locations([file for file in (*files, *uncertain) if file.uuid not in registered])
     complete = make_result(rebuilt.registered, (*findings, *rebuilt.findings), known)
     return msgspec.structs.replace(complete, index_files=await _register_index_files(context, found))
+
+
+async def _read_chosen(
+    reader: FileReader,
+    folders: Mapping[str, Sequence[ObjectInfo]],
+    choices: Mapping[str, FoundName | None],
+    read_locations: Collection[str],
+    findings: list[Finding],
+) -> list[FoundFile]:
+    """Read the chosen files that are not the newest of their folders. Add a finding for a file that cannot be read."""
+    listed = {info.location: info for files in folders.values() for info in files}
+    chosen: list[FoundFile] = []
+    for location, name in choices.items():
+        if name is None or location in read_locations:
+            continue
+        info = listed.get(location)
+        if info is None:
+            findings.append(Finding(location, "The warehouse has no such metadata file", str(name)))
+            continue
+        try:
+            chosen.append(await reader.read(info))
+        except SeamarkError as error:
+            findings.append(Finding(location, f"The chosen file cannot be used: {error.message}", str(name)))
+    return chosen
 
 
 async def _register_index_files(context: CatalogContext, files: Sequence[FoundFile]) -> int:

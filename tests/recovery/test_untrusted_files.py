@@ -192,6 +192,11 @@ def test_two_newest_files_are_reported_and_none_is_guessed(warehouse: Warehouse)
     assert "ours.t" not in warehouse.registered(result)
     assert "Several files may be the newest" in reasons(result, location)[0]
     assert "Several files may be the newest" in reasons(result, newest)[0]
+    names = warehouse.home / "names"
+    names.write_text(json.dumps({location: "ours.t", newest: None, f"{newest}x": "ours.x"}))
+    result = rebuild(warehouse.home, "--names", str(names))
+    assert warehouse.registered(result) == {"ours.t": location}
+    assert [finding["location"] for finding in result["findings"]] == [f"{newest}x"]
 
 
 def test_orphan_of_an_earlier_number_is_left_out(warehouse: Warehouse) -> None:

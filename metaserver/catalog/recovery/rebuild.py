@@ -14,7 +14,7 @@ import msgspec
 
 from seamark.formats.iceberg.views.view import ViewMetadata
 from seamark.formats.protocol.wire import check_namespace, check_new_name
-from seamark.formats.runtime.errors import AlreadyExists, BadRequest, RetryLater, SeamarkError
+from seamark.formats.runtime.errors import AlreadyExists, BadRequest, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.claims import claim, claim_folder
 from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
@@ -107,11 +107,10 @@ class Rebuild:
                 created.add(path[:depth])
 
     async def _register(self, candidate: Candidate) -> Registered | Finding:
+        """Register a candidate, or return why it cannot be registered."""
         file, name = candidate.file, candidate.name
         try:
             await self._context.transact(await self._make_operations(candidate))
-        except RetryLater:
-            raise
         except SeamarkError as error:
             return Finding(file.location, f"It cannot be registered: {error.message}", str(name))
         return describe(candidate)
@@ -163,16 +162,16 @@ class Rebuild:
         retained = DroppedEntry(
             make_retained_id(file.uuid), entry, purge=False, dropped_ms=now_ms, expires_ms=0, who=self._caller.who
         )
-        key = context.warehouse.key(context.warehouse.parse(location))
-        claimed = ClaimLocations(uuid=file.uuid, locations=(ClaimedLocation(key=key, shown=location),))
-        # An overlap with a claim of another entry is refused, which keeps the location as well.
+        # An overlap with a claim of another entry is refused, which keeps the location as well. The warehouse itself is
+        # no location of an entry.
         with suppress(BadRequest):
+            key = context.warehouse.key(context.warehouse.parse(location))
+            claimed = ClaimLocations(uuid=file.uuid, locations=(ClaimedLocation(key=key, shown=location),))
             await context.store.transact([claimed, ReleaseLocations(uuid=file.uuid, retained=retained)])
 
 
 async def find_known(context: CatalogContext, uuids: Iterable[str]) -> set[str]:
     """Return the UUIDs of which the database has or had an entry, under any name."""
-
     known: set[str] = set()
     pending = list(uuids)
     for at in range(0, len(pending), _REGISTERED_CONCURRENTLY):

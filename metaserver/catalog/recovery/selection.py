@@ -39,6 +39,8 @@ class Candidate(NamedTuple):
 
 
 class SelectedCandidates(NamedTuple):
+    """The files to register, and the reasons why other files are left out."""
+
     candidates: tuple[Candidate, ...]
     findings: tuple[Finding, ...]
 
@@ -69,7 +71,8 @@ def select(
             try:
                 if has_stream_log:
                     check_stream(file)
-                candidates.append(Candidate(file, check_alone(file, warehouse)))
+                check_own_folder(file, warehouse)
+                candidates.append(Candidate(file, name_of_location(warehouse, file.table_location, file.uuid)))
             except BadRequest as error:
                 findings.append(Finding(file.location, error.message))
     for find_conflicts in (_find_shared_uuids, _find_shared_locations, _find_shared_names):
@@ -83,8 +86,8 @@ def select(
     return SelectedCandidates(tuple(candidates), tuple(findings))
 
 
-def check_alone(file: FoundFile, warehouse: Warehouse) -> FoundName:
-    """Return the name of a file, after the checks that do not depend on other files.
+def check_own_folder(file: FoundFile, warehouse: Warehouse) -> None:
+    """Check what does not depend on other files.
 
     Raises:
         BadRequest: The file is not in the folder of its table, or has locations or rights outside it.
@@ -108,7 +111,6 @@ def check_alone(file: FoundFile, warehouse: Warehouse) -> FoundName:
             "The view runs with the rights of a user that the file names, and storage cannot prove who wrote it. "
             "Choose the file if its text is right"
         )
-    return name_of_location(warehouse, file.table_location, file.uuid)
 
 
 def check_stream(file: FoundFile) -> None:
