@@ -88,6 +88,10 @@ _COMMANDS = {
         "Run a maintenance job on a table: cluster, column-ttl, compact, drop-columns, expire, index, manifests, "
         "merge-files, orphan-files, split-buckets, statement, statistics.",
     ),
+    "rollback": DeferredCommand(
+        "seamark.commands.recovery.rollback:rollback",
+        "Make the snapshot that was current at a time the current one of TABLE.",
+    ),
     "rollback-job": DeferredCommand(
         "seamark.commands.maintenance.rollback:rollback_job", "Undo a compaction or a clustering of a table."
     ),

@@ -21,7 +21,6 @@ from seamark.metaserver.store.transfer.open import read_database, write_database
     "--to",
     "target",
     required=True,
-    envvar="SEAMARK_MIGRATE_TO",
     help="URL of the target: postgresql://… or sqlite:///….",
 )
 @click.option("--overwrite", is_flag=True, help="Replace everything in the target if it contains a catalog.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -14,18 +15,25 @@ from seamark.commands.access import account_name
 from seamark.commands.options import json_option, settings_flags
 from seamark.commands.recovery.running import STORAGE_SETTINGS, run_offline
 from seamark.commands.terminal import print_json, print_rows, say, show_count
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.definitions import read_definitions
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.decoding import from_json
-from seamark.formats.runtime.errors import BadRequest
+from seamark.formats.runtime.errors import BadRequest, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.recovery.found_files import FileReader, Finding, FoundFile, list_folders
 from seamark.metaserver.catalog.recovery.naming import FoundName, parse_found_name
 from seamark.metaserver.catalog.recovery.opening import open_context
-from seamark.metaserver.catalog.recovery.rebuild import Rebuild, Rebuilt, describe, is_known, make_result
+from seamark.metaserver.catalog.recovery.rebuild import Rebuild, Rebuilt, describe, find_known, make_result
 from seamark.metaserver.catalog.recovery.selection import select
 from seamark.metaserver.catalog.values import Caller
+from seamark.metaserver.index.files.headers import IndexReader
+from seamark.metaserver.index.files.registry import Registry
+from seamark.metaserver.index.files.registry_rebuild import RegistryRebuild
+from seamark.metaserver.objects.port import ObjectInfo
 from seamark.metaserver.runtime.home import sqlite_file
 from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.open import open_store
 
 _SHOWN_MAX = 50
@@ -63,7 +71,8 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
                 url = f"sqlite://{stack.enter_context(tempfile.TemporaryDirectory())}/empty.db"
             store = await stack.enter_async_context(open_store(url, clock=clock))
             context = await stack.enter_async_context(open_context(settings, store, clock))
-            return await _rebuild(context, choices, dry_run=dry_run)
+            has_stream_log = bool(settings.stream_log) or (settings.home / "streams").exists()
+            return await _rebuild(context, choices, dry_run=dry_run, has_stream_log=has_stream_log)
 
     rebuilt = run_offline(work, flags, config, is_locked=True, creates=not dry_run)
     if as_json:
@@ -72,25 +81,83 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
     _show(rebuilt, dry_run=dry_run)
 
 
-async def _rebuild(context: CatalogContext, choices: dict[str, FoundName | None], *, dry_run: bool) -> Rebuilt:
+async def _rebuild(
+    context: CatalogContext, choices: dict[str, FoundName | None], *, dry_run: bool, has_stream_log: bool
+) -> Rebuilt:
     caller = Caller(who=f"cli:{account_name()}", request_id="rebuild")
     folders = await list_folders(context.objects, context.warehouse)
-    files: list[FoundFile] = []
-    findings: list[Finding] = []
-    known = 0
-    async for result in FileReader(context.documents).read_folders(folders):
-        findings += result.findings
-        for file in result.newest:
-            if await is_known(context, file.uuid):
-                known += 1
-            else:
-                files.append(file)
-    selection = select(files, context.warehouse, choices)
+    reader = FileReader(context.documents)
+    results = [result async for result in reader.read_folders(folders)]
+    found = [file for result in results for file in result.newest]
+    uncertain = [file for result in results for file in result.uncertain]
+    known_uuids = await find_known(context, {file.uuid for file in (*found, *uncertain)})
+    findings = [
+        finding
+        for result in results
+        if not known_uuids.issuperset(file.uuid for file in (*result.newest, *result.uncertain))
+        for finding in result.findings
+        if finding.location not in choices
+    ]
+    known = sum(file.uuid in known_uuids for file in found)
+    chosen = await _read_chosen(reader, folders, choices, {file.location for file in found}, findings)
+    files = [file for file in (*found, *chosen) if file.uuid not in known_uuids]
+    selection = select(files, context.warehouse, choices, has_stream_log=has_stream_log)
     findings += selection.findings
     if dry_run:
         return make_result(map(describe, selection.candidates), findings, known)
-    rebuilt = await Rebuild(context, caller).run(selection.candidates)
-    return make_result(rebuilt.registered, (*findings, *rebuilt.findings), known + rebuilt.known)
+    rebuild_of_catalog = Rebuild(context, caller)
+    rebuilt = await rebuild_of_catalog.run(selection.candidates)
+    registered = known_uuids | {each.uuid for each in rebuilt.registered}
+    await rebuild_of_catalog.keep_locations([file for file in (*files, *uncertain) if file.uuid not in registered])
+    complete = make_result(rebuilt.registered, (*findings, *rebuilt.findings), known)
+    return msgspec.structs.replace(complete, index_files=await _register_index_files(context, found))
+
+
+async def _read_chosen(
+    reader: FileReader,
+    folders: Mapping[str, Sequence[ObjectInfo]],
+    choices: Mapping[str, FoundName | None],
+    read_locations: Collection[str],
+    findings: list[Finding],
+) -> list[FoundFile]:
+    """Read the chosen files that are not the newest of their folders. Add a finding for a file that cannot be read."""
+    listed = {info.location: info for files in folders.values() for info in files}
+    chosen: list[FoundFile] = []
+    for location, name in choices.items():
+        if name is None or location in read_locations:
+            continue
+        info = listed.get(location)
+        if info is None:
+            findings.append(Finding(location, "The warehouse has no such metadata file", str(name)))
+            continue
+        try:
+            chosen.append(await reader.read(info))
+        except SeamarkError as error:
+            findings.append(Finding(location, f"The chosen file cannot be used: {error.message}", str(name)))
+    return chosen
+
+
+async def _register_index_files(context: CatalogContext, files: Sequence[FoundFile]) -> int:
+    """Register the index files of tables that the registry lacks, and return their number.
+
+    Tables that an earlier run registered are searched as well, because the earlier run may have been killed.
+    """
+    registry = Registry(context.store, context.clock)
+    rebuild = RegistryRebuild(context.objects, IndexReader(context.objects), registry, context.clock)
+    count = 0
+    has_indexes = (
+        file.uuid
+        for file in files
+        if isinstance(file.metadata, TableMetadata) and read_definitions(file.metadata).by_name
+    )
+    for uuid in has_indexes:
+        for named in await context.store.entries_of(uuid):
+            entry = await context.store.entry(named.kind, named.namespace, named.name)
+            if entry is not None and entry.kind is EntryKind.TABLE:
+                metadata = await context.documents.peek(entry.metadata_location)
+                rebuilt = await rebuild.run(entry.uuid, metadata, await registry.files(entry))
+                count += sum(len(files) for _, files in rebuilt.registered)
+    return count
 
 
 def _read_choices(path: Path | None) -> dict[str, FoundName | None]:
@@ -120,4 +187,4 @@ def _show(rebuilt: Rebuilt, *, dry_run: bool) -> None:
         say(f"{len(rebuilt.findings) - _SHOWN_MAX:,} more files were not registered; --json lists them")
     done = "would be registered" if dry_run else "registered"
     counts = f"{rebuilt.known:,} known before, {len(rebuilt.findings):,} not registered"
-    say(f"{show_count(len(rows), 'name')} {done}, {counts}")
+    say(f"{show_count(len(rows), 'name')} {done}, {counts}; {show_count(rebuilt.index_files, 'index file')}")

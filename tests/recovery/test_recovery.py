@@ -15,6 +15,7 @@ from tests.recovery.many_tables import write_tables
 from tests.recovery.world import Listing, RandomCatalog, list_catalog, list_pointers, location_of, uuid_of
 from tests.seeds import first_seed
 from tests.services.command import run_seamark
+from tests.services.s3 import S3
 from tests.services.seamark import SHARED_KEY, Seamark
 
 ACTIONS = 60
@@ -180,3 +181,16 @@ def test_ten_thousand_tables_are_rebuilt_copied_and_restored(tmp_path: Path, pos
     for database in ("", postgres_url):
         with Seamark(home, database=database) as server:
             assert list_pointers(server.base_url) == expected
+
+
+@pytest.mark.slow
+def test_rebuild_finds_the_catalog_in_a_bucket(tmp_path: Path, seed: int, s3: S3, s3_bucket: str) -> None:
+    home, warehouse, env = tmp_path / "home", f"s3://{s3_bucket}/lake", s3.seamark_env()
+    with Seamark(home, warehouse=warehouse, env=env) as server:
+        RandomCatalog(server.base_url, seed).run(ACTIONS)
+        before = contents_by_uuid(list_catalog(server.base_url))
+    forget_database(home)
+    run(home, "rebuild", "--warehouse", warehouse, env=env)
+    with Seamark(home, warehouse=warehouse, env=env) as server:
+        after = contents_by_uuid(list_catalog(server.base_url))
+    assert {uuid: after[uuid] for uuid in before} == before

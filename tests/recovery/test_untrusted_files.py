@@ -64,17 +64,22 @@ class Warehouse:
         return result
 
     def check_claims(self) -> None:
-        """Check that each location of a claim is in the folder of its own table, for tables of the server."""
+        """Check that the folder of each table is claimed, for the table itself or for an entry without a name."""
         with closing(sqlite3.connect(self.home / "seamark.db")) as connection:
             claims = connection.execute("SELECT uuid, location FROM claims").fetchall()
+            unnamed = {row[0] for row in connection.execute("SELECT uuid FROM retained")}
         for name in self.tables:
-            folder, own = str(self.folder(name)).lstrip("/"), self.tables[name]["metadata"]["table-uuid"]
-            for owner, location in claims:
-                if f"{location}/".find(f"{folder}/") >= 0:
-                    assert owner == own, (name, owner, location)
+            folder, own = f"file://{self.folder(name)}", self.tables[name]["metadata"]["table-uuid"]
+            owners = {owner for owner, location in claims if overlap(location, folder)}
+            assert owners, f"{name} has no claim"
+            assert owners <= {own, *unnamed}, (name, owners)
 
     def registered(self, result: Json) -> dict[str, str]:
         return {each["name"]: each["location"] for each in result["registered"]}
+
+
+def overlap(one: str, other: str) -> bool:
+    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
 
 
 @pytest.fixture
@@ -173,8 +178,9 @@ def test_copied_uuid_is_reported_and_a_choice_solves_it(warehouse: Warehouse, tm
     assert "Several folders" in reasons(result, location)[0]
     assert "Several folders" in reasons(result, own)[0]
     (tmp_path / "names").write_text(json.dumps({own: "ours.t", location: None}))
-    result = warehouse.rebuild("--names", str(tmp_path / "names"))
-    assert warehouse.registered(result)["ours.t"] == own
+    result = rebuild(warehouse.home, "--names", str(tmp_path / "names"))
+    assert warehouse.registered(result) == {"ours.t": own}
+    warehouse.check_claims()
 
 
 def test_two_newest_files_are_reported_and_none_is_guessed(warehouse: Warehouse) -> None:
@@ -186,6 +192,11 @@ def test_two_newest_files_are_reported_and_none_is_guessed(warehouse: Warehouse)
     assert "ours.t" not in warehouse.registered(result)
     assert "Several files may be the newest" in reasons(result, location)[0]
     assert "Several files may be the newest" in reasons(result, newest)[0]
+    names = warehouse.home / "names"
+    names.write_text(json.dumps({location: "ours.t", newest: None, f"{newest}x": "ours.x"}))
+    result = rebuild(warehouse.home, "--names", str(names))
+    assert warehouse.registered(result) == {"ours.t": location}
+    assert [finding["location"] for finding in result["findings"]] == [f"{newest}x"]
 
 
 def test_orphan_of_an_earlier_number_is_left_out(warehouse: Warehouse) -> None:
@@ -212,6 +223,14 @@ def test_damaged_newest_file_is_reported(warehouse: Warehouse, content: bytes) -
     assert "ours.t" not in warehouse.registered(result)
     assert reasons(result, f"file://{path}")
     assert "A later file cannot be used" in reasons(result, warehouse.tables["ours.t"]["metadata-location"])[0]
+
+
+def test_folder_with_damaged_files_only_stays_claimed(warehouse: Warehouse) -> None:
+    for path in (warehouse.folder("ours.t") / "metadata").iterdir():
+        path.write_bytes(b"{")
+    assert set(warehouse.registered(warehouse.rebuild())) == {"theirs.u"}
+    with closing(sqlite3.connect(warehouse.home / "seamark.db")) as connection:
+        assert connection.execute("SELECT count(*) FROM retained").fetchone() == (1,)
 
 
 def test_overwritten_newest_file_is_reported(warehouse: Warehouse) -> None:
@@ -242,3 +261,27 @@ def test_two_tables_with_one_name_are_reported(warehouse: Warehouse) -> None:
     assert set(warehouse.registered(result)) == {"theirs.u"}
     for location in (again["metadata-location"], warehouse.tables["ours.t"]["metadata-location"]):
         assert "Several tables, views or functions have this name" in reasons(result, location)[0]
+
+
+def test_stream_table_is_registered_only_without_a_log(warehouse: Warehouse) -> None:
+    metadata = warehouse.metadata("ours.t")
+    snapshot = {
+        "snapshot-id": 1,
+        "sequence-number": 1,
+        "timestamp-ms": metadata["last-updated-ms"],
+        "manifest-list": f"{metadata['location']}/metadata/snap.avro",
+        "summary": {"operation": "append"},
+        "schema-id": 0,
+    }
+    metadata["properties"] |= {"seamark.stream.enabled": "true"}
+    metadata |= {"snapshots": [snapshot], "current-snapshot-id": 1, "last-sequence-number": 1}
+    metadata["metadata-log"].append(
+        {"timestamp-ms": metadata["last-updated-ms"], "metadata-file": warehouse.tables["ours.t"]["metadata-location"]}
+    )
+    location = warehouse.write(warehouse.folder("ours.t") / "metadata", metadata, 3)
+    (warehouse.home / "streams").mkdir(exist_ok=True)
+    result = warehouse.rebuild()
+    assert "ours.t" not in warehouse.registered(result)
+    assert "stream table" in reasons(result, location)[0]
+    (warehouse.home / "streams").rmdir()
+    assert warehouse.registered(warehouse.rebuild())["ours.t"] == location

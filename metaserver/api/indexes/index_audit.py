@@ -1,41 +1,26 @@
 """Routes for the results of audits: quarantine a damaged index file, record an audit, rebuild the registry.
 
 An audit of an index is an instant `auditing` on the table's timeline. Listings take the time of the audit from it.
-
-The list of index files in the pointer store is a registry that can be rebuilt, because each file contains
-everything that the registry records. After the loss of the database the registry is rebuilt from the table's
-folder. The server checks the files in the folder as it checks the files of a builder. If several files describe the
-same data files, merged and newer files are preferred. Files stay quarantined if the registry still lists them as
-quarantined.
+`metaserver/index/files/registry_rebuild.py` rebuilds the registry.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Annotated, NamedTuple
+from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
-import numpy as np
 
-from seamark.formats.index.definitions import IndexDefinition, read_definitions
-from seamark.formats.index.index_file import UnknownVersion
-from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
-from seamark.formats.runtime.errors import BadRequest, Corrupt, NotFound, ObjectMissing, TooLarge
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.runtime.errors import BadRequest, NotFound
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.indexes.index_state import AUDITING, READER, TableIndexes, load
 from seamark.metaserver.api.indexes.indexes import INDEXES_PATH, NO_INDEX, find_defined_index
-from seamark.metaserver.index.files.headers import IndexFileSummary
-from seamark.metaserver.objects.port import ObjectInfo
+from seamark.metaserver.index.files.registry_rebuild import FOLDER_FILES_MAX, FolderIndexFile, RegistryRebuild
 from seamark.metaserver.store.model import IndexFileState, RegisteredIndexFile
 
 REASON_MAX = 1000
-FOLDER_FILES_MAX = 100_000
-"""The maximum number of files in a folder of indexes that the server searches."""
-_FILES_READ_CONCURRENTLY = 32
-_FILES_PER_REGISTRATION_MAX = 1000
 _LEFT_OUT_MAX = 100
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 
@@ -88,21 +73,6 @@ class RebuildRegistryResponse(msgspec.Struct, rename="kebab"):
         doc(f"What is no index file of this table that can be used; the first {_LEFT_OUT_MAX}."),
     ]
     left_out_files: int
-
-
-class _FolderFile(NamedTuple):
-    """An index file in the folder, and the summary in its footer."""
-
-    info: ObjectInfo
-    described: IndexFileSummary
-
-    @property
-    def rank(self) -> tuple[int, int, int, str]:
-        """The sort key.
-
-        Merged files come before the files from which they were merged, and newer files come before older files.
-        """
-        return -self.described.header.level, -self.info.modified_ms, -self.described.header.files, self.info.location
 
 
 @Route(
@@ -189,135 +159,22 @@ async def record_index_audit(call: Call, body: RecordAuditRequest) -> RecordAudi
 )
 async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
     table = await load(call)
-    folder = f"{table.metadata.location.rstrip('/')}/{INDEX_FOLDER}"
-    registered_locations = {file.location for file in table.registered.files}
-    former = f"{table.metadata.location.rstrip('/')}/{FORMER_INDEX_FOLDER}"
-    folder_objects = [*await _list_folder(call, folder), *await _list_folder(call, former)]
-    definitions = {definition.id: definition for definition in read_definitions(table.metadata).by_name.values()}
-    files, left_out = await _describe_files(
-        call, table, definitions, [info for info in folder_objects if info.location not in registered_locations]
-    )
-    registered, redundant = [], 0
-    for definition in definitions.values():
-        candidates = sorted(
-            (file for file in files if file.described.header.definition == definition.id), key=lambda file: file.rank
-        )
-        needed = await _select_needed(call, table, definition, candidates)
-        redundant += len(candidates) - len(needed)
-        if needed:
-            await _register(call, table, definition, needed)
-            registered.append(_summarize_index(definition, needed))
+    components = call.components
+    rebuild = RegistryRebuild(components.objects, call.app[READER], components.registry, components.clock)
+    rebuilt = await rebuild.run(table.entry.uuid, table.metadata, table.registered)
     return RebuildRegistryResponse(
-        folder=folder,
-        known=sum(info.location in registered_locations for info in folder_objects),
-        registered=registered,
-        redundant=redundant,
-        left_out=[SkippedIndexFile(location, reason) for location, reason in sorted(left_out.items())[:_LEFT_OUT_MAX]],
-        left_out_files=len(left_out),
+        folder=rebuilt.folder,
+        known=rebuilt.known,
+        registered=[_summarize_index(definition, files) for definition, files in rebuilt.registered],
+        redundant=rebuilt.redundant,
+        left_out=[
+            SkippedIndexFile(location, reason) for location, reason in sorted(rebuilt.left_out.items())[:_LEFT_OUT_MAX]
+        ],
+        left_out_files=len(rebuilt.left_out),
     )
 
 
-async def _list_folder(call: Call, folder: str) -> list[ObjectInfo]:
-    """List the files of a folder, without files that are being written. The names of those begin with a dot."""
-    folder_objects: list[ObjectInfo] = []
-    async for info in call.components.objects.list(folder):
-        if not info.location.rpartition("/")[2].startswith("."):
-            folder_objects.append(info)
-        if len(folder_objects) > FOLDER_FILES_MAX:
-            raise TooLarge(
-                f"{folder} has more than {FOLDER_FILES_MAX:,} files; delete the folder and build the indexes again"
-            )
-    return folder_objects
-
-
-async def _describe_files(
-    call: Call,
-    table: TableIndexes,
-    definitions: Mapping[str, IndexDefinition],
-    files: Sequence[ObjectInfo],
-) -> tuple[list[_FolderFile], dict[str, str]]:
-    """Return the files of the table's indexes, and, by location, the reasons why the other files were left out."""
-    slots = asyncio.Semaphore(_FILES_READ_CONCURRENTLY)
-
-    async def describe(info: ObjectInfo) -> IndexFileSummary | str:
-        async with slots:
-            try:
-                summary = await call.app[READER].describe(info.location, info.size_bytes)
-            except (Corrupt, ObjectMissing) as error:
-                return error.message
-            except UnknownVersion as error:
-                return str(error)
-        header = summary.header
-        if header.table_uuid != table.entry.uuid:
-            return f"it belongs to table {header.table_uuid}"
-        definition = definitions.get(header.definition)
-        if definition is None or definition.kind != header.kind:
-            return f"the table has no index {header.kind} {header.definition[:500]}"
-        return summary
-
-    folder_files: list[_FolderFile] = []
-    left_out: dict[str, str] = {}
-    for info, result in zip(files, await asyncio.gather(*map(describe, files)), strict=True):
-        if isinstance(result, str):
-            left_out[info.location] = result
-        else:
-            folder_files.append(_FolderFile(info, result))
-    return folder_files, left_out
-
-
-async def _select_needed(
-    call: Call, table: TableIndexes, definition: IndexDefinition, candidates: Sequence[_FolderFile]
-) -> list[_FolderFile]:
-    """Return the candidates that describe a data file that no live file and no earlier candidate describes.
-
-    The order stays the same. Data files are compared by half of their identity. If two data files are equal in this
-    half, one of them is indexed again.
-    """
-    if not candidates:
-        return []
-    live_summaries = []
-    for file in table.registered.live(definition.id):
-        # An unreadable file describes nothing. The next plan that uses the file quarantines it.
-        with suppress(Corrupt, ObjectMissing, UnknownVersion):
-            live_summaries.append(await call.app[READER].describe(file.location, file.size_bytes))
-    ids = [summary.ids[:, 0] for summary in (*live_summaries, *(candidate.described for candidate in candidates))]
-
-    def choose() -> list[_FolderFile]:
-        owners = np.repeat(np.arange(len(ids)), [len(id_) for id_ in ids])
-        _, first = np.unique(np.concatenate(ids), return_index=True)
-        return [
-            candidates[number - len(live_summaries)]
-            for number in np.unique(owners[first]).tolist()
-            if number >= len(live_summaries)
-        ]
-
-    return await asyncio.to_thread(choose)
-
-
-async def _register(call: Call, table: TableIndexes, definition: IndexDefinition, files: Sequence[_FolderFile]) -> None:
-    now_ms = call.components.clock.now_ms()
-    add = [
-        RegisteredIndexFile(
-            uuid=table.entry.uuid,
-            location=file.info.location,
-            definition=definition.id,
-            kind=definition.kind,
-            level=file.described.header.level,
-            files=file.described.header.files,
-            rows=file.described.header.rows,
-            size_bytes=file.info.size_bytes,
-            snapshot_id=None,
-            created_ms=file.info.modified_ms,
-            changed_ms=now_ms,
-        )
-        for file in files
-    ]
-    for start in range(0, len(add), _FILES_PER_REGISTRATION_MAX):
-        part = add[start : start + _FILES_PER_REGISTRATION_MAX]
-        await call.components.registry.replace(table.entry.uuid, definition.id, add=part)
-
-
-def _summarize_index(definition: IndexDefinition, files: Sequence[_FolderFile]) -> RebuiltIndex:
+def _summarize_index(definition: IndexDefinition, files: Sequence[FolderIndexFile]) -> RebuiltIndex:
     headers = [file.described.header for file in files]
     return RebuiltIndex(
         index=definition.name,

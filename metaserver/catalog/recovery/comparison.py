@@ -15,8 +15,14 @@ from seamark.formats.runtime.errors import RetryLater, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.claims import claim
 from seamark.metaserver.catalog.pointers import swap_of, version_of
-from seamark.metaserver.catalog.recovery.found_files import FileReader, Finding, FoundFile, list_folders
-from seamark.metaserver.catalog.recovery.selection import check_alone
+from seamark.metaserver.catalog.recovery.found_files import (
+    FileReader,
+    Finding,
+    FoundFile,
+    list_folders,
+    normalise_location,
+)
+from seamark.metaserver.catalog.recovery.selection import check_own_folder, check_stream
 from seamark.metaserver.catalog.values import Caller
 from seamark.metaserver.objects.port import ObjectInfo
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
@@ -93,8 +99,8 @@ class _Comparer:
 
     def check_exists(self, entry: Entry, state: str = "") -> bool:
         self.entries += 1
-        folder = entry.metadata_location.rpartition("/")[0]
-        if any(info.location == entry.metadata_location for info in self._folders.get(folder, ())):
+        pointer = normalise_location(entry.metadata_location)
+        if any(info.location == pointer for info in self._folders.get(pointer.rpartition("/")[0], ())):
             return True
         name = show(entry.namespace, entry.name)
         reason = f"The metadata file of the {state}{entry.kind.value} is missing in storage. Restore the file"
@@ -104,16 +110,17 @@ class _Comparer:
     async def compare(self, entry: Entry) -> None:
         if not self.check_exists(entry) or entry.kind is EntryKind.FUNCTION:
             return
-        files = self._folders[entry.metadata_location.rpartition("/")[0]]
-        number = version_of(entry.metadata_location)
-        if all(info.location == entry.metadata_location or version_of(info.location) < number for info in files):
+        pointer = normalise_location(entry.metadata_location)
+        files = self._folders[pointer.rpartition("/")[0]]
+        number = version_of(pointer)
+        if all(info.location == pointer or version_of(info.location) < number for info in files):
             return
         name = show(entry.namespace, entry.name)
         result = await self._reader.read_folder(files)
         newest = next((file for file in result.newest if file.uuid == entry.uuid), None)
         if newest is None:
             self.findings += (msgspec.structs.replace(finding, name=name) for finding in result.findings)
-        elif newest.location != entry.metadata_location:
+        elif newest.location != pointer:
             try:
                 await self._handle_later(entry, newest, name)
             except RetryLater:
@@ -128,7 +135,8 @@ class _Comparer:
             self.findings.append(Finding(newest.location, reason, name))
             return
         if self._advance:
-            check_alone(newest, self._context.warehouse)
+            check_stream(newest)
+            check_own_folder(newest, self._context.warehouse)
             assert newest.metadata is not None
             now_ms = self._context.clock.now_ms()
             advanced = msgspec.structs.replace(entry, metadata_location=newest.location)
@@ -150,12 +158,12 @@ class _Comparer:
         if entry.kind is EntryKind.VIEW:
             return newest.number > version_of(entry.metadata_location)
         files = {info.location: info for info in self._folders[newest.folder]}
-        current = newest
+        pointer, current = normalise_location(entry.metadata_location), newest
         for _ in range(_CHAIN_MAX):
-            if entry.metadata_location in current.previous:
+            if pointer in current.previous:
                 return True
             oldest = next((files[location] for location in current.previous if location in files), None)
-            if oldest is None or version_of(oldest.location) <= version_of(entry.metadata_location):
+            if oldest is None or version_of(oldest.location) <= version_of(pointer):
                 return False
             current = await self._reader.read(oldest)
         return False

@@ -10,6 +10,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import NamedTuple
+from uuid import NAMESPACE_URL, uuid5
 
 import msgspec
 
@@ -76,9 +77,16 @@ class Finding(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
 
 
 class NewestFiles(NamedTuple):
-    """The newest file of each UUID in one folder, and what was found besides."""
+    """The newest file of each UUID in one folder.
+
+    Attributes:
+        newest: The files that can be registered.
+        uncertain: A file of each other UUID, whose newest file is not certain.
+        findings: The files that cannot be registered, and why.
+    """
 
     newest: tuple[FoundFile, ...]
+    uncertain: tuple[FoundFile, ...]
     findings: tuple[Finding, ...]
 
 
@@ -139,8 +147,9 @@ class FileReader:
             chosen = newest.setdefault(found.uuid, found)
             if chosen is not found and _may_be_newer(found, chosen):
                 rivals.setdefault(found.uuid, [chosen]).append(found)
+        uncertain: list[FoundFile] = []
         for uuid, candidates in rivals.items():
-            del newest[uuid]
+            uncertain.append(newest.pop(uuid))
             shown = ", ".join(candidate.location.rpartition("/")[2] for candidate in candidates)
             findings += (
                 Finding(
@@ -155,9 +164,12 @@ class FileReader:
             if damaged:
                 reason = f"A later file cannot be used: {damaged[0]}. Restore that file, or choose this file"
                 findings.append(Finding(found.location, reason))
+                uncertain.append(found)
             else:
                 usable.append(found)
-        return NewestFiles(tuple(usable), tuple(findings))
+        if unreadable and not newest and not rivals:
+            uncertain.append(_make_unreadable(unreadable[0][1]))
+        return NewestFiles(tuple(usable), tuple(uncertain), tuple(findings))
 
     async def read(self, info: ObjectInfo) -> FoundFile:
         """Read one file.
@@ -183,7 +195,11 @@ class FileReader:
                 raise error from None
             updated_ms = max((entry.timestamp_ms for entry in view.version_log), default=0)
             return FoundFile(location, EntryKind.VIEW, view.view_uuid, view.location, updated_ms, (), view)
-        previous = tuple(_normalise(entry.metadata_file) for entry in table.metadata_log)
+        previous = tuple(normalise_location(entry.metadata_file) for entry in table.metadata_log)
+        # A warehouse may have very many tables. Their histories are not needed.
+        table = msgspec.structs.replace(
+            table, snapshots=table.snapshots[-1:], snapshot_log=(), metadata_log=(), statistics=()
+        )
         return FoundFile(
             location, EntryKind.TABLE, table_uuid(table), table.location, table.last_updated_ms, previous, table
         )
@@ -205,11 +221,18 @@ def _order(location: str) -> tuple[int, str]:
     return (0 if _FUNCTION_FILE.search(location) else version_of(location)), location
 
 
-def _normalise(location: str) -> str:
+def normalise_location(location: str) -> str:
+    """Return a location as listings spell it, or unchanged if it is not valid."""
     try:
         return str(parse_location(location))
     except BadRequest:
         return location
+
+
+def _make_unreadable(location: str) -> FoundFile:
+    """Return a file of which only the location is known, with the UUID of a table that has none."""
+    folder = location.rpartition("/")[0].removesuffix("/metadata")
+    return FoundFile(location, EntryKind.TABLE, str(uuid5(NAMESPACE_URL, folder)), folder, 0, (), None)
 
 
 def _may_be_newer(found: FoundFile, chosen: FoundFile) -> bool:

@@ -12,22 +12,27 @@ from contextlib import suppress
 
 import msgspec
 
-from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.views.view import ViewMetadata
-from seamark.formats.index.definitions import read_definitions
 from seamark.formats.protocol.wire import check_namespace, check_new_name
-from seamark.formats.runtime.errors import AlreadyExists, RetryLater, SeamarkError
+from seamark.formats.runtime.errors import AlreadyExists, BadRequest, SeamarkError
 from seamark.metaserver.catalog.context import CatalogContext
 from seamark.metaserver.catalog.ownership.claims import claim, claim_folder
 from seamark.metaserver.catalog.ownership.own_files import ALLOWED_LOCATIONS
 from seamark.metaserver.catalog.ownership.owners import fingerprint_of
 from seamark.metaserver.catalog.pointers import make_entry
 from seamark.metaserver.catalog.policies import setters_of
-from seamark.metaserver.catalog.recovery.found_files import Finding
+from seamark.metaserver.catalog.recovery.found_files import Finding, FoundFile
+from seamark.metaserver.catalog.recovery.naming import FoundName, name_of_location
 from seamark.metaserver.catalog.recovery.selection import Candidate
 from seamark.metaserver.catalog.values import Caller
-from seamark.metaserver.store.model import NamespacePath
-from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, Operation
+from seamark.metaserver.store.model import ClaimedLocation, DroppedEntry, NamespacePath, make_retained_id
+from seamark.metaserver.store.operations import (
+    ClaimLocations,
+    CreateEntry,
+    CreateNamespace,
+    Operation,
+    ReleaseLocations,
+)
 
 _REGISTERED_CONCURRENTLY = 64
 
@@ -51,11 +56,13 @@ class Rebuilt(msgspec.Struct, frozen=True, rename="kebab"):
 
     Attributes:
         known: The number of found tables, views and functions that the database had already.
+        index_files: The number of index files that were registered.
     """
 
     registered: tuple[Registered, ...]
     findings: tuple[Finding, ...]
     known: int
+    index_files: int = 0
 
 
 def make_result(registered: Iterable[Registered], findings: Iterable[Finding], known: int) -> Rebuilt:
@@ -75,25 +82,22 @@ class Rebuild:
         self._caller = caller
 
     async def run(self, candidates: Sequence[Candidate]) -> Rebuilt:
-        """Register the candidates that the database does not have."""
+        """Register the candidates, whose UUIDs the database does not have."""
         # Folders of a choice may be outside its location. They must not keep the location of another table.
         candidates = sorted(candidates, key=lambda candidate: (candidate.is_chosen, str(candidate.name)))
         registered: list[Registered] = []
         findings: list[Finding] = []
-        known = 0
         namespaces: set[NamespacePath] = set()
         for at in range(0, len(candidates), _REGISTERED_CONCURRENTLY):
             batch = candidates[at : at + _REGISTERED_CONCURRENTLY]
             for candidate in batch:
                 await self._create_namespaces(candidate.name.namespace, namespaces)
             for result in await asyncio.gather(*map(self._register, batch)):
-                if result is None:
-                    known += 1
-                elif isinstance(result, Finding):
+                if isinstance(result, Finding):
                     findings.append(result)
                 else:
                     registered.append(result)
-        return make_result(registered, findings, known)
+        return make_result(registered, findings, 0)
 
     async def _create_namespaces(self, path: NamespacePath, created: set[NamespacePath]) -> None:
         for depth in range(1, len(path) + 1):
@@ -102,15 +106,11 @@ class Rebuild:
                     await self._context.store.transact([CreateNamespace(path=path[:depth], properties={})])
                 created.add(path[:depth])
 
-    async def _register(self, candidate: Candidate) -> Registered | Finding | None:
-        """Register a candidate, and return None if the database has its UUID."""
+    async def _register(self, candidate: Candidate) -> Registered | Finding:
+        """Register a candidate, or return why it cannot be registered."""
         file, name = candidate.file, candidate.name
         try:
-            if await is_known(self._context, file.uuid):
-                return None
             await self._context.transact(await self._make_operations(candidate))
-        except RetryLater:
-            raise
         except SeamarkError as error:
             return Finding(file.location, f"It cannot be registered: {error.message}", str(name))
         return describe(candidate)
@@ -123,7 +123,12 @@ class Rebuild:
         entry = make_entry(name.namespace, name.name, file.uuid, file.location, requested_ms, file.kind)
         fingerprint = None
         if file.metadata is None:
-            claimed = await claim_folder(context, entry, file.table_location, fresh=True)
+            claimed = msgspec.structs.replace(
+                await claim_folder(context, entry, file.table_location, fresh=False),
+                namespace=name.namespace,
+                name=name.name,
+                returns=True,
+            )
         else:
             context.warehouse.check(file.metadata.location, "The location in the file")
             claimed = await claim(context, self._caller, file.metadata, entry, may_restore=True)
@@ -135,18 +140,51 @@ class Rebuild:
         )
         return [claimed, CreateEntry(entry=entry), instant]
 
+    async def keep_locations(self, files: Sequence[FoundFile]) -> None:
+        """Claim the locations of tables, views and functions that are not registered.
 
-async def is_known(context: CatalogContext, uuid: str) -> bool:
-    """Return whether the database has or had an entry with this UUID, under any name."""
-    return bool(await context.store.claims(uuid)) or await context.is_uuid_taken(uuid)
+        Before the loss these locations were claimed. Without a claim, other tables could name the files there. The
+        claim is that of an entry without a name (`seamark retained`), and ends when the entry is registered.
+        """
+        for at in range(0, len(files), _REGISTERED_CONCURRENTLY):
+            await asyncio.gather(*map(self._keep_location, files[at : at + _REGISTERED_CONCURRENTLY]))
+
+    async def _keep_location(self, file: FoundFile) -> None:
+        context, location = self._context, file.folder.removesuffix("/metadata")
+        if location == file.folder:
+            return
+        try:
+            name = name_of_location(context.warehouse, location, file.uuid)
+        except BadRequest:
+            name = FoundName((), location.rpartition("/")[2])
+        now_ms = context.clock.now_ms()
+        entry = make_entry(name.namespace, name.name, file.uuid, file.location, now_ms, file.kind)
+        retained = DroppedEntry(
+            make_retained_id(file.uuid), entry, purge=False, dropped_ms=now_ms, expires_ms=0, who=self._caller.who
+        )
+        # An overlap with a claim of another entry is refused, which keeps the location as well. The warehouse itself is
+        # no location of an entry.
+        with suppress(BadRequest):
+            key = context.warehouse.key(context.warehouse.parse(location))
+            claimed = ClaimLocations(uuid=file.uuid, locations=(ClaimedLocation(key=key, shown=location),))
+            await context.store.transact([claimed, ReleaseLocations(uuid=file.uuid, retained=retained)])
+
+
+async def find_known(context: CatalogContext, uuids: Iterable[str]) -> set[str]:
+    """Return the UUIDs of which the database has or had an entry, under any name."""
+    known: set[str] = set()
+    pending = list(uuids)
+    for at in range(0, len(pending), _REGISTERED_CONCURRENTLY):
+        batch = pending[at : at + _REGISTERED_CONCURRENTLY]
+        answers = await asyncio.gather(*map(context.is_uuid_taken, batch))
+        known |= {uuid for uuid, answer in zip(batch, answers, strict=True) if answer}
+    return known
 
 
 def describe(candidate: Candidate) -> Registered:
     file, name = candidate.file, candidate.name
     notes = [name.note] if name.note else []
     properties = {} if file.metadata is None else file.metadata.properties
-    if isinstance(file.metadata, TableMetadata) and read_definitions(file.metadata).by_name:
-        notes.append(f"run seamark index rebuild-registry {name}")
     if properties.get(ALLOWED_LOCATIONS):
         notes.append(f"{ALLOWED_LOCATIONS} is not in force until an admin sets it again")
     if setters := setters_of(properties):

@@ -8,7 +8,7 @@ file that the rules leave out, after a look at it.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -39,12 +39,18 @@ class Candidate(NamedTuple):
 
 
 class SelectedCandidates(NamedTuple):
+    """The files to register, and the reasons why other files are left out."""
+
     candidates: tuple[Candidate, ...]
     findings: tuple[Finding, ...]
 
 
 def select(
-    files: Sequence[FoundFile], warehouse: Warehouse, choices: Mapping[str, FoundName | None]
+    files: Sequence[FoundFile],
+    warehouse: Warehouse,
+    choices: Mapping[str, FoundName | None],
+    *,
+    has_stream_log: bool = True,
 ) -> SelectedCandidates:
     """Return the files to register, and the reasons why other files are left out.
 
@@ -52,6 +58,7 @@ def select(
         files: The newest file of each UUID in each folder.
         warehouse: The warehouse.
         choices: What the operator has decided, by metadata file: its name, or None to leave it out.
+        has_stream_log: Whether a log may have rows of stream tables. A new log has no rows that are in files.
     """
     findings: list[Finding] = []
     candidates: list[Candidate] = []
@@ -62,7 +69,10 @@ def select(
             candidates.append(Candidate(file, choice, is_chosen=True))
         elif file.location not in choices and file.uuid not in chosen_uuids:
             try:
-                candidates.append(Candidate(file, check_alone(file, warehouse)))
+                if has_stream_log:
+                    check_stream(file)
+                check_own_folder(file, warehouse)
+                candidates.append(Candidate(file, name_of_location(warehouse, file.table_location, file.uuid)))
             except BadRequest as error:
                 findings.append(Finding(file.location, error.message))
     for find_conflicts in (_find_shared_uuids, _find_shared_locations, _find_shared_names):
@@ -76,8 +86,8 @@ def select(
     return SelectedCandidates(tuple(candidates), tuple(findings))
 
 
-def check_alone(file: FoundFile, warehouse: Warehouse) -> FoundName:
-    """Return the name of a file, after the checks that do not depend on other files.
+def check_own_folder(file: FoundFile, warehouse: Warehouse) -> None:
+    """Check what does not depend on other files.
 
     Raises:
         BadRequest: The file is not in the folder of its table, or has locations or rights outside it.
@@ -96,21 +106,27 @@ def check_alone(file: FoundFile, warehouse: Warehouse) -> FoundName:
                     f"The property {name} is {path[:300]!r}, outside the location of the table. Choose the file if "
                     "the table may write there"
                 )
-    if isinstance(file.metadata, TableMetadata) and _has_flushed_rows(file.metadata):
-        raise BadRequest(
-            "It is a stream table, and the database had the offsets of the rows that are in its files. Choose the file "
-            "if the log of streams is lost or empty; otherwise rows that are in files would be added again"
-        )
     if isinstance(file.metadata, ViewMetadata) and borrows_rights(file.metadata):
         raise BadRequest(
             "The view runs with the rights of a user that the file names, and storage cannot prove who wrote it. "
             "Choose the file if its text is right"
         )
-    return name_of_location(warehouse, file.table_location, file.uuid)
 
 
-def _has_flushed_rows(metadata: TableMetadata) -> bool:
-    return as_bool(metadata.properties, STREAM_ENABLED, False) and bool(metadata.snapshots)
+def check_stream(file: FoundFile) -> None:
+    """Check that no rows of the table's files may be in a log of streams.
+
+    Raises:
+        BadRequest: The table takes rows of a stream, and has snapshots.
+    """
+    metadata = file.metadata
+    if not isinstance(metadata, TableMetadata):
+        return
+    if metadata.snapshots and as_bool(metadata.properties, STREAM_ENABLED, False):
+        raise BadRequest(
+            "It is a stream table, and the database had the offsets of the rows that are in its files. Choose the file "
+            "if the log of streams is empty; otherwise rows that are in files would be added again"
+        )
 
 
 def _parse_path(path: str) -> Location:
@@ -127,13 +143,14 @@ def _find_shared_uuids(
     by_uuid: defaultdict[str, set[str]] = defaultdict(set)
     for file in files:
         by_uuid[file.uuid].add(file.location)
+    chosen = Counter(candidate.file.uuid for candidate in candidates if candidate.is_chosen)
     return {
         number: (
             f"Several folders have files of {candidate.file.kind.value} {candidate.file.uuid}: "
             f"{_show(by_uuid[candidate.file.uuid])}. Choose one of the files"
         )
         for number, candidate in enumerate(candidates)
-        if not candidate.is_chosen and len(by_uuid[candidate.file.uuid]) > 1
+        if len(by_uuid[candidate.file.uuid]) > 1 and (not candidate.is_chosen or chosen[candidate.file.uuid] > 1)
     }
 
 

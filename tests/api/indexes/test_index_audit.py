@@ -15,7 +15,7 @@ from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.hashing import file_ids
 from seamark.formats.index.kinds import bloom
 from seamark.formats.index.kinds.kinds import KINDS
-from seamark.metaserver.api.indexes import index_audit
+from seamark.metaserver.index.files import registry_rebuild
 from tests.api.client import Api
 from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, load_index, missing, register, write
 from tests.api.plans.planned import append, file_of
@@ -261,5 +261,5 @@ async def test_folder_with_too_many_files_is_rejected(table: Api, monkeypatch: p
     build = await begin(table)
     for name in "abc":
         write(build, name, valid_index_file(build, FILES))
-    monkeypatch.setattr(index_audit, "FOLDER_FILES_MAX", 2)
+    monkeypatch.setattr(registry_rebuild, "FOLDER_FILES_MAX", 2)
     assert (await table("POST", REBUILD)).error[0] == 413

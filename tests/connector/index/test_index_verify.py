@@ -262,6 +262,29 @@ def test_rebuild_registry_registers_index_files_that_the_server_forgot(client: I
         other.stop()
 
 
+def test_rebuild_registers_tables_with_their_index_files(client: IndexClient, tmp_path: Path) -> None:
+    before = client.explain("db.t", "id = 13").files
+    home, warehouse = tmp_path / "home", client.load_table("db.t").location.rpartition("/db/")[0]
+    code, text = invoke_seamark("rebuild", "--home", str(home), "--warehouse", warehouse, "--json")
+    assert code == 0, text
+    assert json.loads(text)["index-files"] == 9, text
+    assert json.loads(invoke_seamark("rebuild", "--home", str(home), "--warehouse", warehouse, "--json")[1]) == {
+        "registered": [],
+        "findings": [],
+        "known": 1,
+        "index-files": 0,
+    }
+    other = Served(home, warehouse=warehouse)
+    other.start()
+    try:
+        again = IndexClient(other.url)
+        assert again.explain("db.t", "id = 13").files == before == 1
+        assert seamark(other.url, "verify", "db.t")[0] == 0
+        again.close()
+    finally:
+        other.stop()
+
+
 def test_reader_can_verify_without_reporting(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> dict[str, Any]:
         raise Forbidden("reader may not quarantineIndexFile", status=403)

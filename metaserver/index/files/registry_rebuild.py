@@ -1,0 +1,202 @@
+"""Finds the index files of a table in its folder again, and registers those that the registry lacks.
+
+Each index file contains everything that the registry records. The files in the folder are checked as the files of a
+builder are. If several files describe the same data files, merged and newer files are preferred. Files stay quarantined
+if the registry still lists them as quarantined.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.index.definitions import IndexDefinition, read_definitions
+from seamark.formats.index.index_file import UnknownVersion
+from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import Corrupt, ObjectMissing, TooLarge
+from seamark.metaserver.index.files.headers import IndexFileSummary, IndexReader
+from seamark.metaserver.index.files.registry import IndexFiles, Registry
+from seamark.metaserver.objects.port import ObjectInfo, ObjectStore
+from seamark.metaserver.store.model import RegisteredIndexFile
+
+FOLDER_FILES_MAX = 100_000
+"""The maximum number of files in a folder of indexes that the server searches."""
+_FILES_READ_CONCURRENTLY = 32
+_FILES_PER_REGISTRATION_MAX = 1000
+
+
+class FolderIndexFile(NamedTuple):
+    """An index file in the folder, and the summary in its footer."""
+
+    info: ObjectInfo
+    described: IndexFileSummary
+
+    @property
+    def rank(self) -> tuple[int, int, int, str]:
+        """The sort key.
+
+        Merged files come before the files from which they were merged, and newer files come before older files.
+        """
+        return -self.described.header.level, -self.info.modified_ms, -self.described.header.files, self.info.location
+
+
+class RebuiltRegistry(NamedTuple):
+    """The result of a search in the folder of a table.
+
+    Attributes:
+        folder: The folder.
+        known: The number of files in it that the registry had already.
+        registered: The registered files of each index.
+        redundant: The number of files that describe only data files which other files describe too.
+        left_out: The reasons why other files were not registered, by location.
+    """
+
+    folder: str
+    known: int
+    registered: list[tuple[IndexDefinition, list[FolderIndexFile]]]
+    redundant: int
+    left_out: dict[str, str]
+
+
+@dataclass(frozen=True)
+class RegistryRebuild:
+    """Searches folders of tables for index files."""
+
+    objects: ObjectStore
+    reader: IndexReader
+    registry: Registry
+    clock: Clock
+
+    async def run(self, uuid: str, metadata: TableMetadata, registered_files: IndexFiles) -> RebuiltRegistry:
+        """Register the index files of one table that the registry lacks.
+
+        Args:
+            uuid: The UUID of the table.
+            metadata: The metadata of the table, whose location the table has claimed.
+            registered_files: The index files in the registry.
+
+        Raises:
+            TooLarge: The folder has too many files.
+        """
+        location = metadata.location.rstrip("/")
+        registered_locations = {file.location for file in registered_files.files}
+        folder_objects = [
+            info for name in (INDEX_FOLDER, FORMER_INDEX_FOLDER) for info in await self._list(f"{location}/{name}")
+        ]
+        definitions = {definition.id: definition for definition in read_definitions(metadata).by_name.values()}
+        unknown = [info for info in folder_objects if info.location not in registered_locations]
+        files, left_out = await self._describe(uuid, definitions, unknown)
+        registered: list[tuple[IndexDefinition, list[FolderIndexFile]]] = []
+        redundant = 0
+        for definition in definitions.values():
+            candidates = sorted(
+                (file for file in files if file.described.header.definition == definition.id),
+                key=lambda file: file.rank,
+            )
+            needed = await self._select_needed(registered_files, definition, candidates)
+            redundant += len(candidates) - len(needed)
+            if needed:
+                await self._register(uuid, definition, needed)
+                registered.append((definition, needed))
+        known = sum(info.location in registered_locations for info in folder_objects)
+        return RebuiltRegistry(f"{location}/{INDEX_FOLDER}", known, registered, redundant, left_out)
+
+    async def _list(self, folder: str) -> list[ObjectInfo]:
+        """List the files of a folder, without files that are being written. The names of those begin with a dot."""
+        folder_objects: list[ObjectInfo] = []
+        async for info in self.objects.list(folder):
+            if not info.location.rpartition("/")[2].startswith("."):
+                folder_objects.append(info)
+            if len(folder_objects) > FOLDER_FILES_MAX:
+                raise TooLarge(
+                    f"{folder} has more than {FOLDER_FILES_MAX:,} files; delete the folder and build the indexes again"
+                )
+        return folder_objects
+
+    async def _describe(
+        self, uuid: str, definitions: Mapping[str, IndexDefinition], files: Sequence[ObjectInfo]
+    ) -> tuple[list[FolderIndexFile], dict[str, str]]:
+        """Return the files of the table's indexes, and, by location, the reasons why the other files were left out."""
+        slots = asyncio.Semaphore(_FILES_READ_CONCURRENTLY)
+
+        async def describe(info: ObjectInfo) -> IndexFileSummary | str:
+            async with slots:
+                try:
+                    summary = await self.reader.describe(info.location, info.size_bytes)
+                except (Corrupt, ObjectMissing) as error:
+                    return error.message
+                except UnknownVersion as error:
+                    return str(error)
+            header = summary.header
+            if header.table_uuid != uuid:
+                return f"it belongs to table {header.table_uuid}"
+            definition = definitions.get(header.definition)
+            if definition is None or definition.kind != header.kind:
+                return f"the table has no index {header.kind} {header.definition[:500]}"
+            return summary
+
+        folder_files: list[FolderIndexFile] = []
+        left_out: dict[str, str] = {}
+        for info, result in zip(files, await asyncio.gather(*map(describe, files)), strict=True):
+            if isinstance(result, str):
+                left_out[info.location] = result
+            else:
+                folder_files.append(FolderIndexFile(info, result))
+        return folder_files, left_out
+
+    async def _select_needed(
+        self, registered: IndexFiles, definition: IndexDefinition, candidates: Sequence[FolderIndexFile]
+    ) -> list[FolderIndexFile]:
+        """Return the candidates that describe a data file that no live file and no earlier candidate describes.
+
+        The order stays the same. Data files are compared by half of their identity. If two data files are equal in
+        this half, one of them is indexed again.
+        """
+        if not candidates:
+            return []
+        live_summaries = []
+        for file in registered.live(definition.id):
+            # An unreadable file describes nothing. The next plan that uses the file quarantines it.
+            with suppress(Corrupt, ObjectMissing, UnknownVersion):
+                live_summaries.append(await self.reader.describe(file.location, file.size_bytes))
+        ids = [summary.ids[:, 0] for summary in (*live_summaries, *(candidate.described for candidate in candidates))]
+
+        def choose() -> list[FolderIndexFile]:
+            owners = np.repeat(np.arange(len(ids)), [len(id_) for id_ in ids])
+            _, first = np.unique(np.concatenate(ids), return_index=True)
+            return [
+                candidates[number - len(live_summaries)]
+                for number in np.unique(owners[first]).tolist()
+                if number >= len(live_summaries)
+            ]
+
+        return await asyncio.to_thread(choose)
+
+    async def _register(self, uuid: str, definition: IndexDefinition, files: Sequence[FolderIndexFile]) -> None:
+        now_ms = self.clock.now_ms()
+        add = [
+            RegisteredIndexFile(
+                uuid=uuid,
+                location=file.info.location,
+                definition=definition.id,
+                kind=definition.kind,
+                level=file.described.header.level,
+                files=file.described.header.files,
+                rows=file.described.header.rows,
+                size_bytes=file.info.size_bytes,
+                snapshot_id=None,
+                created_ms=file.info.modified_ms,
+                changed_ms=now_ms,
+            )
+            for file in files
+        ]
+        for start in range(0, len(add), _FILES_PER_REGISTRATION_MAX):
+            part = add[start : start + _FILES_PER_REGISTRATION_MAX]
+            await self.registry.replace(uuid, definition.id, add=part)
