@@ -184,7 +184,8 @@ def _show(rebuilt: Rebuilt, *, dry_run: bool) -> None:
     for finding in rebuilt.findings[:_SHOWN_MAX]:
         say(f"Not registered: {f'{finding.name}: ' if finding.name else ''}{finding.location}: {finding.reason}")
     if len(rebuilt.findings) > _SHOWN_MAX:
-        say(f"{len(rebuilt.findings) - _SHOWN_MAX:,} more files were not registered; --json lists them")
+        more = show_count(len(rebuilt.findings) - _SHOWN_MAX, "more file", "were")
+        say(f"{more} not registered; --json lists them")
     done = "would be registered" if dry_run else "registered"
     counts = f"{rebuilt.known:,} known before, {len(rebuilt.findings):,} not registered"
     say(f"{show_count(len(rows), 'name')} {done}, {counts}; {show_count(rebuilt.index_files, 'index file')}")

@@ -479,9 +479,9 @@ class Settings(GatewaySettings, ServiceSettings, StreamSettings, TenantSettings,
     )
     event_nats: str = setting(
         "",
-        "Subject of NATS JetStream that receives every instant as a CloudEvent: "
-        "nats://[user:password@]host:port[,host:port]/subject, or tls://…. A stream must have the subjects subject.>. "
-        "Empty: none.",
+        "Subject of NATS JetStream that receives every instant as a CloudEvent, such as nats://host:port/subject or "
+        "tls://host:port/subject. The address may begin with user:password@ and name several servers, separated by "
+        "commas. A stream must have the subjects subject.>. Empty: none.",
         secret=True,
         schemes=("nats", "tls"),
     )
