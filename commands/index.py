@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
@@ -26,10 +26,16 @@ from seamark.commands.terminal import (
 )
 from seamark.connector.client.indexes import Index, IndexClient
 from seamark.connector.client.names import split_table
-from seamark.connector.index.cube_estimates import estimate_problem
 from seamark.formats.index.keys.terms import split_arguments
 from seamark.formats.index.kinds.kinds import KINDS, kinds_with_parameter, parameters
 from seamark.formats.runtime import errors
+from seamark.formats.runtime.lazy_module import LazyModule
+
+if TYPE_CHECKING:
+    from seamark.connector.index import cube_estimates
+else:
+    # Only the creation of a cube reads data files. The other commands start faster without the reader.
+    cube_estimates = LazyModule("seamark.connector.index.cube_estimates")
 
 _BUILT_NEXT = (
     "Until they are indexed, plans keep these files. Table services of the server index them next, see: "
@@ -110,7 +116,9 @@ def create(
         aggregates = tuple(part.strip() for measure in measures for part in split_arguments(measure))
     except errors.BadRequest as error:
         raise click.UsageError(error.message) from None
-    if KINDS[kind].aggregates and (problem := estimate_problem(client, table, terms, aggregates, options)):
+    if KINDS[kind].aggregates and (
+        problem := cube_estimates.estimate_problem(client, table, terms, aggregates, options)
+    ):
         raise click.ClickException(f"{problem}; to define it nevertheless, set --shrink to a smaller number")
     index_name = name or _make_index_name(kind, terms)
     defined = client.put_index(table, index_name, kind=kind, columns=terms, measures=aggregates or None, **options)

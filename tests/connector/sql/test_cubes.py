@@ -284,16 +284,17 @@ def test_random_queries_return_the_same_rows_from_cubes(served: Served) -> None:
     counts: Counter[str] = Counter()
     for seed in range(first_seed(), first_seed() + examples(8, 3)):
         counts += run_case(served, seed, 8)
-    assert counts["cube"] + counts["cube and rows"] > counts.total() / 3, counts
+    assert counts["cube"] + counts["cube and rows"] > counts.total() / 5, counts
     assert counts["cube and rows"] > 0, counts
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_thousands_of_random_queries_return_the_same_rows_from_cubes(served: Served) -> None:
     counts: Counter[str] = Counter()
-    for seed in range(first_seed() + 1000, first_seed() + 1150):
+    for seed in range(first_seed() + 1000, first_seed() + 1100):
         counts += run_case(served, seed, 15)
-    assert counts["cube"] > 1000, counts
+    assert counts["cube"] + counts["cube and rows"] > counts.total() / 5, counts
 
 
 @pytest.fixture
