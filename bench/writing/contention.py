@@ -48,7 +48,7 @@ from seamark.formats.iceberg.expressions.expression import TRUE
 WRITERS, TIMES, ROWS = 8, 50, 10
 QUICK_WRITERS, QUICK_TIMES = 2, 5
 STORED = 100_000
-"""The number of rows of the target table. A writer upserts only rows of its own buckets."""
+"""The number of rows of the target table. A writer upserts only rows in its buckets."""
 BUCKETS = 16
 UPSERTS, APPENDS, REBASED, RETRYING = "upserts", "appends", "pyiceberg-rebased", "pyiceberg-retrying"
 NEVER_AGAIN = {"commit.retry.num-retries": "0"}
