@@ -118,8 +118,9 @@ async def _measure_database(report: Report, folder: Path, statements: int) -> No
                     samplers.append(_sample)
             await history.flush()
             clock.ahead_ms += HOUR_MS
-            if hour % 24 == 23:
-                await history.prune()
+            # Housekeeping distrusts a clock that jumps, so its work on older days is done here.
+            while await store.merge_query_hours((history.hour - 48) // 24 * 24, 1000):
+                pass
     size = sum(path.stat().st_size for path in folder.glob("seamark.db*"))
     case = f"the database with {per_flush * DAYS * 24:,} statements of {DAYS} days, {SHAPES} shapes, {TABLES} tables"
     report.bounds[case] = f"{size / 1e6:.1f} MB; the goal is {SIZE_GOAL_MB:g} MB"

@@ -238,7 +238,10 @@ async def _list_applied(history: QueryHistory, uuid: str) -> list[AppliedProposa
     """Return the applied proposals, newest first, with what the statements since then have read."""
     listed = []
     for one in (await history.applied(uuid))[:_APPLIED_MAX]:
-        applied = from_json(one.advice, AppliedProposal)
+        try:
+            applied = from_json(one.advice, AppliedProposal)
+        except msgspec.MsgspecError:  # Another version of the server wrote it.
+            continue
         sums = await history.sums_since(uuid, applied.applied_ms)
         listed.append(msgspec.structs.replace(applied, recorded=_to_reads(sums)))
     return listed

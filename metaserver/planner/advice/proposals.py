@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import shlex
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -207,7 +208,8 @@ class _Advisor:
     # Candidates
 
     def _clusterings(self) -> Iterator[Proposal]:
-        columns = self._compared_columns()
+        # The property separates names by commas, and a dot refers to a joined table.
+        columns = [one for one in self._compared_columns() if not set(self._name(one)) & set(",.")]
         try:
             own = ClusteringLayout.of(self._state.metadata.properties)
         except BadRequest:
@@ -232,13 +234,16 @@ class _Advisor:
             files = math.ceil(files * _CELL_FILES_FACTOR)
         layout = cut_layout(sample, curve_order(sample, columns, curve), files)
         size = "" if smaller_bytes is None else f" in files of {smaller_bytes >> 20} MiB"
-        settings = f"'{CLUSTERING_COLUMNS}={','.join(names)}' '{CURVE}={curve}'"
+        settings = [f"{CLUSTERING_COLUMNS}={','.join(names)}", f"{CURVE}={curve}"]
         if smaller_bytes is not None:
-            settings += f" '{TARGET_FILE_BYTES}={smaller_bytes}'"
+            settings.append(f"{TARGET_FILE_BYTES}={smaller_bytes}")
         return self._rewrite(
             "cluster",
             f"Cluster by {', '.join(names)}{size}",
-            [f"seamark policy set {table} {settings}", f"seamark run cluster {table}"],
+            [
+                shlex.join(["seamark", "policy", "set", table, *settings]),
+                shlex.join(["seamark", "run", "cluster", table]),
+            ],
             ProposedChange("cluster", names, curve, smaller_bytes),
             layout,
             files,
@@ -267,12 +272,13 @@ class _Advisor:
             written = int(self._state.rows * _INDEX_BYTES_PER_ROW[kind])
             read = int(self._state.total_bytes / max(1, len(self._state.metadata.current_schema.fields)))
             index_name = f"by_{name.replace('.', '_')}"
+            table, options = self._state.name, ["--columns", name, "--name", index_name]
             yield self._propose(
                 "index",
                 f"Add a {kind} index on {name}",
                 [
-                    f"seamark index create {self._state.name} --kind {kind} --columns {name} --name {index_name}",
-                    f"seamark run index {self._state.name}",
+                    shlex.join(["seamark", "index", "create", table, "--kind", kind, *options]),
+                    shlex.join(["seamark", "run", "index", table]),
                 ],
                 ProposedChange("add-index", [name], index_kind=kind, index_name=index_name),
                 predicted,
@@ -284,7 +290,7 @@ class _Advisor:
             yield self._propose(
                 "drop-index",
                 f"Drop the index {name}: plans probed it and it left out no file ({size >> 10} KiB)",
-                [f"seamark index drop {self._state.name} {name}"],
+                [shlex.join(["seamark", "index", "drop", self._state.name, name])],
                 ProposedChange("drop-index", index_name=name),
                 self.before,
                 0,
@@ -312,7 +318,7 @@ class _Advisor:
             yield self._rewrite(
                 "partition",
                 f"Partition by {field}",
-                self._partition_commands(field),
+                self._partition_commands("{}" if transform == "identity" else f"{transform}({{}})", name),
                 ProposedChange(),
                 layout,
                 max(wanted, count),
@@ -334,7 +340,7 @@ class _Advisor:
             yield self._propose(
                 "bucket",
                 f"Partition into {buckets} buckets of {name}",
-                self._partition_commands(f"bucket({buckets}, {name})"),
+                self._partition_commands(f"bucket({buckets}, {{}})", name),
                 ProposedChange(),
                 predicted,
                 2 * self._state.total_bytes,
@@ -355,16 +361,23 @@ class _Advisor:
             yield self._propose(
                 "file-size",
                 f"Merge {files:,} files into {wanted:,} of {self._state.target_bytes >> 20} MiB",
-                [f"seamark run compact {self._state.name}"],
+                [shlex.join(["seamark", "run", "compact", self._state.name])],
                 ProposedChange("compact"),
                 predicted,
                 2 * total,
             )
 
-    def _partition_commands(self, field: str) -> list[str]:
-        """Return statements of Spark, because the partition spec of a table is changed by an engine."""
-        table = self._state.name
-        rewrite = f"CALL system.rewrite_data_files(table => '{table}', options => map('rewrite-all', 'true'))"
+    def _partition_commands(self, transform: str, name: str) -> list[str]:
+        """Return statements of Spark, because the partition spec of a table is changed by an engine.
+
+        Args:
+            transform: The transform as Spark writes it, with `{}` for the column.
+            name: The name of the column.
+        """
+        field = transform.format(".".join(map(_quote, name.split("."))))
+        table = ".".join(map(_quote, self._state.name.split(".")))
+        literal = self._state.name.replace("'", "''")
+        rewrite = f"CALL system.rewrite_data_files(table => '{literal}', options => map('rewrite-all', 'true'))"
         return [f"ALTER TABLE {table} ADD PARTITION FIELD {field}", rewrite]
 
     # Shares
@@ -434,6 +447,11 @@ class _Advisor:
 
     def _name(self, column_id: int) -> str:
         return self._state.metadata.current_schema.index.by_id[column_id].name
+
+
+def _quote(name: str) -> str:
+    """Return a name as Spark reads it, in backticks if it is no plain identifier."""
+    return name if name.isascii() and name.isidentifier() else "`" + name.replace("`", "``") + "`"
 
 
 def _net_bytes(proposal: Proposal) -> int:

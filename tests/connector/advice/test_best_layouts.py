@@ -7,6 +7,7 @@ shapes without literals and a sample.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Sequence
 from itertools import combinations
 from typing import Any
@@ -18,9 +19,13 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.client.indexes import IndexClient
-from seamark.connector.client.policies import load_advice
+from seamark.connector.client.names import table_path
+from seamark.connector.client.policies import change_table_properties, load_advice
+from seamark.connector.write.appends import append
+from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
 from seamark.formats.services.curves import compute_curve_keys
 from tests.connector.advice.workloads import FILES, TABLE, make_table, random_workload, run_statements
+from tests.connector.lake import catalog_at
 from tests.seeds import first_seed, quick
 
 COLUMNS = ("code", "region", "amount", "day")
@@ -117,3 +122,24 @@ def test_no_proposal_is_made_for_statements_that_no_layout_helps(client: IndexCl
     advice = load_advice(client, TABLE)
     assert (advice["proposals"], advice["before"]["files"]) == ([], FILES)
     assert "no change would save" in advice["reason"]
+
+
+def test_commands_quote_names(client: IndexClient) -> None:
+    """A writer chooses the names of columns, and an administrator copies the commands."""
+    name = "c'; rm -rf ~ `x`"
+    rows = pa.table({name: np.arange(4000) % 97, "n": np.arange(4000)})
+    with catalog_at(client.url) as catalog:
+        catalog.create_namespace_if_not_exists("db")
+        catalog.create_table(TABLE, schema=rows.schema)
+    for start in range(0, 4000, 500):
+        append(client, TABLE, rows.slice(start, 500))
+    change_table_properties(client, TABLE, {TARGET_FILE_BYTES: "3000"}, ())
+    plan = {"filter": {"type": "eq", "term": name, "value": 5}, "kept-max": 0}
+    for _ in range(99):
+        client._json("POST", f"{table_path(TABLE)}/plan-tables", {}, plan)
+    proposals = load_advice(client, TABLE)["proposals"]
+    shells = [shlex.split(one) for proposal in proposals for one in proposal["commands"] if one.startswith("seamark")]
+    assert shells
+    assert all(";" not in words and "rm" not in words for words in shells)
+    statements = [one for proposal in proposals for one in proposal["commands"] if one.startswith("ALTER")]
+    assert all("`c'; rm -rf ~ ``x```" in one for one in statements)
