@@ -75,14 +75,14 @@ class KeyedFile:
 
     def find(self, keys: KeyHashes) -> Longs:
         """Return the positions of the rows with one of the keys, in any order."""
-        found = []
+        positions = []
         start = np.searchsorted(self._sorted.high, keys.high)
         # More than one step is needed only if high halves of hashes are equal.
         for step in range(self._run):
             places = np.minimum(start + step, len(self._positions) - 1)
             is_same = (self._sorted.high[places] == keys.high) & (self._sorted.low[places] == keys.low)
-            found.append(self._positions[places[is_same]])
-        return np.unique(np.concatenate(found)) if found else np.zeros(0, dtype=np.int64)
+            positions.append(self._positions[places[is_same]])
+        return np.unique(np.concatenate(positions)) if positions else np.zeros(0, dtype=np.int64)
 
 
 @dataclass(eq=False)

@@ -146,16 +146,16 @@ class RowPreparation:
             try:
                 if isinstance(row, RejectedRow):
                     raise BadRequest(row.reason)
-                found = read_debezium(row, key) if self.is_envelope else read_plain(row, has_kind=has_kind)
-                encode_kinds([change.kind for change in found], key, number)
+                row_changes = read_debezium(row, key) if self.is_envelope else read_plain(row, has_kind=has_kind)
+                encode_kinds([change.kind for change in row_changes], key, number)
             except BadRequest as error:
                 if not self.rejects_rows:
                     message = error.message if error.message.startswith("Row ") else f"Row {number} {error.message}"
                     raise BadRequest(message) from None
                 rejected[number] = error.message
                 continue
-            changes += found
-            sources += [number] * len(found)
+            changes += row_changes
+            sources += [number] * len(row_changes)
         kinds = encode_kinds([change.kind for change in changes], key)
         return _ReadRows([change.values for change in changes], kinds, sources), rejected
 

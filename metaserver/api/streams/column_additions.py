@@ -1,0 +1,96 @@
+"""Adds columns that rows have and their stream table lacks, if its property `seamark.stream.new-columns` is `add`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.protocol.wire import show
+from seamark.formats.runtime.errors import BadRequest, CommitConflict, RetryLater
+from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.api.streams.row_appends import RowTarget
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.streams.incoming.new_columns import NewColumns, check_new_columns, read_rule
+from seamark.metaserver.streams.streams import check_stream_table
+
+_COMMIT_TRIES = 5
+_OPERATION = "updateTable"
+"""The operation whose right a caller needs to add columns."""
+
+
+async def add_columns(
+    call: Call, target: RowTarget, namespace: NamespacePath, name: str, columns: Mapping[str, str]
+) -> RowTarget:
+    """Add optional columns to a stream table, and return the table with them.
+
+    A column that another request has added meanwhile stays unchanged. The rows are then checked against its type.
+
+    Args:
+        call: The call.
+        target: The table.
+        namespace: The namespace of the table.
+        name: The name of the table.
+        columns: The types of the columns, by name.
+
+    Raises:
+        BadRequest: The table does not add columns, or a column cannot be added.
+        Forbidden: The caller may not change the table.
+        RetryLater: Other commits were faster in all attempts.
+    """
+    rule, metadata = read_rule(target.loaded.metadata), target.loaded.metadata
+    if rule is not NewColumns.ADD:
+        raise BadRequest(
+            f"The rows have the column {next(iter(columns))[:100]!r}, which {show(namespace, name)} does not have, and "
+            "its property seamark.stream.new-columns refuses such rows"
+        )
+    call.components.authorizer.require(call.principal, _OPERATION, namespace)
+    for _ in range(_COMMIT_TRIES):
+        names = {field.name for field in metadata.current_schema.fields}
+        missing = {column: kind for column, kind in columns.items() if column not in names}
+        if not missing:
+            return target
+        check_new_columns(missing, metadata)
+        try:
+            await call.components.engine_commits.commit_table(
+                call.caller, namespace, name, _build_requirements(metadata), _build_updates(metadata, missing)
+            )
+        except CommitConflict:
+            pass  # Another request may have added the columns.
+        loaded = await call.components.catalog.tables.load(namespace, name)
+        if loaded.entry is None or loaded.entry.uuid != target.uuid:
+            raise RetryLater("The table was replaced by another table meanwhile; send the rows again")
+        metadata = loaded.metadata
+        check_stream_table(metadata, show(namespace, name))
+        target = target._replace(loaded=LoadedTable(loaded.entry, metadata))
+    raise RetryLater("Other commits changed the table while columns were added; send the rows again")
+
+
+def _build_requirements(metadata: TableMetadata) -> list[dict[str, Any]]:
+    return [
+        {"type": "assert-table-uuid", "uuid": metadata.table_uuid},
+        {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id},
+        {"type": "assert-last-assigned-field-id", "last-assigned-field-id": metadata.last_column_id},
+    ]
+
+
+def _build_updates(metadata: TableMetadata, columns: Mapping[str, str]) -> list[dict[str, Any]]:
+    schema = metadata.current_schema
+    fields = [
+        Field(id=metadata.last_column_id + 1 + number, name=column, required=False, type=kind)
+        for number, (column, kind) in enumerate(columns.items())
+    ]
+    widened = msgspec.structs.replace(
+        schema,
+        fields=(*schema.fields, *fields),
+        schema_id=max(each.id for each in metadata.schemas) + 1,
+    )
+    assert isinstance(widened, Schema)
+    return [
+        {"action": "add-schema", "schema": msgspec.to_builtins(widened)},
+        {"action": "set-current-schema", "schema-id": -1},
+    ]

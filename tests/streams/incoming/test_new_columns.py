@@ -1,0 +1,191 @@
+"""Tests of rows with columns that the table does not have, and of rows while the schema of the table changes."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import json
+from collections.abc import AsyncIterator
+from decimal import Decimal
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyiceberg.schema import Schema
+from pyiceberg.types import IntegerType, LongType, NestedField, StringType
+
+import seamark
+from seamark.connector.client.client import SeamarkClient
+from seamark.metaserver.api.streams.dead_letters import DEAD_LETTER_TABLE
+from seamark.metaserver.streams.incoming.new_columns import NEW_COLUMNS
+from tests.seeds import first_seed, quick
+from tests.streams.incoming.test_dead_letters import create_letters, read_letters
+from tests.streams.test_rows_over_http import ARROW, LINES, Stream, arrow_body, create, streaming
+
+
+@pytest.fixture
+async def stream(tmp_path: Path) -> AsyncIterator[Stream]:
+    async with streaming(tmp_path) as stream:
+        await create(stream, properties={NEW_COLUMNS: "add"})
+        yield stream
+
+
+async def read(stream: Stream) -> list[dict[str, Any]]:
+    """Return the rows that stock PyIceberg reads, by id."""
+
+    def scan() -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = stream.catalog.load_table("db.t").scan().to_arrow().to_pylist()
+        return sorted(rows, key=lambda row: row["id"])
+
+    return await asyncio.to_thread(scan)
+
+
+async def columns(stream: Stream) -> dict[str, str]:
+    table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
+    return {field.name: str(field.field_type) for field in table.schema().fields}
+
+
+async def test_table_gets_the_columns_of_json_rows_with_their_types(stream: Stream) -> None:
+    await stream.post({"id": 1, "name": "a"})
+    await stream.post(
+        {"id": 2, "town": "Ulm", "size": 3, "ratio": 1, "is_new": True, "later": None}, {"id": 3, "ratio": 1.5}
+    )
+    assert (await columns(stream)) | {"town": "string", "size": "long", "ratio": "double", "is_new": "boolean"} == (
+        await columns(stream)
+    )
+    assert "later" not in await columns(stream)
+    for _ in range(2):
+        first, second, third = await read(stream)
+        assert (first["id"], first["town"], first["ratio"]) == (1, None, None)
+        assert (second["town"], second["size"], second["ratio"], second["is_new"]) == ("Ulm", 3, 1.0, True)
+        assert third["ratio"] == 1.5
+        await stream.flush()
+    status, message = await stream.send_refused(b'{"id": 4, "size": "large"}\n', LINES)
+    assert (status, 'the value "large" is not a valid long' in message) == (400, True)
+
+
+async def test_table_gets_the_columns_of_arrow_rows_with_their_types(stream: Stream) -> None:
+    day, at = datetime.date(2026, 1, 31), datetime.datetime(2026, 1, 31, 12)
+    body = arrow_body(
+        id=[1],
+        born=pa.array([day]),
+        at=pa.array([at], pa.timestamp("us")),
+        price=pa.array([Decimal("1.20")], pa.decimal128(9, 2)),
+        small=pa.array([7], pa.int16()),
+        nothing=pa.nulls(1),
+    )
+    assert (await stream.send(body, ARROW))[0] == 200
+    added = {"born": "date", "at": "timestamp", "price": "decimal(9, 2)", "small": "int"}
+    assert {name: kind for name, kind in (await columns(stream)).items() if name in added} == added
+    (row,) = await read(stream)
+    assert (row["born"], row["at"], row["price"], row["small"]) == (day, at, Decimal("1.20"), 7)
+
+
+async def test_requests_that_add_columns_at_once_all_succeed(stream: Stream) -> None:
+    rows = [{"id": number, "shared": number, f"own{number % 3}": "x"} for number in range(12)]
+    await asyncio.gather(*(stream.post(row) for row in rows))
+    assert {"shared", "own0", "own1", "own2"} <= (await columns(stream)).keys()
+    for row, posted in zip(await read(stream), rows, strict=True):
+        assert {name: row[name] for name in posted} == posted
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"id": 1, "town": {"name": "Ulm"}}], "the new column 'town' have several types, or are objects or arrays"),
+        ([{"id": 1, "town": "Ulm"}, {"id": 2, "town": 3}], "'town' have several types"),
+        ([{"id": 1, "size": 1 << 70}], "which no long integer has"),
+        ([{"id": 1, "NAME": "a"}], "differs from the column 'name' only in case"),
+        ([{"id": 1, "": "a"}], "new column"),
+        ([{"id": 1, **{f"c{number}": 1 for number in range(101)}}], "The rows have 101 new columns"),
+        ([{"id": "x", "town": "Ulm"}], "column id"),
+    ],
+)
+async def test_rows_whose_columns_cannot_be_added_are_refused(
+    stream: Stream, rows: list[dict[str, Any]], message: str
+) -> None:
+    status, answer = await stream.send_refused(json.dumps(rows).encode())
+    assert (status, message in answer) == (400, True), answer
+    assert await stream.ids() == []
+
+
+async def test_rule_of_the_table_decides_over_rows_with_new_columns(tmp_path: Path) -> None:
+    async with streaming(tmp_path) as stream:
+        await create_letters(stream)
+        await create(stream, properties={DEAD_LETTER_TABLE: "db.t_errors", NEW_COLUMNS: "refuse"})
+        status, message = await stream.send_refused(b'[{"id": 1}, {"id": 2, "town": "Ulm"}]')
+        assert (status, "seamark.stream.new-columns refuses such rows" in message) == (400, True)
+        for rule, expected in (("dead-letter", 200), ("add", 200), ("ask", 400)):
+            table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
+            change = table.transaction().set_properties({NEW_COLUMNS: rule})
+            await asyncio.to_thread(change.commit_transaction)
+            status, answer = await stream.send(b'[{"id": 1}, {"id": 2, "town": "Ulm"}]')
+            assert status == expected, answer
+        assert [json.loads(letter["raw"]) for letter in await read_letters(stream)] == [{"id": 2, "town": "Ulm"}]
+        assert await stream.ids() == [1, 1, 2]
+
+
+@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 30), 1))
+async def test_rows_keep_their_values_while_the_schema_changes(tmp_path: Path, seed: int) -> None:
+    """Rows are written with columns of earlier and of later schemas. The model has values by the id of the column."""
+    rng = Random(seed)
+    model: list[dict[int, Any]] = []
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=True),
+        NestedField(2, "name", StringType()),
+        NestedField(3, "size", IntegerType()),
+    )
+    async with streaming(tmp_path) as stream:
+        await create(stream, schema, properties={NEW_COLUMNS: "add", "format-version": rng.choice("23")})
+        client = SeamarkClient(stream.server.url)
+        for turn in range(14):
+            table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
+            present = {field.name: field for field in table.schema().fields}
+            others = [name for name in present if name not in ("id", "size")]
+            match rng.choice(("post", "post", "post", "new", "add", "rename", "drop", "widen", "flush")):
+                case "post" | "new" as action:
+                    rows = []
+                    for number in range(rng.randint(1, 4)):
+                        row: dict[str, Any] = {"id": 10 * turn + number}
+                        row |= {name: f"{name}.{turn}" for name in others if rng.random() < 0.6}
+                        if rng.random() < 0.6:
+                            row["size"] = turn + (1 << 40 if str(present["size"].field_type) == "long" else 0)
+                        if action == "new":
+                            row[f"new{turn}"] = f"new.{turn}.{number}"
+                        rows.append(row)
+                    await stream.post(*rows)
+                    table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
+                    ids = {field.name: field.field_id for field in table.schema().fields}
+                    model += [{ids[name]: value for name, value in row.items()} for row in rows]
+                case "add":
+                    change = table.update_schema().add_column(f"added{turn}", StringType())
+                    await asyncio.to_thread(change.commit)
+                case "rename" if others:
+                    change = table.update_schema().rename_column(rng.choice(others), f"renamed{turn}")
+                    await asyncio.to_thread(change.commit)
+                case "drop" if len(others) > 1:
+                    change = table.update_schema().delete_column(rng.choice(others))
+                    await asyncio.to_thread(change.commit)
+                case "widen":
+                    change = table.update_schema().update_column("size", field_type=LongType())
+                    await asyncio.to_thread(change.commit)
+                case "flush" if stream.server.components.streams.tables:
+                    await stream.flush()
+            table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
+            fields = {field.name: field.field_id for field in table.schema().fields}
+            expected = [{name: row.get(field_id) for name, field_id in fields.items()} for row in model]
+            assert await read(stream) == expected, turn
+            scanned = await asyncio.to_thread(lambda: seamark.scan(client, "db.t").to_arrow().to_pylist())
+            assert sorted(scanned, key=lambda row: row["id"]) == expected, turn
+            if model:
+                keys = [{"id": row[1]} for row in model]
+                answer = await asyncio.to_thread(lambda keys=keys: seamark.get_rows(client, "db.t", keys).to_pylist())
+                assert answer == expected, turn
+        streamed = [
+            row
+            for batch in await asyncio.to_thread(lambda: list(seamark.read_stream(client, "db.t", follow=False)))
+            for row in batch.rows.to_pylist()
+        ]
+        assert sorted(streamed, key=lambda row: row["id"]) == expected
