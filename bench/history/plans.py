@@ -110,7 +110,7 @@ async def _measure_database(report: Report, folder: Path, statements: int) -> No
         shapes = [_shape(number) for number in range(SHAPES)]
         weights = [1 / (1 + number) for number in range(SHAPES)]
         per_flush = statements // (DAYS * 24)
-        for hour in range(DAYS * 24):
+        for _ in range(DAYS * 24):
             for shape in rng.choices(shapes, weights, k=per_flush):
                 read = StatementRead(f"uuid-{rng.randrange(TABLES)}", shape, 1000, rng.randrange(1000), 10**9, 10**6)
                 samplers = history.add(read, None, 0.001)
