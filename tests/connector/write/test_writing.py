@@ -327,7 +327,7 @@ def test_index_without_keys_for_a_column_fails_no_write(tmp_path: Path, monkeypa
     def fail(*_: object) -> Any:
         raise ValueError("the key service does not answer")
 
-    monkeypatch.setattr("seamark.connector.write.table_writer.keys_of_term", fail)
+    monkeypatch.setattr("seamark.connector.index.files.keys_of_term", fail)
     written = write_batches(target(metadata), rows(10).to_batches())
     assert written.rows == 10
     assert written.index_files == ()
