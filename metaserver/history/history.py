@@ -21,7 +21,7 @@ import msgspec
 import structlog
 
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.errors import BadRequest, NoSuchTable
+from seamark.formats.runtime.errors import NoSuchTable, SeamarkError
 from seamark.metaserver.history.samples import FilterSample
 from seamark.metaserver.history.shapes import QueryShape
 from seamark.metaserver.settings.settings import Settings
@@ -46,6 +46,10 @@ _OWNER_PARTS = 4
 """One principal can be the first user of this part of a table's shapes: one quarter."""
 _RECORDS_MAX = 200
 """The maximum number of shapes in one transaction."""
+_FAILURES_MAX = 10
+"""A flush stops after this number of failed transactions in a row, because the database does not answer."""
+_FILES_MAX, _BYTES_MAX = 1 << 40, 1 << 50
+"""The files and bytes that one statement counts at most. Clients state these numbers, so they may be wrong."""
 _LISTED_MAX = 2000
 _MERGED = 1000
 _MERGE_AFTER_H = 48
@@ -109,8 +113,8 @@ class _Counts:
         """Add the bytes before and after pruning of one statement, if both are known."""
         if bytes_left >= 0 <= bytes_in:
             self.sized += 1
-            self.bytes_in += bytes_in
-            self.bytes_left += bytes_left
+            self.bytes_in += min(bytes_in, _BYTES_MAX)
+            self.bytes_left += min(bytes_left, _BYTES_MAX)
 
     def sums(self) -> QuerySums:
         return QuerySums(
@@ -167,8 +171,8 @@ class QueryHistory:
         if counts is None:
             counts = self._counts_of_new(key)
         counts.statements += 1
-        counts.files_in += read.files_in
-        counts.files_left += read.files_left
+        counts.files_in += min(read.files_in, _FILES_MAX)
+        counts.files_left += min(read.files_left, _FILES_MAX)
         counts.plan_s += plan_s
         counts.add_sizes(read.bytes_in, read.bytes_left)
         return counts.samplers if len(counts.samplers) < SAMPLES_EACH else None
@@ -202,12 +206,12 @@ class QueryHistory:
         """Record the counted statements, except those that the database refuses for a table.
 
         Raises:
-            RetryLater, CommitUnknown: The database does not answer. The remaining statements are lost.
+            SeamarkError: The database refuses `_FAILURES_MAX` transactions in a row. The remaining statements are lost.
         """
         if not self._counts:
             return
         counts, self._counts, self._used, self._is_full = self._counts, {}, Counter(), False
-        hour = self.hour
+        hour, failures = self.hour, 0
         for uuid, records in (await asyncio.to_thread(_records_by_table, counts)).items():
             for start in range(0, len(records), _RECORDS_MAX):
                 part = records[start : start + _RECORDS_MAX]
@@ -216,8 +220,13 @@ class QueryHistory:
                     await self._store.transact([AddQueryRecords(uuid, hour, part, self._shapes_max, owned_max)])
                 except NoSuchTable:  # The table was dropped in the meantime.
                     break
-                except BadRequest as error:
+                except SeamarkError as error:
                     _log.warning("statements are not recorded", uuid=uuid, error=error.message)
+                    failures += 1
+                    if failures == _FAILURES_MAX:
+                        raise
+                else:
+                    failures = 0
 
     @property
     def _owner_shapes_max(self) -> int:
@@ -252,21 +261,32 @@ class QueryHistory:
     async def prune(self) -> int:
         """Merge hours of older days, and remove what is older than the setting allows.
 
+        If the merge fails, rows are removed nevertheless.
+
         Returns:
             The number of removed rows.
+
+        Raises:
+            SeamarkError: The database refuses one of the changes.
         """
         clock_look = await look_at_clock(self._store, self._clock)
         removed = 0
+        failure: SeamarkError | None = None
         for change, age_ms in (
             (self._store.merge_query_hours, _MERGE_AFTER_H * HOUR_MS),
             (self._store.prune_queries, self.days * 24 * HOUR_MS),
         ):
             # Rows of a whole day have the day's first hour.
             before_hour = clock_look.ago(age_ms) // HOUR_MS // 24 * 24
-            while count := await change(before_hour, _MERGED):
-                removed += count
-                if count < _MERGED:
-                    break
+            try:
+                while count := await change(before_hour, _MERGED):
+                    removed += count
+                    if count < _MERGED:
+                        break
+            except SeamarkError as error:
+                failure = error
+        if failure is not None:
+            raise failure
         return removed
 
 

@@ -96,6 +96,19 @@ class QueryHistoryContract(OpenedStores):
         (totals,) = await other.query_totals(0, 10)
         assert (totals.uuid, totals.shapes, totals.sums.statements) == (UUID, 2, 3)
 
+    async def test_huge_sums_stop_at_a_limit_and_stay_readable(self, store: GeneratorStore) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        huge = QueryRecord("a", "x", '"a"', "", QuerySums(1, 1 << 70, 2, 1, (1 << 63) - 1, 200, 5))
+        for hour in range(20, 30):
+            for _ in range(3):
+                await store.transact([AddQueryRecords(UUID, hour, (huge,), 10, 2)])
+        expected = QuerySums(30, 1 << 61, 60, 30, 1 << 61, 6000, 150)
+        for _ in range(2):
+            (shape,) = await store.query_shapes(UUID, 0, 10)
+            (totals,) = await store.query_totals(0, 10)
+            assert (shape.sums, totals.sums) == (expected, expected)
+            assert await store.merge_query_hours(48, 100) in (9, 0)
+
     async def test_shapes_beyond_the_limits_are_counted_together_and_displace_none(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         await store.transact([add_records(1, ("a", "x"))])

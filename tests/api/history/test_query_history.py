@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.operations import AddQueryRecords
 from tests.api.client import Api
 from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, tens
 from tests.server.rig import Running, running
@@ -186,6 +188,48 @@ async def test_reader_sees_only_the_history_of_tables_that_he_may_read(tmp_path:
         assert [table["table"] for table in (await api("GET", "/api/v1/history", headers=rita)).json["tables"]] == ["t"]
         assert (await api("GET", HISTORY, headers=bob)).status == 403
         assert (await api("GET", "/api/v1/history", headers=bob)).json["tables"] == []
+
+
+async def test_failure_of_one_table_does_not_lose_the_statements_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as server:
+        api = Api(server)
+        for name in ("a", "b"):
+            await api.table(name)
+            await append(api, name, tens(3), snapshot_id=1)
+            assert (await api("POST", f"/v1/namespaces/db/tables/{name}/plan", {"filter": EQ_5})).status == 200
+        transact, refused = type(server.components.store).transact, []
+
+        async def refuse_first(store: Any, operations: Any, *args: Any, **options: Any) -> Any:
+            if isinstance(operations[0], AddQueryRecords) and not refused:
+                refused.append(operations)
+                raise StorageError("integer overflow")
+            return await transact(store, operations, *args, **options)
+
+        monkeypatch.setattr(type(server.components.store), "transact", refuse_first)
+        await server.components.history.flush()
+        assert len(refused) == 1
+        (table,) = (await api("GET", "/api/v1/history")).json["tables"]
+        assert (table["table"], table["sums"]["statements"]) == ("b", 1)
+
+
+async def test_old_rows_are_removed_although_the_merge_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path) as server:
+        pruned = []
+
+        async def fail_merge(store: Any, before_hour: int, limit: int) -> int:
+            raise StorageError("integer overflow")
+
+        async def prune(store: Any, before_hour: int, limit: int) -> int:
+            pruned.append(before_hour)
+            return 0
+
+        monkeypatch.setattr(type(server.components.store), "merge_query_hours", fail_merge)
+        monkeypatch.setattr(type(server.components.store), "prune_queries", prune)
+        with pytest.raises(StorageError, match="integer overflow"):
+            await server.components.history.prune()
+        assert len(pruned) == 1
 
 
 async def test_history_can_be_turned_off(tmp_path: Path) -> None:
