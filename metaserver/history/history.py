@@ -50,6 +50,8 @@ _FAILURES_MAX = 10
 """A flush stops after this number of failed transactions in a row, because the database does not answer."""
 _FILES_MAX, _BYTES_MAX = 1 << 40, 1 << 50
 """The files and bytes that one statement counts at most. Clients state these numbers, so they may be wrong."""
+_SAMPLERS_BYTES_MAX = 64 << 20
+"""The memory that the filters and files of samplers may use between two flushes."""
 _LISTED_MAX = 2000
 _MERGED = 1000
 _MERGE_AFTER_H = 48
@@ -140,6 +142,7 @@ class QueryHistory:
         self._used: Counter[str | None] = Counter()
         """The used part of the limit, by principal."""
         self._is_full = False
+        self._samplers_bytes = 0
         self.days = settings.query_history_days
         self.literals = settings.query_history_literals
         self.is_on = self.days > 0
@@ -177,6 +180,17 @@ class QueryHistory:
         counts.add_sizes(read.bytes_in, read.bytes_left)
         return counts.samplers if len(counts.samplers) < SAMPLES_EACH else None
 
+    def reserve(self, size: int) -> bool:
+        """Reserve bytes for what a sampler keeps until the next flush.
+
+        Returns:
+            Whether there is room. If there is none, the sampler keeps nothing.
+        """
+        if self._samplers_bytes + size > _SAMPLERS_BYTES_MAX:
+            return False
+        self._samplers_bytes += size
+        return True
+
     def _counts_of_new(self, key: _Key) -> _Counts:
         shape = key.shape
         assert shape is not None
@@ -211,6 +225,7 @@ class QueryHistory:
         if not self._counts:
             return
         counts, self._counts, self._used, self._is_full = self._counts, {}, Counter(), False
+        self._samplers_bytes = 0
         hour, failures = self.hour, 0
         for uuid, records in (await asyncio.to_thread(_records_by_table, counts)).items():
             for start in range(0, len(records), _RECORDS_MAX):
@@ -298,7 +313,7 @@ def _records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[QueryRecor
             record = QueryRecord(OTHER_SHAPES, "", "", "", counted.sums())
         else:
             owner = "" if key.principal is None else owner_digest(key.uuid, key.principal)
-            taken = [sample for take in counted.samplers if (sample := take()) is not None]
+            taken = [sample for take in counted.samplers if (sample := _take_sample(take, key.uuid)) is not None]
             for sample in taken:
                 counted.add_sizes(sample.bytes_in, sample.bytes_left)
             samples = [sample.filter for sample in taken if sample.filter is not None]
@@ -306,6 +321,15 @@ def _records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[QueryRecor
             record = QueryRecord(shape.fingerprint, owner, shape.text, text, counted.sums())
         tables[key.uuid].append(record)
     return {uuid: tuple(records) for uuid, records in tables.items()}
+
+
+def _take_sample(sampler: StatementSampler, uuid: str) -> StatementSample | None:
+    """Return a sample, or None if there is none. A failure loses the sample, but not the counts of the statements."""
+    try:
+        return sampler()
+    except Exception:  # noqa: BLE001  a sampler computes with the values of any client
+        _log.exception("a statement has no sample", uuid=uuid)
+        return None
 
 
 def owner_digest(uuid: str, principal: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import pytest
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.api.plans import statement_reads
+from seamark.metaserver.history import history as query_history
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import AddQueryRecords
@@ -212,6 +215,42 @@ async def test_failure_of_one_table_does_not_lose_the_statements_of_others(
         assert len(refused) == 1
         (table,) = (await api("GET", "/api/v1/history")).json["tables"]
         assert (table["table"], table["sums"]["statements"]) == ("b", 1)
+
+
+async def test_failing_sampler_loses_only_its_sample(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(3), snapshot_id=1)
+        await api("POST", f"{T}/plan", {"filter": EQ_5})
+        (counts,) = server.components.history._counts.values()
+
+        def fail() -> None:
+            raise ValueError("a bound has another type")
+
+        counts.samplers.append(fail)
+        (shape,) = await load_shapes(api)
+        assert (shape["sums"]["statements"], shape["sums"]["sized-statements"]) == (1, 1)
+
+
+async def test_long_filters_and_many_files_are_not_kept_for_samples(
+    planned: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = planned.server.components.history
+    for number, body in enumerate(({"filter": {"type": "in", "term": "id", "values": list(range(300))}}, {})):
+        monkeypatch.setattr(statement_reads, "_SAMPLED_FILES_MAX", 5 if number else 20_000)
+        await planned("POST", f"{T}/plan", body)
+        (sampler,) = [sampler for counts in history._counts.values() for sampler in counts.samplers][number:]
+        kept = inspect.getclosurevars(sampler).nonlocals
+        assert (kept["bound"] is None, kept["entry_ids"] is None) == ((True, False), (False, True))[number]
+    assert sum(shape["sums"]["sized-statements"] for shape in await load_shapes(planned)) == 1
+
+
+async def test_samplers_share_a_limited_memory(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query_history, "_SAMPLERS_BYTES_MAX", 0)
+    await planned("POST", f"{T}/plan", {"filter": EQ_5})
+    (shape,) = await load_shapes(planned)
+    assert (shape["sums"]["statements"], shape["sums"]["sized-statements"]) == (1, 0)
 
 
 async def test_old_rows_are_removed_although_the_merge_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
