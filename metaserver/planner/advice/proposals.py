@@ -434,7 +434,7 @@ class _Advisor:
             saved = (self.before.seconds - predicted.seconds) * SCAN_BYTES_PER_S * self._state.statements_per_day
         pays_after = cost_bytes / saved if saved > 0 else 0.0 if cost_bytes == 0 else None
         return Proposal(
-            id=hashlib.sha256(msgspec.json.encode([kind, title, commands])).hexdigest()[:12],
+            id=hashlib.sha256(msgspec.json.encode([kind, commands])).hexdigest()[:12],
             kind=kind,
             title=title,
             commands=commands,
