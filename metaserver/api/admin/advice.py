@@ -279,11 +279,11 @@ def _to_reads(sums: QuerySums) -> Reads | None:
     return Reads(round(files, 2), size, round(size / SCAN_BYTES_PER_S + files * OPEN_S, 4))
 
 
-def _find_unused_indexes(call: Call, loaded: LoadedTable) -> dict[str, int]:
+def _find_unused_indexes(call: Call, loaded: LoadedTable) -> list[str]:
     assert loaded.entry is not None
-    unused = {}
+    unused = []
     for definition in read_definitions(loaded.metadata).enabled:
         usage = call.components.usage.find_usage(loaded.entry.uuid, definition.id)
         if usage is not None and usage.plans >= _UNUSED_PLANS_MIN and usage.files_removed == 0:
-            unused[definition.name] = 0
+            unused.append(definition.name)
     return unused

@@ -138,7 +138,7 @@ class AdvisedTable:
         sample: The sampled rows.
         statements: The drawn statements.
         statements_per_day: The number of recorded statements of a day.
-        unused_indexes: The names of indexes that plans have probed without leaving out a file, with their bytes.
+        unused_indexes: The names of indexes that plans have probed without leaving out a file.
     """
 
     name: str
@@ -149,7 +149,7 @@ class AdvisedTable:
     sample: RowSample
     statements: Sequence[DrawnStatement]
     statements_per_day: float
-    unused_indexes: dict[str, int]
+    unused_indexes: list[str]
 
     @property
     def target_bytes(self) -> int:
@@ -288,10 +288,10 @@ class _Advisor:
             )
 
     def _dropped_indexes(self) -> Iterator[Proposal]:
-        for name, size in sorted(self._state.unused_indexes.items()):
+        for name in sorted(self._state.unused_indexes):
             yield self._propose(
                 "drop-index",
-                f"Drop the index {name}: plans probed it and it left out no file ({size >> 10} KiB)",
+                f"Drop the index {name}: plans probed it and it left out no file",
                 [shlex.join(["seamark", "index", "drop", self._state.name, name])],
                 ProposedChange("drop-index", index_name=name),
                 self.before,

@@ -86,3 +86,17 @@ async def test_simulations_run_one_at_a_time_outside_the_event_loop(
     assert answers[0].json["before"] is not None
     assert threads
     assert threading.current_thread() not in threads
+
+
+async def test_unused_index_is_proposed_without_a_size_that_is_unknown(
+    planned: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sample_rows(*_: Any) -> RowSample:
+        return RowSample({1: combine([[1, 2, 5]])}, 1, 3)
+
+    monkeypatch.setattr(advice, "sample_rows", sample_rows)
+    monkeypatch.setattr(advice, "_find_unused_indexes", lambda *_: ["by_id"])
+    await planned("POST", f"{T}/plan", {"filter": EQ_5})
+    proposals = (await planned("GET", "/api/v1/tables/db/t/advice")).json["proposals"]
+    (dropped,) = [proposal for proposal in proposals if proposal["kind"] == "drop-index"]
+    assert dropped["title"] == "Drop the index by_id: plans probed it and it left out no file"
