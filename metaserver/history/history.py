@@ -26,8 +26,10 @@ from seamark.metaserver.history.samples import FilterSample
 from seamark.metaserver.history.shapes import QueryShape
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import (
+    NAMESPACES_MAX,
     OTHER_SHAPES,
     AppliedAdvice,
+    NamespacePath,
     QueryRecord,
     QueryShapeSums,
     QuerySums,
@@ -49,10 +51,12 @@ _RECORDS_MAX = 200
 _FAILURES_MAX = 10
 """A flush stops after this number of failed transactions in a row, because the database does not answer."""
 _FILES_MAX, _BYTES_MAX = 1 << 40, 1 << 50
-"""The files and bytes that one statement counts at most. Clients state these numbers, so they may be wrong."""
+"""The files and bytes of a statement that are counted at most. Clients state these numbers, so they may be wrong."""
 _SAMPLERS_BYTES_MAX = 64 << 20
 """The memory that the filters and files of samplers may use between two flushes."""
 _LISTED_MAX = 2000
+_LISTED_AFTER_MS = 5000
+"""A listing of all tables records the counts first, if they were not recorded in this time."""
 _MERGED = 1000
 _MERGE_AFTER_H = 48
 HOUR_MS = 3_600_000
@@ -143,6 +147,7 @@ class QueryHistory:
         """The used part of the limit, by principal."""
         self._is_full = False
         self._samplers_bytes = 0
+        self._flushed_ms = 0
         self.days = settings.query_history_days
         self.literals = settings.query_history_literals
         self.is_on = self.days > 0
@@ -226,6 +231,7 @@ class QueryHistory:
             return
         counts, self._counts, self._used, self._is_full = self._counts, {}, Counter(), False
         self._samplers_bytes = 0
+        self._flushed_ms = self._clock.now_ms()
         hour, failures = self.hour, 0
         for uuid, records in (await asyncio.to_thread(_records_by_table, counts)).items():
             for start in range(0, len(records), _RECORDS_MAX):
@@ -257,10 +263,21 @@ class QueryHistory:
         shapes = await self._store.query_shapes(uuid, since_ms // HOUR_MS + 1, _LISTED_MAX)
         return add_sums([shape.sums for shape in shapes])
 
-    async def of_tables(self, days: int, limit: int) -> list[QueryTotals]:
-        """Return the sums of each table, for the tables with the most statements first."""
-        await self.flush()
-        return await self._store.query_totals(self._since(days), limit)
+    async def of_tables(
+        self, days: int, limit: int, within: Sequence[NamespacePath] | None = None
+    ) -> list[QueryTotals]:
+        """Return the sums of each table, for the tables with the most statements first.
+
+        Args:
+            days: The days of the history. Statements of the last seconds may be missing.
+            limit: The maximum number of tables.
+            within: The namespaces of the tables. None: all tables.
+        """
+        if abs(self._clock.now_ms() - self._flushed_ms) >= _LISTED_AFTER_MS:
+            await self.flush()
+        if within is not None and len(within) > NAMESPACES_MAX:
+            within = None
+        return await self._store.query_totals(self._since(days), within, limit)
 
     def _since(self, days: int) -> int:
         # A row of an older day has the first hour of the day.

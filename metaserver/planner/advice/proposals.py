@@ -485,8 +485,8 @@ def add_bounds(sample: RowSample, files: FoundFiles) -> RowSample:
     """Return the sample with the bounds of all files as further values of its columns.
 
     The sampled files of a clustered table have a part of the values only. A range between two sampled values would then
-    match no file, although there are files with these values. Of more than `_BOUNDS_MAX` bounds, evenly spaced ones
-    are taken.
+    match no file, although there are files with these values. Of more than `_BOUNDS_MAX` bounds, an evenly spaced part
+    is taken.
     """
     columns = {}
     for column_id, column in sample.columns.items():

@@ -7,9 +7,12 @@ from typing import Any
 
 import msgspec
 
+from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 from seamark.formats.runtime.decoding import from_json
 from seamark.metaserver.store import model, operations
+from seamark.metaserver.store.model import NAMESPACES_MAX, NamespacePath
 from seamark.metaserver.store.sql.by_uuid import hold_table
+from seamark.metaserver.store.sql.rows import pack, unpack
 from seamark.metaserver.store.sql.statement import Steps, StoreStatement, batches
 
 
@@ -141,15 +144,42 @@ def query_shapes(uuid: str, since_hour: int, limit: int) -> Steps[list[model.Que
     ]
 
 
-def query_totals(since_hour: int, limit: int) -> Steps[list[model.QueryTotals]]:
+def query_totals(since_hour: int, within: Sequence[NamespacePath] | None, limit: int) -> Steps[list[model.QueryTotals]]:
+    if within is not None and not within:
+        return []
+    readable, parameters = _within(within, 3)
     rows = yield StoreStatement(
-        f"SELECT uuid, count(DISTINCT fingerprint), {_TOTALS} FROM query_counts WHERE hour >= $1 "  # noqa: S608
-        "GROUP BY uuid ORDER BY 3 DESC, uuid LIMIT $2",
-        (since_hour, limit),
+        f"SELECT counted.uuid, namespace, name, shapes, {', '.join(_SUMS)} FROM "  # noqa: S608
+        f"(SELECT uuid, count(DISTINCT fingerprint) AS shapes, {_TOTALS} FROM query_counts WHERE hour >= $1 "
+        f"AND uuid IN (SELECT uuid FROM entries WHERE kind = 'table' AND {readable}) "
+        "GROUP BY uuid ORDER BY statements DESC, uuid LIMIT $2) AS counted "
+        f"JOIN entries ON entries.uuid = counted.uuid AND kind = 'table' AND {readable} "
+        "ORDER BY statements DESC, counted.uuid, namespace, name",
+        (since_hour, limit, *parameters),
     )
-    return [
-        model.QueryTotals(str(uuid), int(shapes), model.QuerySums(*_limit_sums(sums))) for uuid, shapes, *sums in rows
-    ]
+    totals: dict[str, model.QueryTotals] = {}
+    for uuid, namespace, name, shapes, *sums in rows:  # A table may have several names; the first name is listed.
+        sums_of_table = model.QuerySums(*_limit_sums(sums))
+        totals.setdefault(
+            str(uuid), model.QueryTotals(str(uuid), unpack(str(namespace)), str(name), int(shapes), sums_of_table)
+        )
+    return list(totals.values())
+
+
+_NAMESPACE_COUNTS = (1, 8, NAMESPACES_MAX)
+"""The numbers of namespaces in a statement. They are few, so that the databases prepare few statements."""
+
+
+def _within(namespaces: Sequence[NamespacePath] | None, first: int) -> tuple[str, list[str]]:
+    """Return a condition on the namespace of an entry, and its parameters, whose numbers begin with `first`."""
+    if namespaces is None:
+        return "1 = 1", []
+    tops = [pack(namespace) for namespace in namespaces]
+    size = next(size for size in _NAMESPACE_COUNTS if size >= len(tops))
+    tops += tops[-1:] * (size - len(tops))
+    lows = range(first, first + 2 * size, 2)
+    ranges = " OR ".join(f"namespace BETWEEN ${number} AND ${number + 1}" for number in lows)
+    return f"({ranges})", [text for top in tops for text in (top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff")]
 
 
 HOURS_OF_DAY = 24
