@@ -68,10 +68,10 @@ def table_command(client: IndexClient, table: str, days: int, as_json: bool) -> 
         say(f"No proposals: {advice['reason']}.")
     if advice["proposals"]:
         print_rows(
-            ("N", "proposal", *_NUMBERS),
+            ("id", "proposal", *_NUMBERS),
             (
                 (
-                    str(number),
+                    proposal["id"],
                     proposal["title"],
                     f"{proposal['predicted']['files']:,.0f}",
                     show_size(proposal["predicted"]["bytes"]),
@@ -79,13 +79,13 @@ def table_command(client: IndexClient, table: str, days: int, as_json: bool) -> 
                     show_size(proposal["cost-bytes"]),
                     _show_days(proposal["pays-after-days"]),
                 )
-                for number, proposal in enumerate(advice["proposals"], 1)
+                for proposal in advice["proposals"]
             ),
             right_aligned=_NUMBERS,
         )
         say("")
-        for number, proposal in enumerate(advice["proposals"], 1):
-            say(f"{number}: {'; '.join(proposal['commands'])}")
+        for proposal in advice["proposals"]:
+            say(f"{proposal['id']}: {'; '.join(proposal['commands'])}")
     for applied in advice["applied"]:
         _show_applied(applied)
 
@@ -98,18 +98,21 @@ def _show_days(days: float | None) -> str:
 
 @advise.command("apply")
 @click.argument("table")
-@click.argument("number", type=click.IntRange(1, 100))
+@click.argument("proposal_id", metavar="ID")
 @click.option("--days", type=click.IntRange(1, 3650), default=30, show_default=True, help="Days of the history.")
 @wait_option
 @server_command
-def apply_command(client: IndexClient, table: str, number: int, days: int, wait_s: float, as_json: bool) -> None:
-    """Apply the proposal NUMBER of `seamark advise TABLE`, and compare the prediction with a measurement."""
+def apply_command(client: IndexClient, table: str, proposal_id: str, days: int, wait_s: float, as_json: bool) -> None:
+    """Apply the proposal ID of `seamark advise TABLE`, and compare the prediction with a measurement.
+
+    An id always means the same change, also if the order of the proposals changes.
+    """
     proposals = load_advice(client, table, days=days)["proposals"]
-    if number > len(proposals):
+    proposal = next((proposal for proposal in proposals if proposal["id"] == proposal_id), None)
+    if proposal is None:
         raise click.ClickException(
-            f"There is no proposal {number}; `seamark advise {table}` lists {show_count(len(proposals), 'proposal')}"
+            f"There is no proposal {proposal_id!r}; `seamark advise {table}` lists the ids of the current proposals"
         )
-    proposal = proposals[number - 1]
     with handle_failures(f"The proposal {proposal['title']!r} is not applied"):
         applied = apply_proposal(client, table, proposal, wait_s=wait_s)
     if as_json:

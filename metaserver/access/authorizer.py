@@ -168,6 +168,12 @@ class Authorizer:
             return None
         return tuple(grant.namespace for grant in principal.grants if RANKS.get(grant.role, 0) >= Role.WRITER.rank)
 
+    def list_readable_namespaces(self, principal: Principal) -> list[NamespacePath] | None:
+        """Return the namespaces that `principal` may read with all below them, or None for the whole catalog."""
+        if self.holds(principal, Role.READER, ()):
+            return None
+        return list(dict.fromkeys(grant.namespace for grant in principal.grants if grant.role in RANKS))
+
     def visible_children(self, principal: Principal, parent: NamespacePath) -> frozenset[str] | None:
         """Return the names in `parent` that a listing may include, or None for all names. The names need not exist."""
         depth = len(parent)

@@ -21,13 +21,15 @@ import msgspec
 import structlog
 
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.errors import BadRequest, NoSuchTable
+from seamark.formats.runtime.errors import NoSuchTable, SeamarkError
 from seamark.metaserver.history.samples import FilterSample
 from seamark.metaserver.history.shapes import QueryShape
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import (
+    NAMESPACES_MAX,
     OTHER_SHAPES,
     AppliedAdvice,
+    NamespacePath,
     QueryRecord,
     QueryShapeSums,
     QuerySums,
@@ -46,7 +48,15 @@ _OWNER_PARTS = 4
 """One principal can be the first user of this part of a table's shapes: one quarter."""
 _RECORDS_MAX = 200
 """The maximum number of shapes in one transaction."""
+_FAILURES_MAX = 10
+"""A flush stops after this number of failed transactions in a row, because the database does not answer."""
+_FILES_MAX, _BYTES_MAX = 1 << 40, 1 << 50
+"""The files and bytes of a statement that are counted at most. Clients state these numbers, so they may be wrong."""
+_SAMPLERS_BYTES_MAX = 64 << 20
+"""The memory that the filters and files of samplers may use between two flushes."""
 _LISTED_MAX = 2000
+_LISTED_AFTER_MS = 5000
+"""A listing of all tables records the counts first, if they were not recorded in this time."""
 _MERGED = 1000
 _MERGE_AFTER_H = 48
 HOUR_MS = 3_600_000
@@ -109,8 +119,8 @@ class _Counts:
         """Add the bytes before and after pruning of one statement, if both are known."""
         if bytes_left >= 0 <= bytes_in:
             self.sized += 1
-            self.bytes_in += bytes_in
-            self.bytes_left += bytes_left
+            self.bytes_in += min(bytes_in, _BYTES_MAX)
+            self.bytes_left += min(bytes_left, _BYTES_MAX)
 
     def sums(self) -> QuerySums:
         return QuerySums(
@@ -136,6 +146,8 @@ class QueryHistory:
         self._used: Counter[str | None] = Counter()
         """The used part of the limit, by principal."""
         self._is_full = False
+        self._samplers_bytes = 0
+        self._flushed_ms = 0
         self.days = settings.query_history_days
         self.literals = settings.query_history_literals
         self.is_on = self.days > 0
@@ -167,11 +179,22 @@ class QueryHistory:
         if counts is None:
             counts = self._counts_of_new(key)
         counts.statements += 1
-        counts.files_in += read.files_in
-        counts.files_left += read.files_left
+        counts.files_in += min(read.files_in, _FILES_MAX)
+        counts.files_left += min(read.files_left, _FILES_MAX)
         counts.plan_s += plan_s
         counts.add_sizes(read.bytes_in, read.bytes_left)
         return counts.samplers if len(counts.samplers) < SAMPLES_EACH else None
+
+    def reserve(self, size: int) -> bool:
+        """Reserve bytes for what a sampler keeps until the next flush.
+
+        Returns:
+            Whether there is room. If there is none, the sampler keeps nothing.
+        """
+        if self._samplers_bytes + size > _SAMPLERS_BYTES_MAX:
+            return False
+        self._samplers_bytes += size
+        return True
 
     def _counts_of_new(self, key: _Key) -> _Counts:
         shape = key.shape
@@ -202,12 +225,14 @@ class QueryHistory:
         """Record the counted statements, except those that the database refuses for a table.
 
         Raises:
-            RetryLater, CommitUnknown: The database does not answer. The remaining statements are lost.
+            SeamarkError: The database refuses `_FAILURES_MAX` transactions in a row. The remaining statements are lost.
         """
         if not self._counts:
             return
         counts, self._counts, self._used, self._is_full = self._counts, {}, Counter(), False
-        hour = self.hour
+        self._samplers_bytes = 0
+        self._flushed_ms = self._clock.now_ms()
+        hour, failures = self.hour, 0
         for uuid, records in (await asyncio.to_thread(_records_by_table, counts)).items():
             for start in range(0, len(records), _RECORDS_MAX):
                 part = records[start : start + _RECORDS_MAX]
@@ -216,8 +241,13 @@ class QueryHistory:
                     await self._store.transact([AddQueryRecords(uuid, hour, part, self._shapes_max, owned_max)])
                 except NoSuchTable:  # The table was dropped in the meantime.
                     break
-                except BadRequest as error:
+                except SeamarkError as error:
                     _log.warning("statements are not recorded", uuid=uuid, error=error.message)
+                    failures += 1
+                    if failures == _FAILURES_MAX:
+                        raise
+                else:
+                    failures = 0
 
     @property
     def _owner_shapes_max(self) -> int:
@@ -233,10 +263,21 @@ class QueryHistory:
         shapes = await self._store.query_shapes(uuid, since_ms // HOUR_MS + 1, _LISTED_MAX)
         return add_sums([shape.sums for shape in shapes])
 
-    async def of_tables(self, days: int, limit: int) -> list[QueryTotals]:
-        """Return the sums of each table, for the tables with the most statements first."""
-        await self.flush()
-        return await self._store.query_totals(self._since(days), limit)
+    async def of_tables(
+        self, days: int, limit: int, within: Sequence[NamespacePath] | None = None
+    ) -> list[QueryTotals]:
+        """Return the sums of each table, for the tables with the most statements first.
+
+        Args:
+            days: The days of the history. Statements of the last seconds may be missing.
+            limit: The maximum number of tables.
+            within: The namespaces of the tables. None: all tables.
+        """
+        if abs(self._clock.now_ms() - self._flushed_ms) >= _LISTED_AFTER_MS:
+            await self.flush()
+        if within is not None and len(within) > NAMESPACES_MAX:
+            within = None
+        return await self._store.query_totals(self._since(days), within, limit)
 
     def _since(self, days: int) -> int:
         # A row of an older day has the first hour of the day.
@@ -252,21 +293,32 @@ class QueryHistory:
     async def prune(self) -> int:
         """Merge hours of older days, and remove what is older than the setting allows.
 
+        If the merge fails, rows are removed nevertheless.
+
         Returns:
             The number of removed rows.
+
+        Raises:
+            SeamarkError: The database refuses one of the changes.
         """
         clock_look = await look_at_clock(self._store, self._clock)
         removed = 0
+        failure: SeamarkError | None = None
         for change, age_ms in (
             (self._store.merge_query_hours, _MERGE_AFTER_H * HOUR_MS),
             (self._store.prune_queries, self.days * 24 * HOUR_MS),
         ):
             # Rows of a whole day have the day's first hour.
             before_hour = clock_look.ago(age_ms) // HOUR_MS // 24 * 24
-            while count := await change(before_hour, _MERGED):
-                removed += count
-                if count < _MERGED:
-                    break
+            try:
+                while count := await change(before_hour, _MERGED):
+                    removed += count
+                    if count < _MERGED:
+                        break
+            except SeamarkError as error:
+                failure = error
+        if failure is not None:
+            raise failure
         return removed
 
 
@@ -278,7 +330,7 @@ def _records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[QueryRecor
             record = QueryRecord(OTHER_SHAPES, "", "", "", counted.sums())
         else:
             owner = "" if key.principal is None else owner_digest(key.uuid, key.principal)
-            taken = [sample for take in counted.samplers if (sample := take()) is not None]
+            taken = [sample for take in counted.samplers if (sample := _take_sample(take, key.uuid)) is not None]
             for sample in taken:
                 counted.add_sizes(sample.bytes_in, sample.bytes_left)
             samples = [sample.filter for sample in taken if sample.filter is not None]
@@ -286,6 +338,15 @@ def _records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[QueryRecor
             record = QueryRecord(shape.fingerprint, owner, shape.text, text, counted.sums())
         tables[key.uuid].append(record)
     return {uuid: tuple(records) for uuid, records in tables.items()}
+
+
+def _take_sample(sampler: StatementSampler, uuid: str) -> StatementSample | None:
+    """Return a sample, or None if there is none. A failure loses the sample, but not the counts of the statements."""
+    try:
+        return sampler()
+    except Exception:  # noqa: BLE001  a sampler computes with the values of any client
+        _log.exception("a statement has no sample", uuid=uuid)
+        return None
 
 
 def owner_digest(uuid: str, principal: str) -> str:

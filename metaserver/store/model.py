@@ -320,10 +320,16 @@ class QueryShapeSums(msgspec.Struct, frozen=True):
     last_hour: int
 
 
+NAMESPACES_MAX = 64
+"""The namespaces by which `PointerStore.query_totals` filters at most."""
+
+
 class QueryTotals(msgspec.Struct, frozen=True):
-    """The sums of a table's query history over a time."""
+    """The sums of a table's query history over a time, with a name of the table."""
 
     uuid: str
+    namespace: NamespacePath
+    name: str
     shapes: int
     sums: QuerySums
 

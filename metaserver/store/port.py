@@ -289,8 +289,16 @@ class PointerStore(Protocol):
     async def query_shapes(self, uuid: str, since_hour: int, limit: int) -> list[QueryShapeSums]:
         """Return the shapes of the table's query history since `since_hour`, the most frequent first."""
 
-    async def query_totals(self, since_hour: int, limit: int) -> list[QueryTotals]:
-        """Return the sums of each table since `since_hour`, for the tables with the most statements first."""
+    async def query_totals(
+        self, since_hour: int, within: Sequence[NamespacePath] | None, limit: int
+    ) -> list[QueryTotals]:
+        """Return the sums of each table since `since_hour`, for the tables with the most statements first.
+
+        Args:
+            since_hour: The first hour.
+            within: The tables are in these namespaces, at most `NAMESPACES_MAX`, or below. None: all tables.
+            limit: The maximum number of tables.
+        """
 
     async def merge_query_hours(self, before_hour: int, limit: int) -> int:
         """Add the hours before `before_hour` up to days, and return the number of hours that were added."""

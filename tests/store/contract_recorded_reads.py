@@ -20,6 +20,7 @@ from seamark.metaserver.store.operations import (
     AddColumnReads,
     AddQueryRecords,
     CreateEntry,
+    CreateNamespace,
     DropEntry,
     SaveAppliedAdvice,
 )
@@ -93,8 +94,21 @@ class QueryHistoryContract(OpenedStores):
         )
         assert (b.fingerprint, b.sums.statements) == ("b", 1)
         assert [shape.fingerprint for shape in await store.query_shapes(UUID, 101, 10)] == ["a"]
-        (totals,) = await other.query_totals(0, 10)
+        (totals,) = await other.query_totals(0, None, 10)
         assert (totals.uuid, totals.shapes, totals.sums.statements) == (UUID, 2, 3)
+
+    async def test_huge_sums_stop_at_a_limit_and_stay_readable(self, store: GeneratorStore) -> None:
+        await store.transact([CreateEntry(make_entry("t"))])
+        huge = QueryRecord("a", "x", '"a"', "", QuerySums(1, 1 << 70, 2, 1, (1 << 63) - 1, 200, 5))
+        for hour in range(20, 30):
+            for _ in range(3):
+                await store.transact([AddQueryRecords(UUID, hour, (huge,), 10, 2)])
+        expected = QuerySums(30, 1 << 61, 60, 30, 1 << 61, 6000, 150)
+        for _ in range(2):
+            (shape,) = await store.query_shapes(UUID, 0, 10)
+            (totals,) = await store.query_totals(0, None, 10)
+            assert (shape.sums, totals.sums) == (expected, expected)
+            assert await store.merge_query_hours(48, 100) in (9, 0)
 
     async def test_shapes_beyond_the_limits_are_counted_together_and_displace_none(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
@@ -134,6 +148,28 @@ class QueryHistoryContract(OpenedStores):
         # The shape of "a" is removed, so the owner can be the first user of another shape.
         await store.transact([add_records(51, ("c", "x"))])
         assert [shape.fingerprint for shape in await store.query_shapes(UUID, 0, 10)] == ["b", "c"]
+
+    async def test_totals_are_those_of_the_tables_in_the_namespaces(self, store: GeneratorStore) -> None:
+        paths = {"a": ("db",), "b": ("db", "x"), "c": ("db2",), "d": ("dc",)}
+        for name, path in paths.items():
+            for depth in range(1, len(path) + 1):
+                if await store.namespace(path[:depth]) is None:
+                    await store.transact([CreateNamespace(path[:depth], {})])
+            entry = make_entry(name, namespace=path)
+            sums = QuerySums(1 + len(path), 10, 2, 1, 1000, 200, 5)
+            record = QueryRecord("s", "x", '"s"', "", sums)
+            await store.transact([CreateEntry(entry), AddQueryRecords(entry.uuid, 1, (record,), 10, 2)])
+        for within, names in (
+            (None, ["b", "a", "c", "d"]),
+            ([], []),
+            ([("db",)], ["b", "a"]),
+            ([("db", "x"), ("dc",)], ["b", "d"]),
+            ([("none",), ("db2",)] * 16, ["c"]),
+        ):
+            totals = await store.query_totals(0, within, 10)
+            assert [total.name for total in totals] == names
+            assert [total.namespace for total in totals] == [paths[name] for name in names]
+            assert len(await store.query_totals(0, within, 1)) == min(1, len(names))
 
     async def test_newest_applied_advice_is_kept(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])

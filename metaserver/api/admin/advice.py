@@ -7,9 +7,8 @@ the proposal here, and the server measures the table again with statements of th
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from typing import Annotated, TypeVar
 
 import msgspec
 import numpy as np
@@ -45,6 +44,7 @@ from seamark.metaserver.planner.lookup.lookup import lookup
 from seamark.metaserver.planner.scan.request import BoundScan, ScanRequest
 from seamark.metaserver.store.model import AppliedAdvice, QueryShapeSums, QuerySums
 
+T = TypeVar("T")
 SHAPES_MAX = 40
 """The number of shapes, the most frequent, that are replayed."""
 COLUMNS_MAX = 8
@@ -116,10 +116,11 @@ async def advise_table(call: Call) -> Advice:
     shapes = await history.of_table(loaded.entry.uuid, days) if history.is_on else []
     applied = await _list_applied(history, loaded.entry.uuid)
     statements = sum(shape.sums.statements for shape in shapes)
-    state = await _read_state(call, loaded, shapes)
-    if isinstance(state, str):
-        return Advice(statements, days, None, [], applied, state)
-    before, proposals = await call.in_turn(lambda: make_proposals(state))
+    async with call.components.worker_limits.advising.of(call.principal.name):
+        build = await _read_state(call, loaded, shapes)
+        if isinstance(build, str):
+            return Advice(statements, days, None, [], applied, build)
+        before, proposals = await _simulate(call, lambda: make_proposals(build()))
     reason = "" if proposals else "no change would save more bytes in 30 days than it costs"
     return Advice(statements, days, before, proposals, applied, reason)
 
@@ -141,8 +142,9 @@ async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedPr
     assert loaded.entry is not None
     uuid, history = loaded.entry.uuid, call.components.history
     shapes = await history.of_table(uuid, DAYS) if history.is_on else []
-    state = await _read_state(call, loaded, shapes)
-    measured = None if isinstance(state, str) else await call.in_turn(lambda: measure(state))
+    async with call.components.worker_limits.advising.of(call.principal.name):
+        build = await _read_state(call, loaded, shapes)
+        measured = None if isinstance(build, str) else await _simulate(call, lambda: measure(build()))
     now_ms = call.components.clock.now_ms()
     applied = AppliedProposal(body.proposal, now_ms, measured)
     text = msgspec.json.encode(applied).decode()
@@ -152,13 +154,25 @@ async def record_applied_advice(call: Call, body: ReportedProposal) -> AppliedPr
     return applied
 
 
-async def _read_state(call: Call, loaded: LoadedTable, shapes: Sequence[QueryShapeSums]) -> AdvisedTable | str:
-    """Return what the advisor needs of a table, or why there is no advice."""
+async def _simulate(call: Call, work: Callable[[], T]) -> T:
+    """Return the result of `work`, which runs in a thread."""
+    return await call.components.worker_limits.simulating.run(call.principal.name, work)
+
+
+async def _read_state(
+    call: Call, loaded: LoadedTable, shapes: Sequence[QueryShapeSums]
+) -> Callable[[], AdvisedTable] | str:
+    """Read what the advisor needs of a table.
+
+    Returns:
+        A function that returns the table for the advisor, or a text with the reason why there is no advice. The
+        function takes seconds for a large table, so it is called in a thread.
+    """
     metadata = loaded.metadata
     assert loaded.entry is not None
     if not call.components.history.is_on:
         return "the setting query_history_days is 0, so no statements are recorded"
-    recorded = [shape for one in shapes[:SHAPES_MAX] if (shape := _to_recorded(one, metadata)) is not None]
+    recorded = await _simulate(call, lambda: _read_shapes(shapes, metadata))
     if not recorded:
         return "the server has not seen a statement with a condition on this table yet"
     if metadata.current_snapshot_id is None:
@@ -170,24 +184,34 @@ async def _read_state(call: Call, loaded: LoadedTable, shapes: Sequence[QuerySha
     files = lookup(scan.view)
     if files.files < 1:
         return "the table has no data files"
-    sample = await sample_rows(call.components.objects, metadata, list_files_at(scan, scan.entry_ids), columns)
+    listed = await _simulate(call, lambda: list_files_at(scan, scan.entry_ids))
+    sample = await sample_rows(call.components.objects, metadata, listed, columns)
     if isinstance(sample, str):
         return sample
     if not sample.columns:
         return "the sampled files do not have the compared columns"
-    sample = await asyncio.to_thread(add_bounds, sample, files)
-    statements = draw_statements(recorded, sample, seed=_SEED)
-    return AdvisedTable(
-        name=".".join((*call.namespace, call.name)),
-        metadata=metadata,
-        files=files,
-        total_bytes=max(1, int(files.longs("file_size_in_bytes").sum())),
-        rows=int(np.maximum(files.longs("record_count"), 0).sum()),
-        sample=sample,
-        statements=statements,
-        statements_per_day=_count_per_day(shapes),
-        unused_indexes=_find_unused_indexes(call, loaded),
-    )
+    unused_indexes = _find_unused_indexes(call, loaded)
+
+    def build() -> AdvisedTable:
+        whole_sample = add_bounds(sample, files)
+        return AdvisedTable(
+            name=".".join((*call.namespace, call.name)),
+            metadata=metadata,
+            files=files,
+            total_bytes=max(1, int(files.longs("file_size_in_bytes").sum())),
+            rows=int(np.maximum(files.longs("record_count"), 0).sum()),
+            sample=whole_sample,
+            statements=draw_statements(recorded, whole_sample, seed=_SEED),
+            statements_per_day=_count_per_day(shapes),
+            unused_indexes=unused_indexes,
+        )
+
+    return build
+
+
+def _read_shapes(shapes: Sequence[QueryShapeSums], metadata: TableMetadata) -> list[RecordedShape]:
+    """Return the most frequent shapes that can be replayed."""
+    return [shape for sums in shapes[:SHAPES_MAX] if (shape := _to_recorded(sums, metadata)) is not None]
 
 
 def _to_recorded(shape_sums: QueryShapeSums, metadata: TableMetadata) -> RecordedShape | None:
@@ -255,11 +279,11 @@ def _to_reads(sums: QuerySums) -> Reads | None:
     return Reads(round(files, 2), size, round(size / SCAN_BYTES_PER_S + files * OPEN_S, 4))
 
 
-def _find_unused_indexes(call: Call, loaded: LoadedTable) -> dict[str, int]:
+def _find_unused_indexes(call: Call, loaded: LoadedTable) -> list[str]:
     assert loaded.entry is not None
-    unused = {}
+    unused = []
     for definition in read_definitions(loaded.metadata).enabled:
         usage = call.components.usage.find_usage(loaded.entry.uuid, definition.id)
         if usage is not None and usage.plans >= _UNUSED_PLANS_MIN and usage.files_removed == 0:
-            unused[definition.name] = 0
+            unused.append(definition.name)
     return unused

@@ -17,7 +17,7 @@ from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.history.history import HOUR_MS
 from seamark.metaserver.history.shapes import QueryShape, Term
-from seamark.metaserver.store.model import EntryKind, QueryShapeSums, QuerySums
+from seamark.metaserver.store.model import QueryShapeSums, QuerySums
 
 DAYS, DAYS_MAX = 30, 3650
 SHAPES_MAX = 2000
@@ -122,13 +122,14 @@ async def load_query_history(call: Call) -> TableHistory:
 )
 async def list_query_history(call: Call) -> ReadTables:
     days = read_number(call, "days", DAYS, DAYS_MAX)
-    tables = []
     history = call.components.history
-    for totals in await history.of_tables(days, _TABLES_MAX) if history.is_on else ():
-        for entry in await call.components.store.entries_of(totals.uuid):
-            if entry.kind is EntryKind.TABLE and call.may(entry.namespace):
-                tables.append(ReadTable(list(entry.namespace), entry.name, totals.shapes, _to_sums(totals.sums)))
-                break
+    readable = call.components.authorizer.list_readable_namespaces(call.principal)
+    totals_of_tables = await history.of_tables(days, _TABLES_MAX, readable) if history.is_on else []
+    tables = [
+        ReadTable(list(totals.namespace), totals.name, totals.shapes, _to_sums(totals.sums))
+        for totals in totals_of_tables
+        if call.may(totals.namespace)
+    ]
     return ReadTables(days, tables)
 
 

@@ -92,6 +92,10 @@ class WorkerLimits:
         """SQL is parsed one text at a time."""
         self.inflating = FairLock()
         """Compressed bodies are inflated one step at a time."""
+        self.advising = FairLock()
+        """One request at a time has a sample of rows in memory, of which it simulates layouts."""
+        self.simulating = FairLock()
+        """The simulations run in a thread, one at a time, also if their requests have ended."""
 
     def check_invariants(self) -> None:
         for bound in (self.working, self.reading, self.logging_in, self.tokens, self.watching, self.bodies):
@@ -102,7 +106,7 @@ class WorkerLimits:
         """Return whether no request uses any of these limits. Only tests call it."""
         limits = (self.working, self.reading, self.logging_in, self.tokens, self.watching, self.bodies)
         return not any(limit.taken for limit in limits) and all(
-            lock.is_free for lock in (self.parsing, self.reading_sql, self.inflating)
+            lock.is_free for lock in (self.parsing, self.reading_sql, self.inflating, self.advising, self.simulating)
         )
 
 

@@ -46,6 +46,8 @@ from seamark.metaserver.store.model import Entry
 
 _SAMPLED_VALUES_MAX = 200
 """A filter with more values and predicates than this has no sample."""
+_SAMPLED_FILES_MAX = 20_000
+"""The sizes of a plan with more remaining files than this are not sampled."""
 _PURPOSE = "query history"
 _TOTAL_BYTES, _TOTAL_FILES = "total-files-size", "total-data-files"
 _NAMES_MAX = 1000
@@ -214,7 +216,8 @@ def sampler_of(
 ) -> StatementSampler:
     """Return a function that samples the sizes and the values of a plan.
 
-    The function does not keep the view in memory. It has no sample if the view is gone when it is called.
+    The function does not keep the view in memory, nor a long filter or many files. It has no sample if the view is gone
+    when it is called.
 
     Args:
         components: The components of the server.
@@ -222,19 +225,25 @@ def sampler_of(
         scan_plan: The plan.
         has_sizes: Whether the sizes are counted with the statement, so that the sample needs none.
     """
-    bound, entry_ids, view_ref = scan_plan.bound, scan_plan.entry_ids, ref(scan_plan.view)
+    history = components.history
+    has_filter = not is_longer(scan_plan.bound, _SAMPLED_VALUES_MAX) and history.reserve(len(bound_scan.text))
+    bound = scan_plan.bound if has_filter else None
+    entry_ids = None
+    if not has_sizes and scan_plan.files <= _SAMPLED_FILES_MAX and history.reserve(scan_plan.entry_ids.nbytes):
+        entry_ids = scan_plan.entry_ids.copy()  # The array may be a part of a larger one.
+    view_ref = ref(scan_plan.view)
     snapshot = None if bound_scan.options.is_incremental else bound_scan.snapshot
     # Limits of a part of the files are no limits of the column.
     is_whole = scan_plan.view.file_count == scan_plan.considered
-    literals = components.history.literals
+    literals = history.literals
     key = components.keyring.signing_key(_PURPOSE)[1] if literals != DROPPED else b""
 
     def sample() -> StatementSample | None:
         view = view_ref()
         if view is None:
             return None
-        filter_sample = _sample_filter(bound, view if is_whole else None, literals, key)
-        if has_sizes:
+        filter_sample = None if bound is None else _sample_filter(bound, view if is_whole else None, literals, key)
+        if entry_ids is None:
             return StatementSample(filter_sample, -1, -1)
         bytes_left = int(files_at(view, entry_ids).longs("file_size_in_bytes").sum())
         bytes_in = -1 if snapshot is None else _total(snapshot, _TOTAL_BYTES)
@@ -246,8 +255,8 @@ def sampler_of(
 
 
 def _sample_filter(bound: Expression, view: TableView | None, literals: str, key: bytes) -> FilterSample | None:
-    """Return a sample of a filter, or None if the filter has no values or too many."""
-    if is_longer(bound, _SAMPLED_VALUES_MAX) or not predicates_of(bound):
+    """Return a sample of a filter, or None if the filter has no predicates."""
+    if not predicates_of(bound):
         return None
     widths = () if view is None else widths_of(bound, find_limits(view, bound))
     text = "" if literals == DROPPED else msgspec.json.encode(expression_json(bound)).decode()

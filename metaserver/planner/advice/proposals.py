@@ -55,6 +55,8 @@ _CELL_FILES_FACTOR = 1.25
 _INDEX_BYTES_PER_ROW = {"bloom": 1.5, "bitmap": 1.0}
 _BITMAP_VALUES_MAX = 1000
 _CURRENT_FILES_MAX = 20_000
+_BOUNDS_MAX = 20_000
+"""The bounds of files that become values of a sampled column."""
 _BUCKETS = (16, 64, 256)
 _FEW_VALUES_MAX = 200
 _DAY_UNITS = {"date": 1, "timestamp": 86_400_000_000, "timestamptz": 86_400_000_000}
@@ -136,7 +138,7 @@ class AdvisedTable:
         sample: The sampled rows.
         statements: The drawn statements.
         statements_per_day: The number of recorded statements of a day.
-        unused_indexes: The names of indexes that plans have probed without leaving out a file, with their bytes.
+        unused_indexes: The names of indexes that plans have probed without leaving out a file.
     """
 
     name: str
@@ -147,7 +149,7 @@ class AdvisedTable:
     sample: RowSample
     statements: Sequence[DrawnStatement]
     statements_per_day: float
-    unused_indexes: dict[str, int]
+    unused_indexes: list[str]
 
     @property
     def target_bytes(self) -> int:
@@ -286,10 +288,10 @@ class _Advisor:
             )
 
     def _dropped_indexes(self) -> Iterator[Proposal]:
-        for name, size in sorted(self._state.unused_indexes.items()):
+        for name in sorted(self._state.unused_indexes):
             yield self._propose(
                 "drop-index",
-                f"Drop the index {name}: plans probed it and it left out no file ({size >> 10} KiB)",
+                f"Drop the index {name}: plans probed it and it left out no file",
                 [shlex.join(["seamark", "index", "drop", self._state.name, name])],
                 ProposedChange("drop-index", index_name=name),
                 self.before,
@@ -432,7 +434,7 @@ class _Advisor:
             saved = (self.before.seconds - predicted.seconds) * SCAN_BYTES_PER_S * self._state.statements_per_day
         pays_after = cost_bytes / saved if saved > 0 else 0.0 if cost_bytes == 0 else None
         return Proposal(
-            id=hashlib.sha256(msgspec.json.encode([kind, title, commands])).hexdigest()[:12],
+            id=hashlib.sha256(msgspec.json.encode([kind, commands])).hexdigest()[:12],
             kind=kind,
             title=title,
             commands=commands,
@@ -483,13 +485,17 @@ def add_bounds(sample: RowSample, files: FoundFiles) -> RowSample:
     """Return the sample with the bounds of all files as further values of its columns.
 
     The sampled files of a clustered table have a part of the values only. A range between two sampled values would then
-    match no file, although there are files with these values.
+    match no file, although there are files with these values. Of more than `_BOUNDS_MAX` bounds, an evenly spaced part
+    is taken.
     """
     columns = {}
     for column_id, column in sample.columns.items():
         stats = files.stats(RequestedColumn(column_id, column.kind))
         bounds = [_known_values(stats.bounds(side)) for side in ("lower", "upper")]
-        columns[column_id] = column.with_values(np.concatenate([*bounds, column.values[:0]]))
+        more = np.unique(np.concatenate([*bounds, column.values[:0]]))
+        if len(more) > _BOUNDS_MAX:
+            more = more[np.linspace(0, len(more) - 1, _BOUNDS_MAX).astype(np.int64)]
+        columns[column_id] = column.with_values(more)
     return RowSample(columns, sample.files, sample.rows)
 
 
@@ -514,8 +520,8 @@ def current_layout(files: FoundFiles, sample: RowSample) -> SimulatedLayout:
     for column_id, column in sample.columns.items():
         stats = files.stats(RequestedColumn(column_id, column.kind))
         count = len(column.values)
-        low = _codes_of_bounds(stats.bounds("lower"), column, "left")[picked]
-        high = _codes_of_bounds(stats.bounds("upper"), column, "right")[picked]
+        low = _codes_of_bounds(stats.bounds("lower"), column, "left", picked)
+        high = _codes_of_bounds(stats.bounds("upper"), column, "right", picked)
         null_counts = stats.counts("null_value_counts")[picked]
         nulls_only = null_counts == records[picked]
         lower[column_id] = np.where(low < 0, 1, low + 1).astype(np.int32)
@@ -525,19 +531,24 @@ def current_layout(files: FoundFiles, sample: RowSample) -> SimulatedLayout:
     return SimulatedLayout(lower, upper, nulls, weights)
 
 
-def _codes_of_bounds(bounds: object, column: SampledColumn, side: str) -> npt.NDArray[np.int64]:
-    """Return the number of distinct values below each bound, or -1 for a file without a bound, int64[files].
+def _codes_of_bounds(
+    bounds: object, column: SampledColumn, side: str, picked: npt.NDArray[np.int64]
+) -> npt.NDArray[np.int64]:
+    """Return the number of distinct values below each bound of the picked files, int64[picked].
+
+    The number is -1 for a file without a bound.
 
     For `left` a value that equals the bound does not count, for `right` it does.
     """
     if isinstance(bounds, Strings):
-        texts = bounds.values()
+        all_texts = bounds.values()
+        texts = [all_texts[number] for number in picked.tolist()]
         known = np.array([text is not None for text in texts], dtype=np.bool_)
         places = np.array([np.searchsorted(column.values, text or b"", side) for text in texts], dtype=np.int64)  # type: ignore[call-overload]
         if side == "right":  # Upper bounds of strings may be cut and incremented, so the next value may occur, too.
             places = np.minimum(places, len(column.values))
     else:
-        numbers = np.asarray(bounds)
+        numbers = np.asarray(bounds)[picked]
         known = np.isfinite(numbers) if numbers.dtype == np.float64 else numbers != MISSING
         places = np.searchsorted(column.values, numbers, side).astype(np.int64)  # type: ignore[call-overload]
     return np.where(known, places, -1)

@@ -28,6 +28,8 @@ from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColu
 
 DRAWS_EACH = 24
 """The number of statements that are drawn from one shape."""
+_MASK_BYTES_EACH = 8 << 20
+"""The memory for the conditions of the statements that are drawn from one shape. At least one statement is drawn."""
 ROWS_PER_FILE_MIN = 24
 """A simulated file has at least this many sampled rows, so that its bounds are near those of a real file."""
 _WIDTH, _PREFIX_WIDTH = 0.1, 0.02
@@ -123,15 +125,23 @@ def draw_statements(shapes: Sequence[RecordedShape], sample: RowSample, *, seed:
     statements = []
     for number, recorded in enumerate(shapes):
         rng = np.random.default_rng([seed, number])
-        for draw in range(DRAWS_EACH):
+        draws = _count_draws(recorded.shape, sample)
+        for draw in range(draws):
             if recorded.filters:
                 conditions = _conditions_of_filter(recorded.filters[draw % len(recorded.filters)], sample)
             else:
                 samples = recorded.samples
                 widths = samples[draw % len(samples)] if samples else FilterSample()
                 conditions = _draw_conditions(recorded.shape, widths, sample, rng)
-            statements.append(DrawnStatement(recorded.fingerprint, recorded.statements / DRAWS_EACH, conditions))
+            statements.append(DrawnStatement(recorded.fingerprint, recorded.statements / draws, conditions))
     return statements
+
+
+def _count_draws(shape: QueryShape, sample: RowSample) -> int:
+    """Return the number of statements to draw from a shape, so that their conditions fit in the memory."""
+    compared = [sample.columns.get(term.column_id) for conjunct in shape.conjuncts for term in conjunct]
+    mask_bytes = sum(len(column.values) + 1 for column in compared if column is not None)
+    return min(DRAWS_EACH, max(1, _MASK_BYTES_EACH // max(1, mask_bytes)))
 
 
 def _conditions_of_filter(bound: Expression, sample: RowSample) -> tuple[tuple[DrawnCondition, ...], ...]:
@@ -350,10 +360,9 @@ def index_shares(
             continue
         missing = 1.0
         for condition in alternatives:
-            counts = sample.columns[condition.column_id].file_counts
-            for code in np.flatnonzero(condition.matching).tolist():
-                others = (counts[code] - 1) / max(1, sample.files - 1)
-                missing *= 1 - min(1.0, (1 + others * (files - 1)) / max(1, files))
+            counts = sample.columns[condition.column_id].file_counts[condition.matching]
+            others = np.maximum(counts - 1, 0) / max(1, sample.files - 1)
+            missing *= float(np.prod(1 - np.minimum(1.0, (1 + others * (files - 1)) / max(1, files))))
         found = 1 - missing
         share = min(share, found + false_share * (1 - found))
     return share

@@ -184,8 +184,20 @@ def _combine(parts: Sequence[dict[int, pa.Array]], columns: dict[int, str]) -> R
             values, codes = encoded
             pairs = np.unique(file_numbers.astype(np.int64) * (len(values) + 1) + codes)
             counts = np.bincount(pairs % (len(values) + 1), minlength=len(values) + 1)
-            sampled[column_id] = SampledColumn(column_id, kind, values, codes[picked], counts)
+            sampled[column_id] = _keep_codes(SampledColumn(column_id, kind, values, codes[picked], counts))
     return RowSample(sampled, len(parts), len(picked))
+
+
+def _keep_codes(column: SampledColumn) -> SampledColumn:
+    """Return the column without the values that occur in none of its rows, so that the rows limit the values."""
+    used, codes = np.unique(np.append(column.codes, 0), return_inverse=True)
+    return SampledColumn(
+        column.column_id,
+        column.kind,
+        column.values[used[1:] - 1],
+        codes[:-1].astype(np.int32),
+        column.file_counts[used],
+    )
 
 
 def _encode(arrays: Sequence[pa.Array], kind: str) -> tuple[Values, npt.NDArray[np.int32]] | None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 
+from seamark.formats.protocol.wire import NAMESPACE_SEPARATOR
 from seamark.formats.runtime.decoding import from_json
 from seamark.metaserver.store import model, operations
+from seamark.metaserver.store.model import NAMESPACES_MAX, NamespacePath
 from seamark.metaserver.store.sql.by_uuid import hold_table
+from seamark.metaserver.store.sql.rows import pack, unpack
 from seamark.metaserver.store.sql.statement import Steps, StoreStatement, batches
 
 
@@ -75,18 +79,32 @@ def add_queries(op: operations.AddQueryRecords, now_ms: int) -> Steps[None]:
         totals = sums.setdefault(fingerprint, [0] * len(_SUMS))
         for number, value in enumerate(msgspec.structs.astuple(record.sums)):
             totals[number] += value
-    yield from _add_sums([(op.uuid, fingerprint, op.hour, *totals) for fingerprint, totals in sorted(sums.items())])
+    yield from _add_sums([(op.uuid, fingerprint, op.hour, totals) for fingerprint, totals in sorted(sums.items())])
 
 
 _SUMS = tuple(field.name for field in msgspec.structs.fields(model.QuerySums))
-_ADDED = ", ".join(f"{name} = query_counts.{name} + excluded.{name}" for name in _SUMS)
-_TOTALS = ", ".join(f"sum({name})" for name in _SUMS)
+_SUM_MAX = 1 << 61
+"""A sum does not grow beyond this number, so that the sum of two fits a 64-bit integer."""
+_ADDED = ", ".join(
+    f"{name} = CASE WHEN query_counts.{name} > {_SUM_MAX} - excluded.{name} THEN {_SUM_MAX} "
+    f"ELSE query_counts.{name} + excluded.{name} END"
+    for name in _SUMS
+)
+# SQLite refuses a sum of integers that exceeds 64 bits.
+_TOTALS = ", ".join(f"sum(CAST({name} AS DOUBLE PRECISION)) AS {name}" for name in _SUMS)
 SAMPLES_MAX = 16
 """The maximum number of samples of one shape."""
 
 
-def _add_sums(rows: Sequence[tuple[str | int, ...]]) -> Steps[None]:
-    for values, parameters in batches(rows):
+def _limit_sums(sums: Iterable[Any]) -> list[int]:
+    """Return the sums as integers of at most `_SUM_MAX`."""
+    return [min(int(value), _SUM_MAX) for value in sums]
+
+
+def _add_sums(rows: Iterable[tuple[str, str, int, Sequence[int]]]) -> Steps[None]:
+    """Add sums to rows. Each item is (UUID, fingerprint, hour, sums)."""
+    limited = [(uuid, fingerprint, hour, *_limit_sums(sums)) for uuid, fingerprint, hour, sums in rows]
+    for values, parameters in batches(limited):
         yield StoreStatement(
             f"INSERT INTO query_counts (uuid, fingerprint, hour, {', '.join(_SUMS)}) VALUES {values} "  # noqa: S608
             f"ON CONFLICT (uuid, fingerprint, hour) DO UPDATE SET {_ADDED}",
@@ -113,26 +131,55 @@ def query_shapes(uuid: str, since_hour: int, limit: int) -> Steps[list[model.Que
     rows = yield StoreStatement(
         f"SELECT counted.fingerprint, coalesce(shape, ''), coalesce(samples, ''), first, last, {', '.join(_SUMS)} FROM "  # noqa: S608
         "(SELECT fingerprint, min(hour) AS first, max(hour) AS last, "
-        f"{', '.join(f'sum({name}) AS {name}' for name in _SUMS)} FROM query_counts WHERE uuid = $1 AND hour >= $2 "
+        f"{_TOTALS} FROM query_counts WHERE uuid = $1 AND hour >= $2 "
         "GROUP BY fingerprint) AS counted LEFT JOIN query_shapes ON query_shapes.uuid = $1 "
         "AND query_shapes.fingerprint = counted.fingerprint ORDER BY statements DESC, counted.fingerprint LIMIT $3",
         (uuid, since_hour, limit),
     )
     return [
         model.QueryShapeSums(
-            str(fingerprint), str(shape), str(samples), model.QuerySums(*map(int, sums)), int(first), int(last)
+            str(fingerprint), str(shape), str(samples), model.QuerySums(*_limit_sums(sums)), int(first), int(last)
         )
         for fingerprint, shape, samples, first, last, *sums in rows
     ]
 
 
-def query_totals(since_hour: int, limit: int) -> Steps[list[model.QueryTotals]]:
+def query_totals(since_hour: int, within: Sequence[NamespacePath] | None, limit: int) -> Steps[list[model.QueryTotals]]:
+    if within is not None and not within:
+        return []
+    readable, parameters = _within(within, 3)
     rows = yield StoreStatement(
-        f"SELECT uuid, count(DISTINCT fingerprint), {_TOTALS} FROM query_counts WHERE hour >= $1 "  # noqa: S608
-        "GROUP BY uuid ORDER BY 3 DESC, uuid LIMIT $2",
-        (since_hour, limit),
+        f"SELECT counted.uuid, namespace, name, shapes, {', '.join(_SUMS)} FROM "  # noqa: S608
+        f"(SELECT uuid, count(DISTINCT fingerprint) AS shapes, {_TOTALS} FROM query_counts WHERE hour >= $1 "
+        f"AND uuid IN (SELECT uuid FROM entries WHERE kind = 'table' AND {readable}) "
+        "GROUP BY uuid ORDER BY statements DESC, uuid LIMIT $2) AS counted "
+        f"JOIN entries ON entries.uuid = counted.uuid AND kind = 'table' AND {readable} "
+        "ORDER BY statements DESC, counted.uuid, namespace, name",
+        (since_hour, limit, *parameters),
     )
-    return [model.QueryTotals(str(uuid), int(shapes), model.QuerySums(*map(int, sums))) for uuid, shapes, *sums in rows]
+    totals: dict[str, model.QueryTotals] = {}
+    for uuid, namespace, name, shapes, *sums in rows:  # A table may have several names; the first name is listed.
+        sums_of_table = model.QuerySums(*_limit_sums(sums))
+        totals.setdefault(
+            str(uuid), model.QueryTotals(str(uuid), unpack(str(namespace)), str(name), int(shapes), sums_of_table)
+        )
+    return list(totals.values())
+
+
+_NAMESPACE_COUNTS = (1, 8, NAMESPACES_MAX)
+"""The numbers of namespaces in a statement. They are few, so that the databases prepare few statements."""
+
+
+def _within(namespaces: Sequence[NamespacePath] | None, first: int) -> tuple[str, list[str]]:
+    """Return a condition on the namespace of an entry, and its parameters, whose numbers begin with `first`."""
+    if namespaces is None:
+        return "1 = 1", []
+    tops = [pack(namespace) for namespace in namespaces]
+    size = next(size for size in _NAMESPACE_COUNTS if size >= len(tops))
+    tops += tops[-1:] * (size - len(tops))
+    lows = range(first, first + 2 * size, 2)
+    ranges = " OR ".join(f"namespace BETWEEN ${number} AND ${number + 1}" for number in lows)
+    return f"({ranges})", [text for top in tops for text in (top, f"{top}{NAMESPACE_SEPARATOR}\U0010ffff")]
 
 
 HOURS_OF_DAY = 24
@@ -150,7 +197,7 @@ def merge_query_hours(before_hour: int, limit: int) -> Steps[int]:
         totals = days.setdefault((uuid, fingerprint, hour - hour % HOURS_OF_DAY), [0] * len(_SUMS))
         for number, value in enumerate(sums):
             totals[number] += value
-    yield from _add_sums([(*key, *totals) for key, totals in sorted(days.items())])
+    yield from _add_sums([(*key, totals) for key, totals in sorted(days.items())])
     return len(rows)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,13 @@ from typing import Any
 import pytest
 
 from seamark.formats.runtime.clock import SystemClock
+from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.access.tokens import create_token
+from seamark.metaserver.api.plans import statement_reads
+from seamark.metaserver.history import history as query_history
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.operations import AddQueryRecords
 from tests.api.client import Api
 from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, tens
 from tests.server.rig import Running, running
@@ -186,6 +191,84 @@ async def test_reader_sees_only_the_history_of_tables_that_he_may_read(tmp_path:
         assert [table["table"] for table in (await api("GET", "/api/v1/history", headers=rita)).json["tables"]] == ["t"]
         assert (await api("GET", HISTORY, headers=bob)).status == 403
         assert (await api("GET", "/api/v1/history", headers=bob)).json["tables"] == []
+
+
+async def test_failure_of_one_table_does_not_lose_the_statements_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as server:
+        api = Api(server)
+        for name in ("a", "b"):
+            await api.table(name)
+            await append(api, name, tens(3), snapshot_id=1)
+            assert (await api("POST", f"/v1/namespaces/db/tables/{name}/plan", {"filter": EQ_5})).status == 200
+        transact, refused = type(server.components.store).transact, []
+
+        async def refuse_first(store: Any, operations: Any, *args: Any, **options: Any) -> Any:
+            if isinstance(operations[0], AddQueryRecords) and not refused:
+                refused.append(operations)
+                raise StorageError("integer overflow")
+            return await transact(store, operations, *args, **options)
+
+        monkeypatch.setattr(type(server.components.store), "transact", refuse_first)
+        await server.components.history.flush()
+        assert len(refused) == 1
+        (table,) = (await api("GET", "/api/v1/history")).json["tables"]
+        assert (table["table"], table["sums"]["statements"]) == ("b", 1)
+
+
+async def test_failing_sampler_loses_only_its_sample(tmp_path: Path) -> None:
+    async with running(tmp_path) as server:
+        api = Api(server)
+        await api.table()
+        await append(api, "t", tens(3), snapshot_id=1)
+        await api("POST", f"{T}/plan", {"filter": EQ_5})
+        (counts,) = server.components.history._counts.values()
+
+        def fail() -> None:
+            raise ValueError("a bound has another type")
+
+        counts.samplers.append(fail)
+        (shape,) = await load_shapes(api)
+        assert (shape["sums"]["statements"], shape["sums"]["sized-statements"]) == (1, 1)
+
+
+async def test_long_filters_and_many_files_are_not_kept_for_samples(
+    planned: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history = planned.server.components.history
+    for number, body in enumerate(({"filter": {"type": "in", "term": "id", "values": list(range(300))}}, {})):
+        monkeypatch.setattr(statement_reads, "_SAMPLED_FILES_MAX", 5 if number else 20_000)
+        await planned("POST", f"{T}/plan", body)
+        (sampler,) = [sampler for counts in history._counts.values() for sampler in counts.samplers][number:]
+        kept = inspect.getclosurevars(sampler).nonlocals
+        assert (kept["bound"] is None, kept["entry_ids"] is None) == ((True, False), (False, True))[number]
+    assert sum(shape["sums"]["sized-statements"] for shape in await load_shapes(planned)) == 1
+
+
+async def test_samplers_share_a_limited_memory(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(query_history, "_SAMPLERS_BYTES_MAX", 0)
+    await planned("POST", f"{T}/plan", {"filter": EQ_5})
+    (shape,) = await load_shapes(planned)
+    assert (shape["sums"]["statements"], shape["sums"]["sized-statements"]) == (1, 0)
+
+
+async def test_old_rows_are_removed_although_the_merge_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running(tmp_path) as server:
+        pruned = []
+
+        async def fail_merge(store: Any, before_hour: int, limit: int) -> int:
+            raise StorageError("integer overflow")
+
+        async def prune(store: Any, before_hour: int, limit: int) -> int:
+            pruned.append(before_hour)
+            return 0
+
+        monkeypatch.setattr(type(server.components.store), "merge_query_hours", fail_merge)
+        monkeypatch.setattr(type(server.components.store), "prune_queries", prune)
+        with pytest.raises(StorageError, match="integer overflow"):
+            await server.components.history.prune()
+        assert len(pruned) == 1
 
 
 async def test_history_can_be_turned_off(tmp_path: Path) -> None:

@@ -76,15 +76,20 @@ def test_commands_show_prediction_and_measurement(client: IndexClient) -> None:
     shown = CliRunner().invoke(cli, ["advise", TABLE, "--url", client.url])
     assert shown.exit_code == 0, shown.output
     assert "Cluster by day" in shown.output
+    best = load_advice(client, TABLE)["proposals"][0]
+    assert f"{best['id']}  {best['title']}" in shown.output
     assert f"seamark run cluster {TABLE}" in shown.output
     history = CliRunner().invoke(cli, ["history", TABLE, "--url", client.url])
     assert "day >= ?" in history.output
     assert TABLE in CliRunner().invoke(cli, ["history", "--url", client.url]).output
-    applied = CliRunner().invoke(cli, ["advise", "apply", TABLE, "1", "--url", client.url])
+    applied = CliRunner().invoke(cli, ["advise", "apply", TABLE, best["id"], "--url", client.url])
     assert applied.exit_code == 0, applied.output
     assert all(word in applied.output for word in ("before", "predicted", "measured"))
-    refused = CliRunner().invoke(cli, ["advise", "apply", TABLE, "99", "--url", client.url])
-    assert (refused.exit_code, "There is no proposal 99" in refused.output) == (1, True)
+    assert best["title"] in applied.output
+    # A number of a list does not say which change is meant, because the next list may have another order.
+    for unknown in (best["id"], "1"):
+        refused = CliRunner().invoke(cli, ["advise", "apply", TABLE, unknown, "--url", client.url])
+        assert (refused.exit_code, f"There is no proposal '{unknown}'" in refused.output) == (1, True)
     again = load_advice(client, TABLE)
     assert again["before"]["bytes"] < 0.5 * again["applied"][0]["proposal"]["before"]["bytes"]
     by_hand = {"change": {"kind": "none"}, "title": "x", "commands": ["ALTER TABLE"]}

@@ -1,0 +1,102 @@
+"""The limits of the advisor: large samples and many bounds stay small, and other requests are served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from seamark.metaserver.api.admin import advice
+from seamark.metaserver.history.shapes import QueryShape, Term
+from seamark.metaserver.planner.advice import row_samples
+from seamark.metaserver.planner.advice.proposals import add_bounds
+from seamark.metaserver.planner.advice.replay import DRAWS_EACH, RecordedShape, draw_statements
+from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
+from seamark.metaserver.planner.lookup.lookup import FoundFiles
+from tests.api.client import Api
+from tests.api.plans.planned import EQ_5, T
+
+
+def combine(numbers: list[list[int | None]]) -> SampledColumn:
+    """Return the sampled column of files with these numbers."""
+    return row_samples._combine([{1: pa.array(file, pa.int64())} for file in numbers], {1: "long"}).columns[1]
+
+
+def test_sample_keeps_only_values_of_the_picked_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    files: list[list[int | None]] = [[None, 5, *range(1000)], [5, None, *range(1000, 2000)]]
+    whole = combine(files)
+    assert (len(whole.values), whole.file_counts[[0, 1, 6]].tolist()) == (2000, [2, 1, 2])
+    monkeypatch.setattr(row_samples, "LAYOUT_ROWS_MAX", 100)
+    column = combine(files)
+    assert len(column.codes) == 100
+    assert 90 <= len(column.values) <= 100
+    assert len(column.file_counts) == len(column.values) + 1
+    assert sorted(set(column.codes.tolist()) - {0}) == list(range(1, len(column.values) + 1))
+    of_whole = np.searchsorted(whole.values, column.values) + 1
+    assert column.file_counts[1:].tolist() == whole.file_counts[of_whole].tolist()
+
+
+def test_bounds_of_many_files_add_a_limited_number_of_values() -> None:
+    lower = np.arange(100_000, dtype=np.int64)
+    stats = SimpleNamespace(bounds=lambda side: lower if side == "lower" else lower + 7)
+    files = cast("FoundFiles", SimpleNamespace(stats=lambda column: stats))
+    sampled = add_bounds(RowSample({1: combine([[50_000, 50_001]])}, 1, 2), files).columns[1]
+    assert len(sampled.values) <= 20_002
+    assert (sampled.values[0], sampled.values[-1]) == (0, 100_006)
+    assert sampled.values[sampled.codes - 1].tolist() == [50_000, 50_001]
+
+
+def test_statements_with_many_alternatives_are_drawn_less_often() -> None:
+    sample = RowSample({1: combine([list(range(50_000))])}, 1, 50_000)
+    for alternatives, draws in ((1, DRAWS_EACH), (100, 1)):
+        shape = QueryShape("other", (), ((Term(1, "eq"),) * alternatives,))
+        statements = draw_statements([RecordedShape("a", shape, 48)], sample, seed=1)
+        assert len(statements) == draws
+        assert sum(statement.weight for statement in statements) == pytest.approx(48)
+
+
+async def test_simulations_run_one_at_a_time_outside_the_event_loop(
+    planned: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await planned("POST", f"{T}/plan", {"filter": EQ_5})
+    threads: set[threading.Thread] = set()
+    samples: list[int] = []
+
+    async def sample_rows(*_: Any) -> RowSample:
+        samples.append(1)
+        assert len(samples) == 1, "two samples are in memory at once"
+        await asyncio.sleep(0.01)
+        return RowSample({1: combine([[1, 2, 5]])}, 1, 3)
+
+    def draw_in_thread(*args: Any, **options: Any) -> Any:
+        threads.add(threading.current_thread())
+        samples.pop()
+        return draw_statements(*args, **options)
+
+    monkeypatch.setattr(advice, "sample_rows", sample_rows)
+    monkeypatch.setattr(advice, "draw_statements", draw_in_thread)
+    path = "/api/v1/tables/db/t/advice"
+    answers = await asyncio.gather(*(planned("GET", path) for _ in range(4)))
+    assert [answer.status for answer in answers] == [200] * 4, answers[0].raw
+    assert answers[0].json["before"] is not None
+    assert threads
+    assert threading.current_thread() not in threads
+
+
+async def test_unused_index_is_proposed_without_a_size_that_is_unknown(
+    planned: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def sample_rows(*_: Any) -> RowSample:
+        return RowSample({1: combine([[1, 2, 5]])}, 1, 3)
+
+    monkeypatch.setattr(advice, "sample_rows", sample_rows)
+    monkeypatch.setattr(advice, "_find_unused_indexes", lambda *_: ["by_id"])
+    await planned("POST", f"{T}/plan", {"filter": EQ_5})
+    proposals = (await planned("GET", "/api/v1/tables/db/t/advice")).json["proposals"]
+    (dropped,) = [proposal for proposal in proposals if proposal["kind"] == "drop-index"]
+    assert dropped["title"] == "Drop the index by_id: plans probed it and it left out no file"
