@@ -68,6 +68,10 @@ _FLOAT_TOLERANCE = 1e-9
 _SIGNS = {"+": "add", "-": "subtract", "*": "multiply"}
 
 
+class SumOverflow(ValueError):
+    """Raised if the sum of a group does not fit its type."""
+
+
 class CubeEntries:
     """An opened blob. It is immutable, and thread-safe.
 
@@ -85,18 +89,28 @@ class CubeEntries:
         self._body = blob[_HEAD_BYTES:]
         if len(self._body) != length:
             raise ValueError(f"a cube has {len(self._body)} bytes instead of {length}")
-        self.verify()
+        self._check_body()
         reader = self._open(None)
         self.schema: pa.Schema = reader.schema
         if reader.num_record_batches != self.files:
             raise ValueError(f"a cube has {reader.num_record_batches} entries instead of {self.files}")
 
     def verify(self) -> None:
+        """Check all bytes and all groups.
+
+        Raises:
+            ValueError: The blob is damaged.
+        """
+        self._check_body()
+        for _ in self.read(range(self.files)):
+            pass
+
+    def _check_body(self) -> None:
         if isal_zlib.crc32(self._body) != self._checksum:
             raise ValueError("a cube does not match its checksum")
 
     def read(self, numbers: Iterable[int], columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the groups of some data files.
+        """Yield the groups of some data files. They are validated, because Arrow trusts the offsets of an array.
 
         Args:
             columns: The names of the columns, in the order of the schema, or None for all columns.
@@ -107,7 +121,9 @@ class CubeEntries:
         reader = self._open(columns)
         try:
             for number in numbers:
-                yield reader.get_batch(number)
+                batch = reader.get_batch(number)
+                batch.validate(full=True)
+                yield batch
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"a cube cannot be read: {error}") from None
 
@@ -149,6 +165,7 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
         self, terms: Sequence[Term], measures: Sequence[Measure], columns: Columns, parameters: Mapping[str, float]
     ) -> pa.RecordBatch:
         entry = group_rows(terms, measures, columns)
+        entry.validate(full=True)  # A data file may have a text that is not UTF-8, which `read` refuses.
         rows = len(next(iter(columns.values())))
         if entry.num_rows > SMALL_GROUPS and entry.num_rows * parameters["shrink"] > rows:
             raise ValueError(describe_size(entry.num_rows, rows, parameters["shrink"]))
@@ -228,7 +245,7 @@ def combine_groups(groups: pa.Table, functions: Mapping[str, str]) -> pa.Table:
         functions: The function of each column with partial aggregates, by name. The other columns are dimensions.
 
     Raises:
-        ValueError: A sum does not fit its type.
+        SumOverflow: A sum does not fit its type.
     """
     keys = {name: groups[name] for name in groups.column_names if name not in functions}
     values = {
@@ -250,7 +267,7 @@ def _aggregate(keys: Mapping[str, pa.ChunkedArray], values: Mapping[str, _Values
     """Return one row for each group, with the columns of `keys` and `values`.
 
     Raises:
-        ValueError: A sum does not fit its type.
+        SumOverflow: A sum does not fit its type.
     """
     inputs, aggregates = dict(keys), list[tuple[str, str]]()
     for name, (function, column, _) in values.items():
@@ -269,7 +286,10 @@ def _aggregate(keys: Mapping[str, pa.ChunkedArray], values: Mapping[str, _Values
         if f"{name}_nan_any" in grouped.column_names:  # The result is NaN only if all values are NaN.
             is_nan = pc.and_(pc.is_null(result), pc.fill_null(grouped[f"{name}_nan_any"], fill_value=False))
             result = pc.if_else(is_nan, pa.scalar(float("nan"), result.type), result)
-        results[name] = result.cast(kind)
+        try:
+            results[name] = result.cast(kind)
+        except pa.ArrowInvalid as error:
+            raise SumOverflow(str(error)) from None
     return pa.table(results)
 
 

@@ -16,7 +16,7 @@ import pytest
 from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.types.schema import Field, Schema, StructType
 from seamark.formats.index.definitions import IndexDefinition, define, of_id
-from seamark.formats.index.kinds.cube import CUBE, CubeEntries, combine_groups, entry_schema
+from seamark.formats.index.kinds.cube import CUBE, CubeEntries, SumOverflow, combine_groups, entry_schema
 from seamark.formats.runtime.errors import BadRequest
 
 SCHEMA = Schema(
@@ -192,6 +192,23 @@ def test_each_changed_byte_of_a_cube_is_noticed() -> None:
             CUBE.open(memoryview(damaged))
     with pytest.raises(ValueError, match="bytes"):
         CUBE.open(memoryview(blob[:-1]))
+
+
+def test_entry_with_wrong_offsets_or_text_is_refused_before_its_values_are_used() -> None:
+    for offsets, text in ([0, 1 << 30, 2], b"ab"), ([0, 1, 2], b"\xff\xfe"):
+        buffers = [None, pa.py_buffer(np.array(offsets, np.int32)), pa.py_buffer(text)]
+        country = pa.Array.from_buffers(pa.string(), 2, buffers)
+        index = open_entries(pa.RecordBatch.from_arrays([country, pa.array([1, 1], pa.int64())], ["d0", "m0"]))
+        with pytest.raises(ValueError, match="cube cannot be read"):
+            list(index.read([0]))
+        with pytest.raises(ValueError, match="cube cannot be read"):
+            index.verify()
+
+
+def test_only_a_sum_that_does_not_fit_is_reported_as_an_overflow() -> None:
+    groups = pa.table({"d0": ["a", "a"], "m0": pa.array([2**62] * 2)})
+    with pytest.raises(SumOverflow, match="out of bounds"):
+        combine_groups(groups, {"m0": "count"})
 
 
 def test_audit_names_the_column_that_differs() -> None:
