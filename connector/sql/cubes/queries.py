@@ -140,6 +140,9 @@ def check_form(tree: exp.Expr) -> None:
         or sum(1 for _ in tree.find_all(exp.Query)) > 1
     ):
         raise NotFromCube("it is not one SELECT of one table")
+    alias = source.this.args.get("alias")
+    if alias is not None and alias.columns:
+        raise NotFromCube("it renames the columns of the table")
     if tree.find(exp.Window) is not None:
         raise NotFromCube("it has a window function")
     if any(isinstance(item.this if isinstance(item, exp.Column) else item, exp.Star) for item in tree.expressions):

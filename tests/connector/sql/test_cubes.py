@@ -407,6 +407,7 @@ def test_exact_sessions_do_not_add_floats_from_cubes(served: Served, sales: Worl
         ("SELECT count(*) FROM {0} WHERE n IN (SELECT n FROM {0})", "one SELECT"),
         ("SELECT country, sum(n + 1) FROM {0} GROUP BY country", "is not a measure of the cube"),
         ("SELECT count(DISTINCT n) FROM {0}", "does not exist"),
+        ("SELECT s.b, count(*) FROM {0} AS s(a, b, c, d) GROUP BY s.b", "renames the columns"),
     ],
 )
 def test_query_that_does_not_follow_reads_rows_and_says_why(
