@@ -16,6 +16,7 @@ import pytest
 from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.types.schema import Field, Schema, StructType
 from seamark.formats.index.definitions import IndexDefinition, define, of_id
+from seamark.formats.index.keys.measures import parse_measure
 from seamark.formats.index.kinds.cube import CUBE, CubeEntries, SumOverflow, combine_groups, entry_schema
 from seamark.formats.runtime.errors import BadRequest
 
@@ -231,6 +232,18 @@ def test_definition_of_a_cube_survives_its_id_and_a_rename() -> None:
     assert set(definition.column_ids) == {1, 11, 5, 6, 7}
 
 
+@pytest.mark.parametrize("name", ["1", "2024 sales", "1a", " a", "a`b", "a-b", "#1", "a.b"])
+def test_text_of_a_measure_has_the_same_column_again(name: str) -> None:
+    schema = Schema((Field(1, "a", False, "int"), Field(2, name, False, "int")), schema_id=0)
+    measure = parse_measure("sum(#2 + 1)", schema)
+    assert parse_measure(measure.text, schema) == measure
+
+
+def test_long_measure_survives_its_definition() -> None:
+    definition = cube(["country"], ["sum(" + "+".join(["qty"] * 45) + ")"])
+    assert of_id(definition.id, SCHEMA, name="c").measures == definition.measures
+
+
 @pytest.mark.parametrize(
     ("columns", "measures", "reason"),
     [
@@ -244,7 +257,10 @@ def test_definition_of_a_cube_survives_its_id_and_a_rename() -> None:
         (["country"], ["count(*)", "count( * )"], "named once"),
         (["lower(country)"], ["count(*)"], "not a dimension"),
         (["bucket[4](country)"], ["count(*)"], "not a dimension"),
-        (["country"], ["sum(" + "(" * 100 + "qty" + ")" * 100 + ")"], "nested too deeply"),
+        (["country"], ["sum(" + "(" * 60 + "qty" + ")" * 60 + ")"], "nested too deeply"),
+        (["country"], ["sum(" + "+".join(["qty"] * 60) + ")"], "more than 200"),
+        (["country"], ["sum(" + "+".join(["qty"] * 2000) + ")"], "more than 200"),
+        (["country"], ["sum(#" + "9" * 5000 + ")"], "no column with this id"),
     ],
 )
 def test_invalid_cube_is_refused_with_a_reason(columns: list[str], measures: list[str], reason: str) -> None:
