@@ -45,6 +45,7 @@ from seamark.formats.index.keys.measures import (
     list_partials,
 )
 from seamark.formats.index.keys.terms import Term
+from seamark.formats.index.kinds.arrow_sizes import count_decoded_bytes, find_batches
 from seamark.formats.index.kinds.kind import IndexKind, IndexParameter, Mask
 
 Columns = Mapping[int, pa.ChunkedArray]
@@ -52,6 +53,12 @@ Columns = Mapping[int, pa.ChunkedArray]
 SHRINK = 20.0
 SMALL_GROUPS = 1000
 """An entry with at most this number of groups is kept although it may not shrink its rows."""
+ENTRY_GROUPS_MAX = 1_000_000
+"""The maximum number of groups of an entry."""
+ENTRY_BYTES_MAX = 256 << 20
+"""The maximum number of bytes of the groups of an entry, when it is built."""
+_DECODED_BYTES_MAX = 2 * ENTRY_BYTES_MAX
+"""The number of decompressed bytes from which an entry is damaged. Arrow's padding is more than `nbytes` counts."""
 TIME_UNITS = ("year", "month", "day", "hour")
 """The transforms that a dimension may have, from the coarsest to the finest."""
 TIME_TYPES = frozenset({"date", "timestamp", "timestamptz"})
@@ -94,6 +101,9 @@ class CubeEntries:
         self.schema: pa.Schema = reader.schema
         if reader.num_record_batches != self.files:
             raise ValueError(f"a cube has {reader.num_record_batches} entries instead of {self.files}")
+        self._batches = find_batches(self._body)
+        if len(self._batches) != self.files:
+            raise ValueError(f"a cube lists {len(self._batches)} entries instead of {self.files}")
 
     def verify(self) -> None:
         """Check all bytes and all groups.
@@ -121,6 +131,9 @@ class CubeEntries:
         reader = self._open(columns)
         try:
             for number in numbers:
+                size = count_decoded_bytes(self._body, self._batches[number])
+                if size > _DECODED_BYTES_MAX:
+                    raise ValueError(f"an entry of a cube has {size:,} bytes; the maximum is {_DECODED_BYTES_MAX:,}")
                 batch = reader.get_batch(number)
                 batch.validate(full=True)
                 yield batch
@@ -166,6 +179,11 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
     ) -> pa.RecordBatch:
         entry = group_rows(terms, measures, columns)
         entry.validate(full=True)  # A data file may have a text that is not UTF-8, which `read` refuses.
+        if entry.num_rows > ENTRY_GROUPS_MAX or entry.nbytes > ENTRY_BYTES_MAX:
+            raise ValueError(
+                f"a cube of {entry.num_rows:,} groups with {entry.nbytes:,} bytes for one data file is too large; the "
+                f"maximum is {ENTRY_GROUPS_MAX:,} groups and {ENTRY_BYTES_MAX:,} bytes"
+            )
         rows = len(next(iter(columns.values())))
         if entry.num_rows > SMALL_GROUPS and entry.num_rows * parameters["shrink"] > rows:
             raise ValueError(describe_size(entry.num_rows, rows, parameters["shrink"]))

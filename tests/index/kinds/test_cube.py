@@ -17,6 +17,7 @@ from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.types.schema import Field, Schema, StructType
 from seamark.formats.index.definitions import IndexDefinition, define, of_id
 from seamark.formats.index.keys.measures import parse_measure
+from seamark.formats.index.kinds.arrow_sizes import count_decoded_bytes, find_batches
 from seamark.formats.index.kinds.cube import CUBE, CubeEntries, SumOverflow, combine_groups, entry_schema
 from seamark.formats.runtime.errors import BadRequest
 
@@ -204,6 +205,40 @@ def test_entry_with_wrong_offsets_or_text_is_refused_before_its_values_are_used(
             list(index.read([0]))
         with pytest.raises(ValueError, match="cube cannot be read"):
             index.verify()
+
+
+def test_small_entry_with_many_decompressed_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamark.formats.index.kinds.cube._DECODED_BYTES_MAX", 1 << 20)
+    index = open_entries(pa.RecordBatch.from_arrays([pa.array(np.zeros(200_000, np.int64))], ["m0"]))
+    with pytest.raises(ValueError, match="1,600,000 bytes; the maximum is 1,048,576"):
+        list(index.read([0]))
+
+
+def test_entry_without_compression_is_refused() -> None:
+    sink = pa.BufferOutputStream()
+    batch = pa.RecordBatch.from_arrays([pa.array([1])], ["m0"])
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    body = memoryview(sink.getvalue())
+    with pytest.raises(ValueError, match="without compression"):
+        count_decoded_bytes(body, find_batches(body)[0])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3000])
+def test_decompressed_size_of_an_entry_is_known_before_it_is_read(rows: int) -> None:
+    entry = build(cube(["country", "ratio"], ["sum(qty)", "min(ts)"]), random_rows(4, rows))
+    body = CUBE.encode([entry, entry])[1]
+    assert isinstance(body, memoryview)
+    (stored,) = open_entries(entry).read([0])
+    sizes = [count_decoded_bytes(body, place) for place in find_batches(body)]
+    assert sizes == [sum(buffer.size for column in stored.columns for buffer in column.buffers() if buffer)] * 2
+
+
+def test_entry_with_too_many_groups_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    definition = cube(["country"], ["count(*)"])
+    monkeypatch.setattr("seamark.formats.index.kinds.cube.ENTRY_GROUPS_MAX", 3)
+    with pytest.raises(ValueError, match="the maximum is 3 groups"):
+        build(definition, random_rows(1, 100))
 
 
 def test_only_a_sum_that_does_not_fit_is_reported_as_an_overflow() -> None:
