@@ -35,8 +35,11 @@ FILES_MAX = 1_000_000
 """The maximum number of data files of a request."""
 GROUPS_MAX = 2_000_000
 """The number of groups in memory from which no further index file is read."""
+BYTES_MAX = 256 << 20
+"""The number of bytes of groups in memory from which no further entry is read."""
+_COMBINED_BYTES = 64 << 20
 _COMBINED_GROUPS = 500_000
-"""The number of groups from which they are combined before further groups are read."""
+"""The number of groups, or of their bytes, from which they are combined before further groups are read."""
 _ID_BYTES = 16
 _OPENED_AT_ONCE = 16
 
@@ -127,12 +130,14 @@ class GroupReading:
 
     def __init__(self, schema: pa.Schema, functions: Mapping[str, str], ids: Ids) -> None:
         self._schema, self._functions, self._ids = schema, functions, ids
+        self._order = np.lexsort((ids[:, 1], ids[:, 0]))
         self._covered = np.zeros(len(ids), dtype=np.bool_)
         self._groups = schema.empty_table()
 
     @property
     def is_done(self) -> bool:
-        return bool(self._covered.all()) or self._groups.num_rows > GROUPS_MAX
+        is_full = self._groups.num_rows > GROUPS_MAX or self._groups.nbytes > BYTES_MAX
+        return is_full or bool(self._covered.all())
 
     def add(self, opened: Sequence[OpenIndex]) -> set[str]:
         """Add the groups of the files that are not covered yet.
@@ -146,8 +151,7 @@ class GroupReading:
                 break
             entries = index_file.index
             assert isinstance(entries, CubeEntries)
-            missing = np.flatnonzero(~self._covered)
-            missing = missing[np.lexsort((self._ids[missing, 1], self._ids[missing, 0]))]
+            missing = self._order[~self._covered[self._order]]
             places = find_ids(self._ids[missing], index_file.files.ids)
             numbers = np.flatnonzero(places >= 0)
             # A data file counts once, even if the index file has two entries of it.
@@ -169,16 +173,17 @@ class GroupReading:
             ValueError: An entry cannot be read. It is not added.
         """
         pending: dict[int, pa.RecordBatch] = {}
-        rows = 0
+        rows = size = 0
         try:
             for file, groups in zip(files, entries.read(numbers, self._schema.names), strict=True):
                 if groups.schema != self._schema:
                     raise ValueError("an entry has other columns than its definition")
                 pending[file] = groups
                 rows += groups.num_rows
-                if rows > _COMBINED_GROUPS:
+                size += groups.nbytes
+                if rows > _COMBINED_GROUPS or size > _COMBINED_BYTES:
                     self._combine(pending)
-                    pending, rows = {}, 0
+                    pending, rows, size = {}, 0, 0
                     if self.is_done:
                         return
         finally:

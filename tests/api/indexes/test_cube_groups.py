@@ -11,6 +11,7 @@ import pytest
 
 from seamark.formats.index.kinds import cube
 from seamark.formats.index.kinds.cube import CUBE
+from seamark.metaserver.api.lookups import cube_groups
 from seamark.metaserver.api.lookups.cube_groups import GroupReading
 
 SCHEMA = pa.schema([("d0", pa.string()), ("m0", pa.int64())])
@@ -60,6 +61,18 @@ def test_groups_that_cannot_be_combined_cover_no_file(monkeypatch: pytest.Monkey
     table = decode(reading)
     assert table.num_rows == 0
     assert table.schema.metadata[b"covered"] == b"AA=="
+
+
+def test_reading_stops_at_the_maximum_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cube_groups, "_COMBINED_BYTES", 1000)
+    monkeypatch.setattr(cube_groups, "BYTES_MAX", 2000)
+    reading = GroupReading(SCHEMA, FUNCTIONS, ids_of(*range(5)))
+    entries = {number: groups(f"{number}" * 1500) for number in range(5)}
+    assert reading.add([index_file("whole", entries)]) == set()
+    assert reading.is_done
+    table = decode(reading)
+    assert table.num_rows == 2
+    assert table.schema.metadata[b"covered"] == b"Aw=="
 
 
 def test_sums_that_overflow_are_left_to_the_engine() -> None:
