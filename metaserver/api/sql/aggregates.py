@@ -56,7 +56,11 @@ class AggregateRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
     ref: Annotated[str | None, doc("A branch or a tag.")] = None
     as_of: Annotated[int | None, doc("Milliseconds since the epoch.")] = None
     cubes: Annotated[
-        str, doc("Whether cubes are used; exact: except sums and averages of floats.", enum=["on", "exact", "off"])
+        str,
+        doc(
+            "Whether cubes are used; exact: except sums of floats, and averages of floats or integers.",
+            enum=["on", "exact", "off"],
+        ),
     ] = "on"
     explain: Annotated[bool, doc("Whether to plan the request and not to run it.")] = False
 
