@@ -68,7 +68,7 @@ def count_decoded_bytes(data: memoryview, place: BatchPlace) -> int:
         if size < 0:
             raise ValueError(f"a buffer of an Arrow file has {size} bytes")
         if size >= _INT64.size:
-            # A buffer that compression does not shrink states -1, and is stored as it is.
+            # A buffer that compression does not shrink states -1, and is not compressed.
             decoded = _unpack(_INT64, data, place.buffers + position)[0]
             total += decoded if decoded >= 0 else size
     return total
