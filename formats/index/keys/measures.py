@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import TypeAlias
 
 from seamark.formats.iceberg.types.schema import Schema
@@ -27,10 +28,12 @@ MEASURES_MAX = 64
 """The maximum number of measures of a cube."""
 
 _DEPTH_MAX = 50
+_TOKENS_MAX = 200
+"""The maximum number of tokens of a measure, because functions that recurse into its operands must not nest deeply."""
 _PRODUCT_DIGITS_MAX = 75
 """The maximum number of digits of both operands of a product, so that the exact product has at most 76 digits."""
 _TOKEN = re.compile(r"\s*(?:(?P<symbol>[-+*()])|(?P<number>[0-9]+(?:\.[0-9]+)?)|`(?P<quoted>(?:[^`]|``)+)`"
-                    r"|#(?P<id>[0-9]+)|(?P<name>[^\s`()+*,;=#-]+))")  # fmt: skip
+                    r"|#(?P<id>[0-9]{1,10})|(?P<name>[^\s`()+*,;=#-]+))")  # fmt: skip
 _INTEGERS = {"int": 10, "long": 19}
 """The number of digits of the decimal type to which Trino converts each integer type."""
 _INT_MAX, _LONG_MAX = 2**31 - 1, 2**63 - 1
@@ -196,8 +199,10 @@ def _format_id(column: ColumnOperand) -> str:
 
 
 def _format_name(column: ColumnOperand) -> str:
-    match = _TOKEN.fullmatch(column.name)
-    return column.name if match is not None and match["name"] else "`" + column.name.replace("`", "``") + "`"
+    match = _TOKEN.match(column.name)
+    # A text that begins with a digit is a number, and a space before a name is ignored.
+    is_plain = match is not None and match["name"] == column.name
+    return column.name if is_plain else "`" + column.name.replace("`", "``") + "`"
 
 
 def parse_measure(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Measure:
@@ -209,7 +214,11 @@ def parse_measure(text: str, schema: Schema, older: Iterable[Schema] = ()) -> Me
     Raises:
         BadRequest: The text is not a measure, or its column does not exist or has another type than the function needs.
     """
-    return _MeasureParser(text, schema, tuple(older)).parse()
+    schemas = tuple(older)
+    measure = _MeasureParser(text, schema, schemas).parse()
+    # The canonical text may have more parentheses. A definition stores it, so it must be a measure, too.
+    _MeasureParser(measure.id_text, schema, schemas).parse()
+    return measure
 
 
 class _MeasureParser:
@@ -217,7 +226,9 @@ class _MeasureParser:
 
     def __init__(self, text: str, schema: Schema, older: tuple[Schema, ...]) -> None:
         self._text, self._schema, self._older = text, schema, older
-        self._tokens = list(self._split(text))
+        self._tokens = list(islice(self._split(text), _TOKENS_MAX + 1))
+        if len(self._tokens) > _TOKENS_MAX:
+            raise self._error(f"it has more than {_TOKENS_MAX} names, numbers and signs")
         self._at = 0
         self._depth = 0
 

@@ -45,6 +45,7 @@ from seamark.formats.index.keys.measures import (
     list_partials,
 )
 from seamark.formats.index.keys.terms import Term
+from seamark.formats.index.kinds.arrow_sizes import count_decoded_bytes, find_batches
 from seamark.formats.index.kinds.kind import IndexKind, IndexParameter, Mask
 
 Columns = Mapping[int, pa.ChunkedArray]
@@ -52,6 +53,12 @@ Columns = Mapping[int, pa.ChunkedArray]
 SHRINK = 20.0
 SMALL_GROUPS = 1000
 """An entry with at most this number of groups is kept although it may not shrink its rows."""
+ENTRY_GROUPS_MAX = 1_000_000
+"""The maximum number of groups of an entry."""
+ENTRY_BYTES_MAX = 256 << 20
+"""The maximum number of bytes of the groups of an entry, when it is built."""
+_DECODED_BYTES_MAX = 2 * ENTRY_BYTES_MAX
+"""The number of decompressed bytes from which an entry is damaged. Arrow's padding is more than `nbytes` counts."""
 TIME_UNITS = ("year", "month", "day", "hour")
 """The transforms that a dimension may have, from the coarsest to the finest."""
 TIME_TYPES = frozenset({"date", "timestamp", "timestamptz"})
@@ -66,6 +73,10 @@ _HEAD_BYTES = _HEAD.size + _CHECK.size
 _FLOAT_TOLERANCE = 1e-9
 """The relative difference of two sums of floats that an audit accepts: their order of additions may differ."""
 _SIGNS = {"+": "add", "-": "subtract", "*": "multiply"}
+
+
+class SumOverflow(ValueError):
+    """Raised if the sum of a group does not fit its type."""
 
 
 class CubeEntries:
@@ -85,18 +96,31 @@ class CubeEntries:
         self._body = blob[_HEAD_BYTES:]
         if len(self._body) != length:
             raise ValueError(f"a cube has {len(self._body)} bytes instead of {length}")
-        self.verify()
+        self._check_body()
         reader = self._open(None)
         self.schema: pa.Schema = reader.schema
         if reader.num_record_batches != self.files:
             raise ValueError(f"a cube has {reader.num_record_batches} entries instead of {self.files}")
+        self._batches = find_batches(self._body)
+        if len(self._batches) != self.files:
+            raise ValueError(f"a cube lists {len(self._batches)} entries instead of {self.files}")
 
     def verify(self) -> None:
+        """Check all bytes and all groups.
+
+        Raises:
+            ValueError: The blob is damaged.
+        """
+        self._check_body()
+        for _ in self.read(range(self.files)):
+            pass
+
+    def _check_body(self) -> None:
         if isal_zlib.crc32(self._body) != self._checksum:
             raise ValueError("a cube does not match its checksum")
 
     def read(self, numbers: Iterable[int], columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the groups of some data files.
+        """Yield the groups of some data files. They are validated, because Arrow trusts the offsets of an array.
 
         Args:
             columns: The names of the columns, in the order of the schema, or None for all columns.
@@ -107,7 +131,12 @@ class CubeEntries:
         reader = self._open(columns)
         try:
             for number in numbers:
-                yield reader.get_batch(number)
+                size = count_decoded_bytes(self._body, self._batches[number])
+                if size > _DECODED_BYTES_MAX:
+                    raise ValueError(f"an entry of a cube has {size:,} bytes; the maximum is {_DECODED_BYTES_MAX:,}")
+                batch = reader.get_batch(number)
+                batch.validate(full=True)
+                yield batch
         except (pa.ArrowException, OSError) as error:
             raise ValueError(f"a cube cannot be read: {error}") from None
 
@@ -149,6 +178,12 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
         self, terms: Sequence[Term], measures: Sequence[Measure], columns: Columns, parameters: Mapping[str, float]
     ) -> pa.RecordBatch:
         entry = group_rows(terms, measures, columns)
+        entry.validate(full=True)  # A data file may have a text that is not UTF-8, which `read` refuses.
+        if entry.num_rows > ENTRY_GROUPS_MAX or entry.nbytes > ENTRY_BYTES_MAX:
+            raise ValueError(
+                f"a cube of {entry.num_rows:,} groups with {entry.nbytes:,} bytes for one data file is too large; the "
+                f"maximum is {ENTRY_GROUPS_MAX:,} groups and {ENTRY_BYTES_MAX:,} bytes"
+            )
         rows = len(next(iter(columns.values())))
         if entry.num_rows > SMALL_GROUPS and entry.num_rows * parameters["shrink"] > rows:
             raise ValueError(describe_size(entry.num_rows, rows, parameters["shrink"]))
@@ -228,7 +263,7 @@ def combine_groups(groups: pa.Table, functions: Mapping[str, str]) -> pa.Table:
         functions: The function of each column with partial aggregates, by name. The other columns are dimensions.
 
     Raises:
-        ValueError: A sum does not fit its type.
+        SumOverflow: A sum does not fit its type.
     """
     keys = {name: groups[name] for name in groups.column_names if name not in functions}
     values = {
@@ -250,7 +285,7 @@ def _aggregate(keys: Mapping[str, pa.ChunkedArray], values: Mapping[str, _Values
     """Return one row for each group, with the columns of `keys` and `values`.
 
     Raises:
-        ValueError: A sum does not fit its type.
+        SumOverflow: A sum does not fit its type.
     """
     inputs, aggregates = dict(keys), list[tuple[str, str]]()
     for name, (function, column, _) in values.items():
@@ -269,7 +304,10 @@ def _aggregate(keys: Mapping[str, pa.ChunkedArray], values: Mapping[str, _Values
         if f"{name}_nan_any" in grouped.column_names:  # The result is NaN only if all values are NaN.
             is_nan = pc.and_(pc.is_null(result), pc.fill_null(grouped[f"{name}_nan_any"], fill_value=False))
             result = pc.if_else(is_nan, pa.scalar(float("nan"), result.type), result)
-        results[name] = result.cast(kind)
+        try:
+            results[name] = result.cast(kind)
+        except pa.ArrowInvalid as error:
+            raise SumOverflow(str(error)) from None
     return pa.table(results)
 
 

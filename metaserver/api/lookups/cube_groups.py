@@ -11,6 +11,7 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import msgspec
@@ -21,7 +22,7 @@ from aiohttp import web
 
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
 from seamark.formats.index.keys.measures import list_partials
-from seamark.formats.index.kinds.cube import CubeEntries, combine_groups, entry_schema
+from seamark.formats.index.kinds.cube import CubeEntries, SumOverflow, combine_groups, entry_schema
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.formats.runtime.errors import BadRequest, NotFound
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
@@ -34,8 +35,11 @@ FILES_MAX = 1_000_000
 """The maximum number of data files of a request."""
 GROUPS_MAX = 2_000_000
 """The number of groups in memory from which no further index file is read."""
+BYTES_MAX = 256 << 20
+"""The number of bytes of groups in memory from which no further entry is read."""
+_COMBINED_BYTES = 64 << 20
 _COMBINED_GROUPS = 500_000
-"""The number of groups from which they are combined before further groups are read."""
+"""The number of groups, or of their bytes, from which they are combined before further groups are read."""
 _ID_BYTES = 16
 _OPENED_AT_ONCE = 16
 
@@ -83,7 +87,7 @@ async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Respo
     schema = _select(definition, body.columns)
     ids = _parse_ids(body.files)
     live = (await call.components.registry.files(loaded.entry)).live(definition.id)
-    reading = _Reading(schema, _functions_of(definition, body.columns), ids)
+    reading = GroupReading(schema, _functions_of(definition, body.columns), ids)
     for start in range(0, len(live), _OPENED_AT_ONCE):
         # If two index files have an entry of one data file, the entries are equal, and the newer one is read.
         newest = live[::-1][start : start + _OPENED_AT_ONCE]
@@ -121,17 +125,19 @@ def _parse_ids(text: str) -> Ids:
     return np.frombuffer(data, dtype="<u8").reshape(-1, 2).astype(np.uint64)
 
 
-class _Reading:
+class GroupReading:
     """The groups that were read for a request."""
 
     def __init__(self, schema: pa.Schema, functions: Mapping[str, str], ids: Ids) -> None:
         self._schema, self._functions, self._ids = schema, functions, ids
+        self._order = np.lexsort((ids[:, 1], ids[:, 0]))
         self._covered = np.zeros(len(ids), dtype=np.bool_)
         self._groups = schema.empty_table()
 
     @property
     def is_done(self) -> bool:
-        return bool(self._covered.all()) or self._groups.num_rows > GROUPS_MAX
+        is_full = self._groups.num_rows > GROUPS_MAX or self._groups.nbytes > BYTES_MAX
+        return is_full or bool(self._covered.all())
 
     def add(self, opened: Sequence[OpenIndex]) -> set[str]:
         """Add the groups of the files that are not covered yet.
@@ -145,8 +151,7 @@ class _Reading:
                 break
             entries = index_file.index
             assert isinstance(entries, CubeEntries)
-            missing = np.flatnonzero(~self._covered)
-            missing = missing[np.lexsort((self._ids[missing, 1], self._ids[missing, 0]))]
+            missing = self._order[~self._covered[self._order]]
             places = find_ids(self._ids[missing], index_file.files.ids)
             numbers = np.flatnonzero(places >= 0)
             # A data file counts once, even if the index file has two entries of it.
@@ -167,33 +172,39 @@ class _Reading:
         Raises:
             ValueError: An entry cannot be read. It is not added.
         """
-        pending: list[pa.RecordBatch] = []
-        rows = 0
+        pending: dict[int, pa.RecordBatch] = {}
+        rows = size = 0
         try:
             for file, groups in zip(files, entries.read(numbers, self._schema.names), strict=True):
                 if groups.schema != self._schema:
                     raise ValueError("an entry has other columns than its definition")
-                pending.append(groups)
-                self._covered[file] = True
+                pending[file] = groups
                 rows += groups.num_rows
-                if rows > _COMBINED_GROUPS:
+                size += groups.nbytes
+                if rows > _COMBINED_GROUPS or size > _COMBINED_BYTES:
                     self._combine(pending)
-                    pending, rows = [], 0
+                    pending, rows, size = {}, 0, 0
                     if self.is_done:
                         return
         finally:
-            self._combine(pending)
+            if pending:
+                self._combine(pending)
 
-    def _combine(self, added: Sequence[pa.RecordBatch]) -> None:
-        """Add groups to the groups that were read before, and combine equal groups."""
-        self._groups = pa.concat_tables([self._groups, pa.Table.from_batches(added, self._schema)])
-        if not self._groups.num_rows:
-            return
-        try:
-            self._groups = combine_groups(self._groups, self._functions)
-        except ValueError:
-            # A sum is too large for its type. The engine adds the groups again, and reports the error.
-            return
+    def _combine(self, added: Mapping[int, pa.RecordBatch]) -> None:
+        """Add groups to the groups that were read before, and combine equal groups.
+
+        Args:
+            added: The groups of entries, by the number of the data file in the request.
+
+        Raises:
+            ValueError: The groups cannot be combined. They are not added, and their data files are not covered.
+        """
+        groups = pa.concat_tables([self._groups, pa.Table.from_batches(list(added.values()), self._schema)])
+        if groups.num_rows:
+            with suppress(SumOverflow):  # The engine adds the groups again, and reports the error.
+                groups = combine_groups(groups, self._functions)
+        self._groups = groups
+        self._covered[list(added)] = True
 
     def encode(self) -> bytes:
         covered = base64.b64encode(np.packbits(self._covered, bitorder="little").tobytes())

@@ -12,6 +12,8 @@ from typing import Annotated
 import msgspec
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.snapshot import MAIN
+from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.keys.measures import MEASURES_MAX, ColumnOperand, Measure, format_operand, parse_measure
 from seamark.formats.index.keys.terms import Term, resolve
@@ -54,7 +56,11 @@ class AggregateRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=Tru
     ref: Annotated[str | None, doc("A branch or a tag.")] = None
     as_of: Annotated[int | None, doc("Milliseconds since the epoch.")] = None
     cubes: Annotated[
-        str, doc("Whether cubes are used; exact: except sums and averages of floats.", enum=["on", "exact", "off"])
+        str,
+        doc(
+            "Whether cubes are used; exact: except sums of floats, and averages of floats or integers.",
+            enum=["on", "exact", "off"],
+        ),
     ] = "on"
     explain: Annotated[bool, doc("Whether to plan the request and not to run it.")] = False
 
@@ -106,7 +112,8 @@ def write_query(body: AggregateRequest, metadata: TableMetadata) -> str:
             f"A request has 1 to {MEASURES_MAX} measures and at most {DIMENSIONS_MAX} dimensions, not "
             f"{len(body.measures)} and {len(body.dimensions)}"
         )
-    schema = metadata.current_schema
+    snapshot_id = _find_version(body, metadata)
+    schema = _schema_of_version(metadata, snapshot_id)
     terms = [_check_term(resolve(text, schema, metadata.schemas)) for text in body.dimensions]
     measures = [parse_measure(text, schema, metadata.schemas) for text in body.measures]
     names = [*body.dimensions, *body.measures]
@@ -116,8 +123,8 @@ def write_query(body: AggregateRequest, metadata: TableMetadata) -> str:
     values = [*(_write_term(term, columns) for term in terms), *(_write_measure(one, columns) for one in measures)]
     outputs = (f"{value} AS {_quote(name)}" for value, name in zip(values, names, strict=True))
     lines = [f"SELECT {', '.join(outputs)}", f"FROM {_quote('.'.join(body.namespace))}.{_quote(body.table)}"]
-    if (body.snapshot_id, body.ref, body.as_of) != (None, None, None):
-        lines.append(f"FOR VERSION AS OF {snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of)}")
+    if snapshot_id is not None:
+        lines.append(f"FOR VERSION AS OF {snapshot_id}")
     if body.where is not None:
         lines.append(f"WHERE ({body.where}\n)")
     if terms:
@@ -131,6 +138,25 @@ def write_query(body: AggregateRequest, metadata: TableMetadata) -> str:
             raise BadRequest(f"limit is {body.limit}; it must not be negative")
         lines.append(f"LIMIT {body.limit}")
     return "\n".join(lines)
+
+
+def _find_version(body: AggregateRequest, metadata: TableMetadata) -> int | None:
+    """Return the id of the requested snapshot, or None for the current state of the table.
+
+    Raises:
+        BadRequest: The table does not have the requested snapshot.
+    """
+    snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, body.as_of)
+    is_current = body.snapshot_id is None and body.as_of is None and body.ref in (None, MAIN)
+    return None if is_current else snapshot_id
+
+
+def _schema_of_version(metadata: TableMetadata, snapshot_id: int | None) -> Schema:
+    """Return the schema that a statement uses for a snapshot, or for the current state if the id is None."""
+    snapshot = None if snapshot_id is None else metadata.snapshot(snapshot_id)
+    if snapshot is None or snapshot.schema_id is None:
+        return metadata.current_schema
+    return metadata.schema(snapshot.schema_id) or metadata.current_schema
 
 
 def _check_term(term: Term) -> Term:

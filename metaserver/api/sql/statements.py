@@ -68,7 +68,10 @@ class StatementBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     explain: Annotated[bool, doc("Whether to plan the statement and not to run it.")] = False
     cubes: Annotated[
         str,
-        doc("Whether cubes answer aggregates; exact: except sums and averages of floats.", enum=["on", "exact", "off"]),
+        doc(
+            "Whether cubes answer aggregates; exact: except sums of floats, and averages of floats or integers.",
+            enum=["on", "exact", "off"],
+        ),
     ] = "on"
 
 

@@ -20,7 +20,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer
 from tests.api.sql.test_statements import ARROW, GRANTS, Site, open_site
-from tests.connector.lake import append, create, spread
+from tests.connector.lake import append, catalog_at, create, spread
 from tests.server.rig import running
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -34,6 +34,14 @@ def _fill(url: str) -> None:
         client.put_index("db.t", "by_country", kind="cube", columns=["country"], measures=["sum(discount)"])
         build(client, "db.t", "by_country", InProcessWorkers())
     append(url, "db.t", [[60, 61, 62]])
+    create(url, "db.renamed")
+    append(url, "db.renamed", [[0, 1]])
+    with catalog_at(url) as catalog, catalog.load_table("db.renamed").update_schema() as update:
+        update.rename_column("country", "land")
+        update.rename_column("id", "country")
+    with catalog_at(url) as catalog:
+        table = catalog.load_table("db.renamed")
+        table.append(pa.table({"country": [2], "land": ["c9"], "discount": [5]}))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -88,6 +96,20 @@ async def test_conditions_snapshots_and_arrow_work_as_in_sql(site: Site) -> None
     plan = (await ask(site, {**total, "explain": True})).json
     assert "rows" not in plan
     assert plan["cube"]["index"] == "by_country"
+
+
+async def test_names_of_a_request_are_those_of_the_requested_snapshot(site: Site) -> None:
+    body = {"namespace": ["db"], "table": "renamed", "measures": ["sum(discount)", "count(*)"]}
+    login = {"Authorization": f"Bearer {site.tokens['rita']}"}
+    loaded = (await site.api("GET", "/v1/namespaces/db/tables/renamed", headers=login)).json["metadata"]
+    first, second = loaded["snapshots"]
+    for version in ({"snapshot-id": first["snapshot-id"]}, {"as-of": second["timestamp-ms"] - 1}):
+        for name, values in ("id", [0, 1]), ("country", ["c0", "c1"]):
+            answer = await ask(site, {**body, **version, "dimensions": [name], "order": [{"by": name}]})
+            assert answer.json["rows"] == [[values[0], 0, 1], [values[1], 1, 1]], answer.raw
+    for version in ({}, {"ref": "main"}, {"snapshot-id": second["snapshot-id"]}):
+        answer = await ask(site, {**body, **version, "dimensions": ["country"], "order": [{"by": "country"}]})
+        assert answer.json["rows"] == [[0, 0, 1], [1, 1, 1], [2, 5, 1]], answer.raw
 
 
 async def test_answer_explains_why_a_cube_was_not_used(site: Site) -> None:

@@ -310,7 +310,7 @@ def sales(served: Served, request: pytest.FixtureRequest) -> Iterator[World]:
             rows = {"ts": times, "country": ["a", "b"] * 10, "n": [part] * 20, "x": [0.5] * 20}
             table.append(pa.table(rows, schema=pa.schema(list(kinds.items()))))
     with closing(IndexClient(served.url)) as client:
-        client.put_index(name, "cube0", kind="cube", columns=["day(ts)", "country"], measures=["sum(n)", "sum(x)"])
+        client.put_index(name, "cube0", kind="cube", columns=["day(ts)", "country"], measures=["avg(n)", "sum(x)"])
         build(client, name, "cube0", InProcessWorkers())
         yield World.of(served, client, name)
 
@@ -398,6 +398,14 @@ def test_exact_sessions_do_not_add_floats_from_cubes(served: Served, sales: Worl
     assert summary_of(served, f"SELECT sum(n) FROM {sales.name}", EXACT)[0].index == "cube0"
 
 
+def test_exact_sessions_do_not_average_integers_from_cubes(served: Served, sales: World) -> None:
+    text = f"SELECT avg(n) FROM {sales.name}"
+    assert summary_of(served, text)[0].index == "cube0"
+    summary, rows = summary_of(served, text, EXACT)
+    assert (summary.index, rows) == (None, [(1.0,)])
+    assert "averages integers" in (summary.reason or "")
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -407,6 +415,7 @@ def test_exact_sessions_do_not_add_floats_from_cubes(served: Served, sales: Worl
         ("SELECT count(*) FROM {0} WHERE n IN (SELECT n FROM {0})", "one SELECT"),
         ("SELECT country, sum(n + 1) FROM {0} GROUP BY country", "is not a measure of the cube"),
         ("SELECT count(DISTINCT n) FROM {0}", "does not exist"),
+        ("SELECT s.b, count(*) FROM {0} AS s(a, b, c, d) GROUP BY s.b", "renames the columns"),
     ],
 )
 def test_query_that_does_not_follow_reads_rows_and_says_why(

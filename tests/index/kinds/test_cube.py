@@ -16,7 +16,9 @@ import pytest
 from seamark.formats.iceberg.expressions.arrow import to_row_type
 from seamark.formats.iceberg.types.schema import Field, Schema, StructType
 from seamark.formats.index.definitions import IndexDefinition, define, of_id
-from seamark.formats.index.kinds.cube import CUBE, CubeEntries, combine_groups, entry_schema
+from seamark.formats.index.keys.measures import parse_measure
+from seamark.formats.index.kinds.arrow_sizes import count_decoded_bytes, find_batches
+from seamark.formats.index.kinds.cube import CUBE, CubeEntries, SumOverflow, combine_groups, entry_schema
 from seamark.formats.runtime.errors import BadRequest
 
 SCHEMA = Schema(
@@ -194,6 +196,57 @@ def test_each_changed_byte_of_a_cube_is_noticed() -> None:
         CUBE.open(memoryview(blob[:-1]))
 
 
+def test_entry_with_wrong_offsets_or_text_is_refused_before_its_values_are_used() -> None:
+    for offsets, text in ([0, 1 << 30, 2], b"ab"), ([0, 1, 2], b"\xff\xfe"):
+        buffers = [None, pa.py_buffer(np.array(offsets, np.int32)), pa.py_buffer(text)]
+        country = pa.Array.from_buffers(pa.string(), 2, buffers)
+        index = open_entries(pa.RecordBatch.from_arrays([country, pa.array([1, 1], pa.int64())], ["d0", "m0"]))
+        with pytest.raises(ValueError, match="cube cannot be read"):
+            list(index.read([0]))
+        with pytest.raises(ValueError, match="cube cannot be read"):
+            index.verify()
+
+
+def test_small_entry_with_many_decompressed_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("seamark.formats.index.kinds.cube._DECODED_BYTES_MAX", 1 << 20)
+    index = open_entries(pa.RecordBatch.from_arrays([pa.array(np.zeros(200_000, np.int64))], ["m0"]))
+    with pytest.raises(ValueError, match="1,600,000 bytes; the maximum is 1,048,576"):
+        list(index.read([0]))
+
+
+def test_entry_without_compression_is_refused() -> None:
+    sink = pa.BufferOutputStream()
+    batch = pa.RecordBatch.from_arrays([pa.array([1])], ["m0"])
+    with pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    body = memoryview(sink.getvalue())
+    with pytest.raises(ValueError, match="without compression"):
+        count_decoded_bytes(body, find_batches(body)[0])
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3000])
+def test_decompressed_size_of_an_entry_is_known_before_it_is_read(rows: int) -> None:
+    entry = build(cube(["country", "ratio"], ["sum(qty)", "min(ts)"]), random_rows(4, rows))
+    body = CUBE.encode([entry, entry])[1]
+    assert isinstance(body, memoryview)
+    (stored,) = open_entries(entry).read([0])
+    sizes = [count_decoded_bytes(body, place) for place in find_batches(body)]
+    assert sizes == [sum(buffer.size for column in stored.columns for buffer in column.buffers() if buffer)] * 2
+
+
+def test_entry_with_too_many_groups_is_not_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    definition = cube(["country"], ["count(*)"])
+    monkeypatch.setattr("seamark.formats.index.kinds.cube.ENTRY_GROUPS_MAX", 3)
+    with pytest.raises(ValueError, match="the maximum is 3 groups"):
+        build(definition, random_rows(1, 100))
+
+
+def test_only_a_sum_that_does_not_fit_is_reported_as_an_overflow() -> None:
+    groups = pa.table({"d0": ["a", "a"], "m0": pa.array([2**62] * 2)})
+    with pytest.raises(SumOverflow, match="out of bounds"):
+        combine_groups(groups, {"m0": "count"})
+
+
 def test_audit_names_the_column_that_differs() -> None:
     definition = cube(["country"], ["sum(qty)", "sum(ratio)"])
     rows = random_rows(2, 60)
@@ -214,6 +267,18 @@ def test_definition_of_a_cube_survives_its_id_and_a_rename() -> None:
     assert set(definition.column_ids) == {1, 11, 5, 6, 7}
 
 
+@pytest.mark.parametrize("name", ["1", "2024 sales", "1a", " a", "a`b", "a-b", "#1", "a.b"])
+def test_text_of_a_measure_has_the_same_column_again(name: str) -> None:
+    schema = Schema((Field(1, "a", False, "int"), Field(2, name, False, "int")), schema_id=0)
+    measure = parse_measure("sum(#2 + 1)", schema)
+    assert parse_measure(measure.text, schema) == measure
+
+
+def test_long_measure_survives_its_definition() -> None:
+    definition = cube(["country"], ["sum(" + "+".join(["qty"] * 45) + ")"])
+    assert of_id(definition.id, SCHEMA, name="c").measures == definition.measures
+
+
 @pytest.mark.parametrize(
     ("columns", "measures", "reason"),
     [
@@ -227,7 +292,10 @@ def test_definition_of_a_cube_survives_its_id_and_a_rename() -> None:
         (["country"], ["count(*)", "count( * )"], "named once"),
         (["lower(country)"], ["count(*)"], "not a dimension"),
         (["bucket[4](country)"], ["count(*)"], "not a dimension"),
-        (["country"], ["sum(" + "(" * 100 + "qty" + ")" * 100 + ")"], "nested too deeply"),
+        (["country"], ["sum(" + "(" * 60 + "qty" + ")" * 60 + ")"], "nested too deeply"),
+        (["country"], ["sum(" + "+".join(["qty"] * 60) + ")"], "more than 200"),
+        (["country"], ["sum(" + "+".join(["qty"] * 2000) + ")"], "more than 200"),
+        (["country"], ["sum(#" + "9" * 5000 + ")"], "no column with this id"),
     ],
 )
 def test_invalid_cube_is_refused_with_a_reason(columns: list[str], measures: list[str], reason: str) -> None:

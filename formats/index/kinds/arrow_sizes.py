@@ -1,0 +1,105 @@
+"""Reads from the metadata of an Arrow IPC file how many bytes its record batches have after decompression.
+
+Arrow allocates the size that a compressed buffer states, and a few bytes can decompress to gigabytes. So a reader
+checks the size of a batch before Arrow decodes it. The metadata are FlatBuffers: `Footer` in Arrow's `File.fbs`, and
+`Message` and `RecordBatch` in `Message.fbs`. This module is pure.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import NamedTuple
+
+_INT16, _INT32, _INT64 = struct.Struct("<H"), struct.Struct("<i"), struct.Struct("<q")
+_BLOCK = struct.Struct("<qi4xq")
+"""`Block` in `File.fbs`: the position of a message, the bytes of its metadata, and the bytes of its buffers."""
+_BUFFER = struct.Struct("<qq")
+"""`Buffer` in `Schema.fbs`: a position after the metadata of the message, and a number of bytes."""
+_END_BYTES = 10
+"""The bytes after the footer: its length, and the magic `ARROW1`."""
+_PREFIX_BYTES = 8
+"""The bytes before the metadata of a message: a marker and a length."""
+_FOOTER_DICTIONARIES, _FOOTER_BATCHES = 2, 3
+_MESSAGE_HEADER = 2
+_BATCH_BUFFERS, _BATCH_COMPRESSION = 2, 3
+
+
+class BatchPlace(NamedTuple):
+    """The position of the message of a batch in the file, and the position of its buffers."""
+
+    message: int
+    buffers: int
+
+
+def find_batches(data: memoryview) -> list[BatchPlace]:
+    """Return the places of the record batches of an Arrow IPC file.
+
+    Raises:
+        ValueError: The file is damaged, or has dictionaries, which Arrow decodes with the first batch.
+    """
+    end = len(data) - _END_BYTES
+    footer = _follow(data, end - _unpack(_INT32, data, end)[0])
+    _, dictionaries = _find_vector(data, footer, _FOOTER_DICTIONARIES)
+    if dictionaries:
+        raise ValueError("an Arrow file with dictionaries is not supported")
+    start, count = _find_vector(data, footer, _FOOTER_BATCHES)
+    places = []
+    for number in range(count):
+        message, metadata_bytes, _ = _unpack(_BLOCK, data, start + number * _BLOCK.size)
+        places.append(BatchPlace(message, message + metadata_bytes))
+    return places
+
+
+def count_decoded_bytes(data: memoryview, place: BatchPlace) -> int:
+    """Return the number of bytes of a record batch after decompression.
+
+    Raises:
+        ValueError: The file is damaged, or its buffers are not compressed.
+    """
+    message = _follow(data, place.message + _PREFIX_BYTES)
+    header = _find_field(data, message, _MESSAGE_HEADER)
+    batch = _follow(data, header)
+    if not _find_field(data, batch, _BATCH_COMPRESSION):
+        raise ValueError("an Arrow file without compression is not supported")
+    start, count = _find_vector(data, batch, _BATCH_BUFFERS)
+    total = 0
+    for number in range(count):
+        position, size = _unpack(_BUFFER, data, start + number * _BUFFER.size)
+        if size < 0:
+            raise ValueError(f"a buffer of an Arrow file has {size} bytes")
+        if size >= _INT64.size:
+            # A buffer that compression does not shrink states -1, and is not compressed.
+            decoded = _unpack(_INT64, data, place.buffers + position)[0]
+            total += decoded if decoded >= 0 else size
+    return total
+
+
+def _find_field(data: memoryview, table: int, number: int) -> int:
+    """Return the position of a field of a table, or 0 if the table does not have it."""
+    fields = table - _unpack(_INT32, data, table)[0]
+    offset_at = 2 * _INT16.size + number * _INT16.size
+    if offset_at >= _unpack(_INT16, data, fields)[0]:
+        return 0
+    offset: int = _unpack(_INT16, data, fields + offset_at)[0]
+    return table + offset if offset else 0
+
+
+def _find_vector(data: memoryview, table: int, number: int) -> tuple[int, int]:
+    """Return the position of the first item of a vector, and the number of its items."""
+    field = _find_field(data, table, number)
+    if not field:
+        return 0, 0
+    vector = _follow(data, field)
+    return vector + _INT32.size, _unpack(_INT32, data, vector)[0]
+
+
+def _follow(data: memoryview, at: int) -> int:
+    """Return the position to which the offset at this position refers."""
+    offset: int = _unpack(_INT32, data, at)[0]
+    return at + offset
+
+
+def _unpack(layout: struct.Struct, data: memoryview, at: int) -> tuple[int, ...]:
+    if not 0 <= at <= len(data) - layout.size:
+        raise ValueError(f"an Arrow file of {len(data)} bytes refers to byte {at}")
+    return layout.unpack_from(data, at)
