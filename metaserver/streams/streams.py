@@ -132,9 +132,9 @@ class ProducerKey(NamedTuple):
     sequence: int
 
     def to_producer(self) -> StreamProducer:
-        """Return the producer as the log knows it. The principal owns it (`owner_of`)."""
+        """Return the producer as the log knows it, with its owner (`owner_of`). Stored logs have this form."""
         owner = hashlib.sha256(self.who.encode()).hexdigest()[:16]
-        return StreamProducer(f"{owner}/{self.scope}/{self.name}", self.sequence)
+        return StreamProducer(f"{self.scope}/{owner}/{self.name}", self.sequence)
 
 
 class _FlushState:
