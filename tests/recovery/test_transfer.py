@@ -218,6 +218,25 @@ async def test_restore_refuses_a_database_with_a_catalog(tmp_path: Path, postgre
             await store.check_invariants()
 
 
+@pytest.mark.parametrize("table", ["grants", "schema_version"])
+async def test_database_of_another_application_is_never_overwritten(
+    tmp_path: Path, postgres_url: str, table: str
+) -> None:
+    path, file = tmp_path / "a.db", tmp_path / "backup"
+    create_old_database(path, NEWEST)
+    await back_up(f"sqlite://{path}", file)
+    connection = await asyncpg.connect(postgres_url)
+    try:
+        await connection.execute(f"CREATE TABLE {table} (version INTEGER)")
+        await connection.execute(f"INSERT INTO {table} VALUES (7)")
+        for overwrite in (False, True):
+            with pytest.raises(ConfigError, match=f"a table '{table}' of another application; use an empty database"):
+                await restore(file, postgres_url, overwrite=overwrite)
+        assert await connection.fetchval(f"SELECT version FROM {table}") == 7
+    finally:
+        await connection.close()
+
+
 async def test_postgres_database_in_use_is_refused(tmp_path: Path, postgres_url: str) -> None:
     path = tmp_path / "a.db"
     create_old_database(path, NEWEST)
