@@ -472,11 +472,8 @@ class Streams:
             return
         store = self._context.store
         await table.load_watermarks()
-        if read_snapshot_id is not None and table.unflushed_rows:
-            (is_repeated,) = await store.transact([TakeRemovalFlush(entry.uuid, read_snapshot_id)])
-            if is_repeated:
-                return
-        if await self._flush_and_count(table):
+        (is_repeated,) = await store.transact([TakeRemovalFlush(entry.uuid, read_snapshot_id)])
+        if not is_repeated and await self._flush_and_count(table):
             _, metadata = await self._stream_tables.load(entry.uuid)
             if metadata.current_snapshot_id is not None:
                 await store.transact([RecordRemovalFlush(entry.uuid, metadata.current_snapshot_id)])
