@@ -189,6 +189,18 @@ async def test_timeline_continues_after_each_move(tmp_path: Path, postgres_url: 
             seen += [instant.position for instant in instants]
 
 
+async def test_copy_to_postgres_begins_after_all_epochs_of_the_source(tmp_path: Path, postgres_url: str) -> None:
+    path, highest = tmp_path / "a.db", f"0005{9:032x}"
+    create_old_database(path, NEWEST)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE instants SET position = ? WHERE id LIKE 'id 1%'", (highest,))
+    await move(f"sqlite://{path}", postgres_url)
+    async with open_store(postgres_url, clock=SimulatedClock(seed=1)) as store:
+        await store.transact([RecordInstant(instant=make_instant("later"))])
+        later = await store.instants(InstantFilter(since=highest), 100)
+        assert [instant.id for instant in later] == ["later"]
+
+
 async def test_damaged_backup_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     path, file, target = tmp_path / "a.db", tmp_path / "backup", tmp_path / "b.db"
     create_old_database(path, NEWEST)
