@@ -28,17 +28,15 @@ class _LimitedFiles(ServerFiles):
     """Plans as `ServerFiles`, and refuses to read very many files for some keys."""
 
     def __init__(self, stored: StoredRowsPort, key: Sequence[str], files_max: int) -> None:
-        super().__init__(stored)
-        self._key, self._files_max = key, files_max
+        super().__init__(stored, files_max)
+        self._key = key
 
     def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        for page in super().plan(table, body):
-            if len(page["file-scan-tasks"]) > self._files_max:
-                raise TooLarge(
-                    f"The keys may be in {len(page['file-scan-tasks']):,} files; the limit is {self._files_max:,}. "
-                    f"Create a record index on {', '.join(self._key)}, or send fewer keys"
-                )
-            yield page
+        try:
+            yield from super().plan(table, body)
+        except TooLarge as error:
+            key = ", ".join(self._key)
+            raise TooLarge(f"{error.message}. Create a record index on {key}, or send fewer keys") from None
 
 
 def get_keyed_rows(
@@ -76,9 +74,7 @@ def get_keyed_rows(
         server = _LimitedFiles(stored, names, files_max)
         storage = ServedStorage({}, "", stored, server.sizes_bytes)
         opened = OpenTable("db.t", metadata, metadata.current_schema, metadata.current_snapshot_id, storage, ())
-        located = locate(server, opened, distinct.keys).files
-        if (count := sum(len(rows.positions) for rows in located)) > rows_max:
-            raise TooLarge(f"The keys have {count:,} rows; the limit is {rows_max:,} rows. Send fewer keys")
+        located = locate(server, opened, distinct.keys, rows_max=rows_max).files
         rows = _read_rows(opened, columns, located, bytes_max)
     except Unwritable as error:
         raise BadRequest(f"The keys do not fit the table: {error}") from None

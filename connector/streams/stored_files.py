@@ -26,7 +26,7 @@ from seamark.formats.runtime.errors import BadRequest, SeamarkError, TooLarge
 class StoredRowsPort(Protocol):
     """The part of the server that finds stored rows (`metaserver/streams/stored_rows.py`). Safe for any thread."""
 
-    def plan(self, body: Mapping[str, Any]) -> bytes: ...
+    def plan(self, body: Mapping[str, Any], files_max: int | None = None) -> bytes: ...
     def lookup(self, keys: pa.Table, index: str) -> KeyAnswer: ...
     def read(self, location: str, start: int = 0, length: int | None = None) -> bytes: ...
 
@@ -34,16 +34,21 @@ class StoredRowsPort(Protocol):
 class ServerFiles:
     """Plans and looks up rows of one snapshot as a `SeamarkClient` does, by calls of the server.
 
+    Args:
+        stored: The port of the server.
+        files_max: The maximum number of data files of a plan; None for no limit.
+
     Attributes:
         sizes_bytes: The sizes of the files of the plans.
     """
 
-    def __init__(self, stored: StoredRowsPort) -> None:
+    def __init__(self, stored: StoredRowsPort, files_max: int | None = None) -> None:
         self._stored = stored
+        self._files_max = files_max
         self.sizes_bytes: dict[str, int] = {}
 
     def plan(self, table: Name, body: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-        page = msgspec.json.decode(self._stored.plan(body))
+        page = msgspec.json.decode(self._stored.plan(body, self._files_max))
         self.add_sizes([*(task["data-file"] for task in page["file-scan-tasks"]), *page["delete-files"]])
         yield page
 

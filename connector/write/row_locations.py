@@ -45,6 +45,7 @@ from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.delete_files import merge_zeros
 from seamark.formats.index.keys.hashing import Hashes, hash_halves
 from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.runtime.errors import TooLarge
 
 LOOKUP, SCAN = "lookup", "scan"
 STRATEGIES = (LOOKUP, SCAN)
@@ -374,14 +375,18 @@ class LocatedKeys:
     read: frozenset[str]
 
 
-def locate(client: RowSource, table: OpenTable, keys: BatchKeys, strategy: str | None = None) -> LocatedKeys:
+def locate(
+    client: RowSource, table: OpenTable, keys: BatchKeys, strategy: str | None = None, *, rows_max: int | None = None
+) -> LocatedKeys:
     """Locate every live row of the table's snapshot that has one of the keys.
 
     Args:
         strategy: `lookup` or `scan`. The default is `lookup` if a record index on the key columns exists, and otherwise
             `scan`.
+        rows_max: The maximum number of rows; None for no limit.
 
     Raises:
+        TooLarge: The keys have more rows. The files after these rows are not read.
         Unwritable: The strategy is `lookup`, and there is no record index on the key columns.
         Unreadable: A file cannot be read. The error has its path.
     """
@@ -404,8 +409,10 @@ def locate(client: RowSource, table: OpenTable, keys: BatchKeys, strategy: str |
                 f"{min(missing)} has rows of the keys in the index {answer.index}, but is not in the plan for them"
             )
         located = [MatchedRows(tasks[path], *rows) for path, rows in answer.rows.items() if path not in answer.unsure]
+    count = sum(len(rows.positions) for rows in located)
+    _check_count(count, rows_max)
     to_read = [task for path, task in tasks.items() if answer is None or path in answer.unsure]
-    for task, positions, ordinals in _scan_files(table, keys, to_read):
+    for task, positions, ordinals in _scan_files(table, keys, to_read, count, rows_max):
         located.append(MatchedRows(task, positions, ordinals))
     return LocatedKeys(tuple(located), frozenset(task.path for task in to_read))
 
@@ -494,12 +501,32 @@ def _group_by_file(
             yield path, (positions[file_rows], ordinals[file_rows])
 
 
+def _check_count(count: int, rows_max: int | None) -> None:
+    """Check the number of located rows.
+
+    Raises:
+        TooLarge: There are more than `rows_max`.
+    """
+    if rows_max is not None and count > rows_max:
+        raise TooLarge(f"The keys have more than {rows_max:,} rows, which is the limit. Send fewer keys")
+
+
 def _scan_files(
-    table: OpenTable, keys: BatchKeys, tasks: Iterable[ScanTask]
+    table: OpenTable, keys: BatchKeys, tasks: Iterable[ScanTask], count: int, rows_max: int | None
 ) -> Iterator[tuple[ScanTask, Longs, Longs]]:
     """Read the key columns of files.
 
     Yield each file with the positions and the key ordinals of the rows that have one of the keys.
+
+    Args:
+        table: The table.
+        keys: The keys.
+        tasks: The files.
+        count: The number of rows that were located before.
+        rows_max: The maximum number of rows with the rows before; None for no limit.
+
+    Raises:
+        TooLarge: The keys have more rows.
     """
     names = [field.name for field in keys.fields]
     # Rows are matched by hash. The filter only prunes row groups by statistics. It must be short, because it is also
@@ -512,6 +539,8 @@ def _scan_files(
             batch_ordinals = keys.match([batch.column(place) for place in range(len(names))])
             hit = np.flatnonzero(batch_ordinals >= 0)
             if len(hit):
+                count += len(hit)
+                _check_count(count, rows_max)
                 ordinals.append(batch_ordinals[hit])
                 positions.append(batch.column(len(names)).to_numpy()[hit])
         if positions:

@@ -28,7 +28,6 @@ from seamark.formats.runtime.errors import BadRequest, TooLarge
 ROWS_MAX = 1 << 24
 """The maximum number of rows of one batch."""
 PRODUCER_CHARS_MAX = 200
-_OWNER_END = "/"
 
 
 class Shard(NamedTuple):
@@ -75,7 +74,8 @@ class StreamProducer:
     append of the same name.
 
     Attributes:
-        name: Unique in the log. It begins with the owner, such as a hash of the principal, and a slash.
+        name: Unique in the log. It has the form `scope/owner/name` or `owner/name`, such as the UUID of a table, a hash
+            of the principal, and the principal's own name of the producer.
         sequence: The number of this append.
         epoch: The session of the producer. `fence` begins a session, and the log refuses appends of earlier sessions.
         sparse: Whether numbers may be missing. The log accepts each number after the last, so only a producer that
@@ -89,8 +89,9 @@ class StreamProducer:
 
 
 def owner_of(producer: str) -> str:
-    """Return the owner of a producer: its name before the first slash."""
-    return producer.partition(_OWNER_END)[0]
+    """Return the owner of a producer, whose name has the form `scope/owner/name` or `owner/name`."""
+    parts = producer.split("/", 2)
+    return parts[1] if len(parts) == 3 else parts[0]
 
 
 @dataclass(frozen=True, slots=True)

@@ -337,10 +337,13 @@ class RecordRemovalFlush(Operation, frozen=True):
 
 
 class TakeRemovalFlush(Operation, frozen=True):
-    """Remove the record of a flush. The result is whether there was one with this snapshot; only one taker gets it."""
+    """Remove the record of a flush. The result is whether it had this snapshot; only one taker gets it.
+
+    A record with another snapshot is also removed: a later commit that reads that snapshot may not have seen all rows.
+    """
 
     uuid: str
-    snapshot_id: int
+    snapshot_id: int | None
 
 
 class KeepPlanTable(Operation, frozen=True):

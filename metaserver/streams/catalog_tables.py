@@ -136,8 +136,11 @@ class CatalogTables:
 
 
 def is_flush(snapshot: Snapshot, table_uuid: str | None) -> bool:
-    """Return whether a flush of the table's stream has made the snapshot."""
+    """Return whether a flush of the table's stream has made the snapshot.
+
+    A flush of an earlier version of the server does not state its table.
+    """
     if FLUSH_MARK.encode() not in bytes(snapshot.summary):
         return False
     summary = snapshot.summary_map()
-    return summary.get(FLUSH_MARK) == "true" and summary.get(FLUSH_TABLE) == table_uuid
+    return summary.get(FLUSH_MARK) == "true" and summary.get(FLUSH_TABLE, table_uuid) == table_uuid

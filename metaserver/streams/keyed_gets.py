@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import pyarrow as pa
 
@@ -22,6 +24,8 @@ from seamark.metaserver.streams.stored_rows import RowSearch
 LIMITS = GetLimits(rows_max=10_000, bytes_max=64 << 20, files_max=1_000)
 _THREADS = 4
 """The maximum number of gets that run at a time. Others wait."""
+_THREADS_PER_PRINCIPAL = 2
+"""The maximum number of gets of one principal that run at a time, so that others need not wait for them."""
 
 
 class KeyedRowsAnswer(NamedTuple):
@@ -43,14 +47,19 @@ class KeyedGets:
         self._row_files = row_files
         self._search = search
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gets")
+        self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """The free threads of the share of each principal with gets."""
 
-    async def get(self, loaded: LoadedTable, keys: pa.RecordBatch, columns: Sequence[str]) -> KeyedRowsAnswer:
+    async def get(
+        self, loaded: LoadedTable, keys: pa.RecordBatch, columns: Sequence[str], principal: str | None
+    ) -> KeyedRowsAnswer:
         """Return the rows that have one of the keys in the current snapshot of a table.
 
         Args:
             loaded: The table, whose current snapshot may be a fresh snapshot.
             keys: The keys, with the names of the key columns.
             columns: The names of the columns to return.
+            principal: The principal, which gets a share of the threads; None on a server without logins.
 
         Raises:
             BadRequest: The keys do not fit the columns, or the rows are encrypted.
@@ -60,9 +69,21 @@ class KeyedGets:
         assert loaded.entry is not None
         stored = self._search.open(loaded.entry, loaded.metadata)
         work = partial(self._row_files.get, keys, columns, loaded.metadata, stored, LIMITS)
-        loop = asyncio.get_running_loop()
-        return KeyedRowsAnswer(*await loop.run_in_executor(self._threads, copy_context().run, work))
+        if principal is None:
+            return KeyedRowsAnswer(*await asyncio.wrap_future(self._threads.submit(copy_context().run, work)))
+        share = self._shares.get(principal) or asyncio.Semaphore(_THREADS_PER_PRINCIPAL)
+        self._shares[principal] = share
+        await share.acquire()
+        running = self._threads.submit(copy_context().run, work)
+        # A request that is cancelled keeps its thread until the work ends.
+        running.add_done_callback(partial(_release, asyncio.get_running_loop(), share))
+        return KeyedRowsAnswer(*await asyncio.wrap_future(running))
 
     def close(self) -> None:
         """End the threads."""
         self._threads.shutdown(wait=False)
+
+
+def _release(loop: asyncio.AbstractEventLoop, share: asyncio.Semaphore, _: object) -> None:
+    with suppress(RuntimeError):  # The loop of a server that has stopped is closed.
+        loop.call_soon_threadsafe(share.release)

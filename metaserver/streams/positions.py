@@ -116,13 +116,14 @@ def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange
     """Return the rows that the snapshot of a flush of this table has added; None for any other snapshot.
 
     The summary alone is no proof: the metadata file may be a copy of another table's, or a client may have written it.
-    Rows beyond the flushed offsets of the database were never flushed.
+    Rows beyond the flushed offsets of the database were never flushed. A flush of an earlier version of the
+    server does not state its table.
     """
     if FLUSH_OFFSETS.encode() not in bytes(snapshot.summary):
         return None
     summary = snapshot.summary_map()
     text = summary.get(FLUSH_OFFSETS)
-    if text is None or summary.get(FLUSH_TABLE) != table.metadata.table_uuid:
+    if text is None or summary.get(FLUSH_TABLE, table.metadata.table_uuid) != table.metadata.table_uuid:
         return None
     try:
         ranges = []

@@ -17,6 +17,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.index.definitions import read_definitions
 from seamark.formats.protocol.wire import encode_json
 from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import TooLarge
 from seamark.metaserver.index.files.indexes import Indexes
 from seamark.metaserver.index.files.usage import Usage
 from seamark.metaserver.objects.port import ObjectStore
@@ -78,11 +79,15 @@ class StoredRows:
         self._metadata = metadata
         self._loop = loop
 
-    def plan(self, body: Mapping[str, Any]) -> bytes:
+    def plan(self, body: Mapping[str, Any], files_max: int | None = None) -> bytes:
         """Return the scan tasks for a filter, as a page of a plan.
 
         Args:
             body: The PlanTableScanRequest of the connector, of which the filter is read.
+            files_max: The maximum number of data files; None for no limit.
+
+        Raises:
+            TooLarge: The plan has more files. It is not written then.
         """
         request = PinnedRequest(
             snapshot_id=self._metadata.current_snapshot_id,
@@ -92,6 +97,8 @@ class StoredRows:
         )
         bound = request.bind(self._metadata)
         scan = self._run(self._search.planner.plan(bound, self._entry))
+        if files_max is not None and len(scan.entry_ids) > files_max:
+            raise TooLarge(f"The rows may be in {len(scan.entry_ids):,} files; the limit is {files_max:,}")
         writer = ScanTaskWriter(scan, form=TaskForm(residuals=False))
         tasks = b"".join(writer.tasks(scan.entry_ids))
         deletes = b"".join(writer.delete_files())

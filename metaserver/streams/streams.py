@@ -132,9 +132,9 @@ class ProducerKey(NamedTuple):
     sequence: int
 
     def to_producer(self) -> StreamProducer:
-        """Return the producer as the log knows it. The principal owns it (`owner_of`)."""
+        """Return the producer as the log knows it, with its owner (`owner_of`). Stored logs have this form."""
         owner = hashlib.sha256(self.who.encode()).hexdigest()[:16]
-        return StreamProducer(f"{owner}/{self.scope}/{self.name}", self.sequence)
+        return StreamProducer(f"{self.scope}/{owner}/{self.name}", self.sequence)
 
 
 class _FlushState:
@@ -472,11 +472,8 @@ class Streams:
             return
         store = self._context.store
         await table.load_watermarks()
-        if read_snapshot_id is not None and table.unflushed_rows:
-            (is_repeated,) = await store.transact([TakeRemovalFlush(entry.uuid, read_snapshot_id)])
-            if is_repeated:
-                return
-        if await self._flush_and_count(table):
+        (is_repeated,) = await store.transact([TakeRemovalFlush(entry.uuid, read_snapshot_id)])
+        if not is_repeated and await self._flush_and_count(table):
             _, metadata = await self._stream_tables.load(entry.uuid)
             if metadata.current_snapshot_id is not None:
                 await store.transact([RecordRemovalFlush(entry.uuid, metadata.current_snapshot_id)])

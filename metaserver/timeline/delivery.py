@@ -3,7 +3,8 @@
 The timeline is the queue, and the only state of a target is its position (a cursor). So a target that was unavailable
 for a week gets the events of the week. By a lease, a single replica at a time delivers to a target. If two overlap,
 the cursor's compare-and-swap stops the replica that is behind. If an answer or the cursor was lost, a target gets an
-event again. A receiver can recognise the event by `id`, which is the instant's position and never reused.
+event again. A receiver can recognise the event by `id`, which is the instant's position. An id is not reused, unless an
+older state of a SQLite database is restored: then new events get the ids of the events after that state.
 """
 
 from __future__ import annotations

@@ -44,15 +44,15 @@ async def test_one_owner_of_producers_leaves_room_for_others() -> None:
     clock = SimulatedClock(1)
     async with open_memory_log(clock, producers_max=8, keep_ms=1000) as log:
         for number in range(4):
-            await log.append({A: batch("x")}, StreamProducer(f"greedy/{number}", 0))
+            await log.append({A: batch("x")}, StreamProducer(f"table{number}/greedy/p", 0))
         with pytest.raises(TooManyRequests, match="4 of them of the owner"):
-            await log.append({A: batch("x")}, StreamProducer("greedy/4", 0))
+            await log.append({A: batch("x")}, StreamProducer("table4/greedy/p", 0))
         for number in range(2):
-            await log.append({A: batch("x")}, StreamProducer(f"modest/{number}", 0))
-        await log.append({A: batch("x")}, StreamProducer("greedy/0", 1))
+            await log.append({A: batch("x")}, StreamProducer(f"table{number}/modest/p", 0))
+        await log.append({A: batch("x")}, StreamProducer("table0/greedy/p", 1))
         clock.advance(5000)
         for number in range(4, 8):  # The log has forgotten the names before.
-            await log.append({A: batch("x")}, StreamProducer(f"greedy/{number}", 0))
+            await log.append({A: batch("x")}, StreamProducer(f"table{number}/greedy/p", 0))
 
 
 async def test_a_closed_log_refuses() -> None:

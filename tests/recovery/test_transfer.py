@@ -189,6 +189,18 @@ async def test_timeline_continues_after_each_move(tmp_path: Path, postgres_url: 
             seen += [instant.position for instant in instants]
 
 
+async def test_copy_to_postgres_begins_after_all_epochs_of_the_source(tmp_path: Path, postgres_url: str) -> None:
+    path, highest = tmp_path / "a.db", f"0005{9:032x}"
+    create_old_database(path, NEWEST)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE instants SET position = ? WHERE id LIKE 'id 1%'", (highest,))
+    await move(f"sqlite://{path}", postgres_url)
+    async with open_store(postgres_url, clock=SimulatedClock(seed=1)) as store:
+        await store.transact([RecordInstant(instant=make_instant("later"))])
+        later = await store.instants(InstantFilter(since=highest), 100)
+        assert [instant.id for instant in later] == ["later"]
+
+
 async def test_damaged_backup_is_refused_and_changes_nothing(tmp_path: Path) -> None:
     path, file, target = tmp_path / "a.db", tmp_path / "backup", tmp_path / "b.db"
     create_old_database(path, NEWEST)
@@ -216,6 +228,25 @@ async def test_restore_refuses_a_database_with_a_catalog(tmp_path: Path, postgre
             assert (await store.entry(make_entry("t").kind, NS, "t")) is not None
             assert isinstance(store, GeneratorStore)
             await store.check_invariants()
+
+
+@pytest.mark.parametrize("table", ["grants", "schema_version"])
+async def test_database_of_another_application_is_never_overwritten(
+    tmp_path: Path, postgres_url: str, table: str
+) -> None:
+    path, file = tmp_path / "a.db", tmp_path / "backup"
+    create_old_database(path, NEWEST)
+    await back_up(f"sqlite://{path}", file)
+    connection = await asyncpg.connect(postgres_url)
+    try:
+        await connection.execute(f"CREATE TABLE {table} (version INTEGER)")
+        await connection.execute(f"INSERT INTO {table} VALUES (7)")
+        for overwrite in (False, True):
+            with pytest.raises(ConfigError, match=f"a table '{table}' of another application; use an empty database"):
+                await restore(file, postgres_url, overwrite=overwrite)
+        assert await connection.fetchval(f"SELECT version FROM {table}") == 7
+    finally:
+        await connection.close()
 
 
 async def test_postgres_database_in_use_is_refused(tmp_path: Path, postgres_url: str) -> None:

@@ -166,6 +166,10 @@ async def test_a_removal_that_is_repeated_at_another_server_does_not_flush_again
     await first.post({"id": 3})
     assert not await prepare_removal(second, flushed_id)
     assert await prepare_removal(first, flushed_id)  # Only one commit may leave out the flush.
+    flushed_id = (await asyncio.to_thread(first.catalog.load_table, "db.t")).metadata.current_snapshot_id
+    assert not await prepare_removal(first, flushed_id)  # No row waits. This is the commit that may leave it out.
+    await first.post({"id": 4})
+    assert await prepare_removal(first, flushed_id)
 
 
 async def test_only_the_owner_of_a_table_flushes_the_rows_of_all_servers(

@@ -6,10 +6,13 @@ import asyncio
 import datetime
 import decimal
 import json
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 from random import Random
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 from uuid import UUID
 
 import pyarrow as pa
@@ -41,6 +44,7 @@ from seamark.metaserver.streams.row_files import GetLimits
 from tests.seeds import first_seed, quick
 from tests.streams.test_read_stream import append_batch
 from tests.streams.test_rows_over_http import SCHEMA, Stream, create, streaming
+from tests.waits import until
 
 
 @pytest.fixture
@@ -112,11 +116,51 @@ async def test_request_that_does_not_fit_is_refused_with_the_reason(
     await append_batch(stream, 1, 1, 1)
     await append_batch(stream, 1)
     monkeypatch.setattr(keyed_gets, "LIMITS", GetLimits(rows_max=3, bytes_max=1 << 20, files_max=9))
-    assert "have 4 rows; the limit is 3 rows" in await refuse(stream, {"keys": [1]}, 413)
+    assert "have more than 3 rows, which is the limit" in await refuse(stream, {"keys": [1]}, 413)
     monkeypatch.setattr(keyed_gets, "LIMITS", GetLimits(rows_max=9, bytes_max=9, files_max=9))
     assert "more than 9 bytes" in await refuse(stream, {"keys": [1]}, 413)
     monkeypatch.setattr(keyed_gets, "LIMITS", GetLimits(rows_max=9, bytes_max=1 << 20, files_max=1))
     assert "may be in 2 files; the limit is 1" in await refuse(stream, {"keys": [1]}, 413)
+
+
+async def test_key_with_a_nested_column_is_refused_before_its_values_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = Schema(
+        NestedField(1, "id", LongType(), required=True),
+        NestedField(2, "tags", ListType(3, StringType(), element_required=False)),
+    )
+    monkeypatch.delattr("seamark.metaserver.api.streams.gets.to_batch")
+    async with streaming(tmp_path) as stream:
+        await create(stream, schema)
+        message = await refuse(stream, {"keys": [{"id": 1, "tags": ["a"]}]})
+    assert "the column 'tags' is a struct, list or map, which is no key" in message
+
+
+async def test_gets_of_one_principal_leave_threads_to_others() -> None:
+    running, most = Counter[str](), Counter[str]()
+    may_end = threading.Event()
+
+    def get(keys: str, *_: Any) -> tuple[pa.Table, list[int]]:
+        running[keys] += 1
+        most[keys] = max(most[keys], running[keys])
+        may_end.wait(10)
+        running[keys] -= 1
+        return pa.table({}), []
+
+    row_files, search = SimpleNamespace(get=get), SimpleNamespace(open=lambda *_: None)
+    gets = keyed_gets.KeyedGets(cast("Any", row_files), cast("Any", search))
+    loaded = cast("Any", SimpleNamespace(entry=1, metadata=2))
+    calls = [gets.get(loaded, cast("Any", name), [], name) for name in ("ann",) * 6 + ("bob",)]
+    tasks = [asyncio.create_task(call) for call in calls]
+    await until(lambda: running == {"ann": 2, "bob": 1})
+    tasks[0].cancel()
+    await asyncio.sleep(0.05)
+    assert running == {"ann": 2, "bob": 1}
+    may_end.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert most == {"ann": 2, "bob": 1}
+    gets.close()
 
 
 async def test_table_that_is_no_stream_is_read_by_its_columns(tmp_path: Path) -> None:

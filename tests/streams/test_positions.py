@@ -20,10 +20,11 @@ import pytest
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.protocol.wire import FLUSH_OFFSETS, FLUSH_TABLE
+from seamark.formats.protocol.wire import FLUSH_MARK, FLUSH_OFFSETS, FLUSH_TABLE
 from seamark.formats.runtime.errors import BadRequest, OffsetOutOfRange
 from seamark.metaserver.log.port import ShardState
 from seamark.metaserver.store.operations import FlushedRange
+from seamark.metaserver.streams.catalog_tables import is_flush
 from seamark.metaserver.streams.positions import (
     End,
     Files,
@@ -288,3 +289,12 @@ def test_summary_that_is_no_flush_of_this_table_is_read_as_an_append(offsets: st
     step = next_step(ReadPosition(UUID, None, ()), table, skips_changes=True)
     assert isinstance(step, Files)
     assert step.position.offsets == ()
+
+
+def test_flush_of_an_earlier_server_is_a_flush_of_the_table() -> None:
+    summary = {"operation": "append", FLUSH_MARK: "true", FLUSH_OFFSETS: "0:0-2"}
+    snapshot = Snapshot(1, 1, summary=msgspec.Raw(json.dumps(summary).encode()))
+    table = ReadableTable(cast("TableMetadata", History({1: snapshot}, 1)), {0: 2}, {0: ShardState(0, 2, 2, 0)})
+    assert parse_ranges(snapshot, table) == (FlushedRange(0, 0, 2),)
+    assert next_step(ReadPosition(UUID, None, (2,)), table) == End(ReadPosition(UUID, 1, (2,)))
+    assert is_flush(snapshot, UUID)

@@ -5,13 +5,16 @@ owners.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from contextlib import suppress
 
 import pytest
 
 from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, RetryLater
+from seamark.metaserver.log.port import StreamProducer, owner_of
 from seamark.metaserver.streams.stream_table import StreamTable
+from seamark.metaserver.streams.streams import ProducerKey
 from tests.seeds import examples, first_seed
 from tests.streams.world import a_world, batch
 
@@ -180,3 +183,10 @@ async def test_a_reader_sees_an_append_whole_after_a_flush_that_crosses_a_fresh_
         await other.append({0: batch(11), 1: batch(12)})
         await first
         assert sorted(await second) == [*range(13)]
+
+
+def test_producer_keeps_its_name_in_logs_of_earlier_versions() -> None:
+    owner = hashlib.sha256(b"ann").hexdigest()[:16]
+    producer = ProducerKey("ann", "0190-uuid", "job/1", 7).to_producer()
+    assert producer == StreamProducer(f"0190-uuid/{owner}/job/1", 7)
+    assert owner_of(producer.name) == owner

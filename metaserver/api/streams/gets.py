@@ -13,6 +13,7 @@ from aiohttp import web
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.types.schema import Field
 from seamark.formats.runtime.errors import BadRequest, TooLarge
+from seamark.metaserver.access.principal import ANONYMOUS
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM, wants_arrow
 from seamark.metaserver.api.formats.json_rows import write_json_rows
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
@@ -28,6 +29,8 @@ KEYS_MAX = 1_000
 """The maximum number of keys of one request."""
 _QUICK_ROWS = 200
 """The maximum number of rows that are encoded on the event loop."""
+_QUICK_VALUES = 200
+"""The maximum number of values of keys that are decoded on the event loop."""
 
 
 class GetRows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,7 +79,9 @@ async def get_rows(call: Call, body: GetRows) -> Answer:
     entry, metadata = loaded.entry, loaded.metadata
     assert entry is not None
     fields = _select_fields(metadata, body.select)
-    keys = _read_keys(metadata, body.keys)
+    read = partial(_read_keys, metadata, body.keys)
+    value_count = sum(len(key) if isinstance(key, dict) else 1 for key in body.keys)
+    keys = read() if value_count <= _QUICK_VALUES else await call.in_turn(read)
     if entry.flushed:
         loaded = (await load_fresh(call, entry, metadata)).loaded
     else:
@@ -91,7 +96,8 @@ async def get_rows(call: Call, body: GetRows) -> Answer:
 async def _get(call: Call, loaded: LoadedTable, keys: pa.RecordBatch | None, columns: Sequence[str]) -> KeyedRowsAnswer:
     if keys is None:
         return KeyedRowsAnswer(pa.table({name: pa.nulls(0) for name in columns}), [])
-    return await call.components.streams.gets.get(loaded, keys, columns)
+    principal = None if call.principal.name == ANONYMOUS.name else call.principal.name
+    return await call.components.streams.gets.get(loaded, keys, columns, principal)
 
 
 def _select_fields(metadata: TableMetadata, names: Sequence[str] | None) -> list[Field]:
@@ -135,6 +141,12 @@ def _read_keys(metadata: TableMetadata, keys: Sequence[Any]) -> pa.RecordBatch |
             raise BadRequest(f"keys[{number}] has other columns than keys[0], or none; all keys have the same columns")
         if any(value is None for value in each.values()):
             raise BadRequest(f"keys[{number}] has a null; rows with a null have no key")
+    kinds = {field.name: field.type for field in metadata.current_schema.fields}
+    for name in objects[0]:
+        if not isinstance(kinds.get(name, ""), str):  # `to_batch` reports unknown columns.
+            raise BadRequest(
+                f"keys: the column {name[:100]!r} is a struct, list or map, which is no key; leave it out of the keys"
+            )
     try:
         return to_batch(objects, metadata.current_schema)
     except BadRequest as error:

@@ -273,9 +273,14 @@ def renew_epoch() -> Steps[bool]:
     Returns:
         Whether a new epoch started.
     """
-    rows = yield StoreStatement(
-        "UPDATE timeline_epoch SET epoch = epoch + 1 WHERE lpad(to_hex(epoch), 4, '0') "
-        "|| lpad(to_hex(pg_snapshot_xmax(pg_current_snapshot())::text::bigint), 16, '0') <= "
-        "greatest((SELECT max(position) FROM instants), (SELECT max(position) FROM instants_archive)) RETURNING 1"
-    )
-    return bool(rows)
+    is_renewed = False
+    # A copy of another database may have positions of several later epochs. An epoch has four digits.
+    while (
+        yield StoreStatement(
+            "UPDATE timeline_epoch SET epoch = epoch + 1 WHERE epoch < 65535 AND lpad(to_hex(epoch), 4, '0') "
+            "|| lpad(to_hex(pg_snapshot_xmax(pg_current_snapshot())::text::bigint), 16, '0') <= "
+            "greatest((SELECT max(position) FROM instants), (SELECT max(position) FROM instants_archive)) RETURNING 1"
+        )
+    ):
+        is_renewed = True
+    return is_renewed

@@ -51,7 +51,5 @@ def record_removal_flush(op: operations.RecordRemovalFlush, now_ms: int) -> Step
 
 
 def take_removal_flush(op: operations.TakeRemovalFlush, now_ms: int) -> Steps[bool]:
-    rows = yield StoreStatement(
-        "DELETE FROM removal_flushes WHERE uuid = $1 AND snapshot_id = $2 RETURNING 1", (op.uuid, op.snapshot_id)
-    )
-    return bool(rows)
+    rows = yield StoreStatement("DELETE FROM removal_flushes WHERE uuid = $1 RETURNING snapshot_id", (op.uuid,))
+    return bool(rows) and rows[0][0] == op.snapshot_id

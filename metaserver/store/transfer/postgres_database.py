@@ -52,8 +52,7 @@ class PostgresWriter:
         self._connection = connection
 
     async def create(self, version: int) -> None:
-        names = (*_OWN_TABLES, *(table.name for table in read_layout(len(MIGRATIONS))))
-        await self._connection.execute(f"DROP TABLE IF EXISTS {', '.join(names)}")
+        await self._connection.execute(f"DROP TABLE IF EXISTS {', '.join(_list_names())}")
         await self._connection.execute("DROP SEQUENCE IF EXISTS instant_sequence")
         await drive(self._connection, create_schema(version, POSTGRES))
         for table in read_layout(version):
@@ -68,6 +67,11 @@ class PostgresWriter:
     async def migrate(self) -> None:
         await drive(self._connection, migrate(POSTGRES))
         await drive(self._connection, renew_epoch())
+
+
+def _list_names() -> tuple[str, ...]:
+    """Return the names of all tables of a catalog."""
+    return (*_OWN_TABLES, *(table.name for table in read_layout(len(MIGRATIONS))))
 
 
 async def _read_batches(connection: Any, table: TableLayout) -> AsyncIterator[Sequence[Row]]:
@@ -108,7 +112,8 @@ async def write_postgres(url: str, *, overwrite: bool) -> AsyncIterator[Postgres
     The previous content stays until the transaction commits, whenever the process is killed.
 
     Raises:
-        ConfigError: The database contains a catalog and `overwrite` is not set, or a server is connected.
+        ConfigError: The database contains a catalog and `overwrite` is not set, it has tables of another application,
+            or a server is connected.
         RetryLater: The database does not answer.
     """
     subject = describe_database(url)
@@ -117,6 +122,7 @@ async def write_postgres(url: str, *, overwrite: bool) -> AsyncIterator[Postgres
         await _check_unused(connection, subject)
         if connection.get_settings().server_encoding != "UTF8":
             raise ConfigError(f"{subject}: the database's encoding is not UTF8; create it with ENCODING 'UTF8'")
+        await _check_no_other_application(connection, subject)
         for name in () if overwrite else CONTENT_TABLES:
             if await _table_exists(connection, name) and await connection.fetchval(
                 f"SELECT EXISTS (SELECT 1 FROM {name})"  # noqa: S608
@@ -139,6 +145,20 @@ async def _begin(url: str, subject: str, **options: Any) -> AsyncIterator[Any]:
 
 async def _table_exists(connection: Any, name: str) -> bool:
     return bool(await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", name))
+
+
+async def _check_no_other_application(connection: Any, subject: str) -> None:
+    """Check that tables with the names of a catalog's tables belong to a catalog. They are dropped later.
+
+    Raises:
+        ConfigError: Such a table belongs to another application.
+    """
+    names = [name for name in _list_names() if await _table_exists(connection, name)]
+    if names and not {VERSION_TABLE, *CONTENT_TABLES} <= set(names):
+        raise ConfigError(
+            f"{subject} contains no catalog of Seamark, but has a table {min(names)!r} of another application; use an "
+            "empty database"
+        )
 
 
 async def _check_unused(connection: Any, subject: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
@@ -91,8 +92,11 @@ def find_arrow_columns(schema: pa.Schema, names: AbstractSet[str]) -> dict[str, 
     """Return the columns of Arrow rows that are not in `names`, with their types; None for columns of nulls.
 
     Raises:
-        BadRequest: A column has a type that is not added.
+        BadRequest: A column has a type that is not added, or occurs twice.
     """
+    repeated = [name for name, count in Counter(schema.names).items() if count > 1]
+    if repeated:
+        raise BadRequest(f"The rows have the column {_show(repeated[0])} twice; send each column once")
     return {field.name: _to_iceberg(field) for field in schema if field.name not in names}
 
 

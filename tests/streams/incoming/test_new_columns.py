@@ -83,6 +83,17 @@ async def test_table_gets_the_columns_of_arrow_rows_with_their_types(stream: Str
     assert (row["born"], row["at"], row["price"], row["small"]) == (day, at, Decimal("1.20"), 7)
 
 
+@pytest.mark.parametrize("name", ["id", "town"])
+async def test_arrow_rows_with_a_column_twice_are_refused(stream: Stream, name: str) -> None:
+    columns = [pa.array([1]), pa.nulls(1), pa.nulls(1)]
+    batch = pa.RecordBatch.from_arrays(columns, names=["id", name, name])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    status, message = await stream.send_refused(sink.getvalue().to_pybytes(), ARROW)
+    assert (status, f"the column '{name}' twice" in message) == (400, True), message
+
+
 async def test_requests_that_add_columns_at_once_all_succeed(stream: Stream) -> None:
     rows = [{"id": number, "shared": number, f"own{number % 3}": "x"} for number in range(12)]
     await asyncio.gather(*(stream.post(row) for row in rows))
