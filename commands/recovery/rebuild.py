@@ -88,9 +88,9 @@ async def _rebuild(
     folders = await list_folders(context.objects, context.warehouse)
     reader = FileReader(context.documents)
     results = [result async for result in reader.read_folders(folders)]
-    found = [file for result in results for file in result.newest]
+    newest_files = [file for result in results for file in result.newest]
     uncertain = [file for result in results for file in result.uncertain]
-    known_uuids = await find_known(context, {file.uuid for file in (*found, *uncertain)})
+    known_uuids = await find_known(context, {file.uuid for file in (*newest_files, *uncertain)})
     findings = [
         finding
         for result in results
@@ -98,19 +98,19 @@ async def _rebuild(
         for finding in result.findings
         if finding.location not in choices
     ]
-    known = sum(file.uuid in known_uuids for file in found)
-    chosen = await _read_chosen(reader, folders, choices, {file.location for file in found}, findings)
-    files = [file for file in (*found, *chosen) if file.uuid not in known_uuids]
+    known_count = sum(file.uuid in known_uuids for file in newest_files)
+    chosen = await _read_chosen(reader, folders, choices, {file.location for file in newest_files}, findings)
+    files = [file for file in (*newest_files, *chosen) if file.uuid not in known_uuids]
     selection = select(files, context.warehouse, choices, has_stream_log=has_stream_log)
     findings += selection.findings
     if dry_run:
-        return make_result(map(describe, selection.candidates), findings, known)
+        return make_result(map(describe, selection.candidates), findings, known_count)
     rebuild_of_catalog = Rebuild(context, caller)
     rebuilt = await rebuild_of_catalog.run(selection.candidates)
     registered = known_uuids | {each.uuid for each in rebuilt.registered}
     await rebuild_of_catalog.keep_locations([file for file in (*files, *uncertain) if file.uuid not in registered])
-    complete = make_result(rebuilt.registered, (*findings, *rebuilt.findings), known)
-    return msgspec.structs.replace(complete, index_files=await _register_index_files(context, found))
+    complete = make_result(rebuilt.registered, (*findings, *rebuilt.findings), known_count)
+    return msgspec.structs.replace(complete, index_files=await _register_index_files(context, newest_files))
 
 
 async def _read_chosen(

@@ -64,7 +64,7 @@ _log = structlog.get_logger("seamark.server")
 
 
 class StatementRead(NamedTuple):
-    """What a statement read of one table.
+    """A count of the files and bytes that a statement read of one table.
 
     Attributes:
         uuid: The UUID of the table.
@@ -83,7 +83,7 @@ class StatementRead(NamedTuple):
 
 
 class StatementSample(NamedTuple):
-    """What is computed only for some statements of a shape, because it would take a plan too long.
+    """A sample of one statement. Only some statements of a shape have one, because it would take a plan too long.
 
     Attributes:
         filter: A sample of the filter's values, or None if the statement has no filter.
@@ -283,7 +283,7 @@ class QueryHistory:
         # A row of an older day has the first hour of the day.
         return (self.hour // 24 - days) * 24
 
-    async def applied(self, uuid: str) -> list[AppliedAdvice]:
+    async def list_applied(self, uuid: str) -> list[AppliedAdvice]:
         """Return the applied proposals of a table, newest first."""
         return await self._store.applied_advice(uuid, APPLIED_MAX)
 

@@ -67,8 +67,8 @@ def widths_of(bound: Expression, limits: Mapping[int, tuple[float, float]]) -> t
         if side is None or part.column_id not in limits:
             continue
         value, interval = float(part.values[0]), ranges.setdefault(part.column_id, [None, None])
-        known = interval[side]
-        interval[side] = value if known is None else (min if side else max)(known, value)
+        narrowest = interval[side]
+        interval[side] = value if narrowest is None else (min if side else max)(narrowest, value)
     widths = []
     for column_id, (low, high) in sorted(ranges.items()):
         smallest, largest = limits[column_id]

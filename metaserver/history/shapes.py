@@ -64,8 +64,8 @@ class Aggregate(msgspec.Struct, frozen=True, array_like=True, order=True):
     column_id: int = 0
 
 
-class QueryShape(msgspec.Struct, frozen=True):
-    """What statements read of one table.
+class QueryShape(msgspec.Struct, frozen=True, cache_hash=True):
+    """The shape of statements that read one table. Its hash is kept, because each plan looks a shape up.
 
     Attributes:
         engine: One of `ENGINES`.

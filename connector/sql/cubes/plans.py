@@ -141,12 +141,12 @@ def _read_groups(
     answered = {tasks[number] for number in np.flatnonzero(covered).tolist()}
     if not answered:
         raise NotFromCube(f"{cube.name}: none of its entries is for a file of the plan")
-    others = tuple(task for number, task in enumerate(read.tasks) if number not in answered)
+    row_tasks = tuple(task for number, task in enumerate(read.tasks) if number not in answered)
     return CubePlan(
         DuckDBQuery(translated.text, query.columns, (translated.table,)),
-        replace(read, table=translated.table, tasks=others),
+        replace(read, table=translated.table, tasks=row_tasks),
         _convert_uuids(groups, cube, translated.columns),
-        CubeSummary(cube.name, len(answered), len(others)),
+        CubeSummary(cube.name, len(answered), len(row_tasks)),
     )
 
 

@@ -80,10 +80,10 @@ def replace_times(tree: exp.Expr, dimensions: Sequence[TimeDimension]) -> exp.Ex
     aliases = {item.alias.lower() for item in tree.expressions if isinstance(item, exp.Alias)}
     changed = tree.copy()
     for node in list(changed.walk()):
-        found = _find_time(node)
-        if found is None:
+        time = _find_time(node)
+        if time is None:
             continue
-        column, unit, boundary = found
+        column, unit, boundary = time
         if column.name.lower() in aliases and column.find_ancestor(exp.Order) is not None:
             continue  # In ORDER BY, the name is the name of an output.
         for dimension in dimensions:

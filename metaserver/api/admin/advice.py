@@ -261,7 +261,7 @@ def _count_per_day(shapes: Sequence[QueryShapeSums]) -> float:
 async def _list_applied(history: QueryHistory, uuid: str) -> list[AppliedProposal]:
     """Return the applied proposals, newest first, with what the statements since then have read."""
     listed = []
-    for one in (await history.applied(uuid))[:_APPLIED_MAX]:
+    for one in (await history.list_applied(uuid))[:_APPLIED_MAX]:
         try:
             applied = from_json(one.advice, AppliedProposal)
         except msgspec.MsgspecError:  # Another version of the server wrote it.

@@ -279,7 +279,8 @@ def _limits_of(files: Any, part: Bound) -> tuple[float, float] | None:
     if stats.form not in (Form.INTEGERS, Form.FLOATS):
         return None
     lower, upper = stats.bounds("lower"), stats.bounds("upper")
-    known = np.isfinite(lower) & np.isfinite(upper)
     if stats.form is Form.INTEGERS:
-        known = (lower != MISSING) & (upper != MISSING)
-    return (float(lower[known].min()), float(upper[known].max())) if known.any() else None
+        has_bounds = (lower != MISSING) & (upper != MISSING)
+    else:
+        has_bounds = np.isfinite(lower) & np.isfinite(upper)
+    return (float(lower[has_bounds].min()), float(upper[has_bounds].max())) if has_bounds.any() else None

@@ -172,13 +172,13 @@ class Rebuild:
 
 async def find_known(context: CatalogContext, uuids: Iterable[str]) -> set[str]:
     """Return the UUIDs of which the database has or had an entry, under any name."""
-    known: set[str] = set()
+    known_uuids: set[str] = set()
     pending = list(uuids)
     for at in range(0, len(pending), _REGISTERED_CONCURRENTLY):
         batch = pending[at : at + _REGISTERED_CONCURRENTLY]
         answers = await asyncio.gather(*map(context.is_uuid_taken, batch))
-        known |= {uuid for uuid, answer in zip(batch, answers, strict=True) if answer}
-    return known
+        known_uuids |= {uuid for uuid, answer in zip(batch, answers, strict=True) if answer}
+    return known_uuids
 
 
 def describe(candidate: Candidate) -> Registered:

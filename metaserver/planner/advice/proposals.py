@@ -64,7 +64,7 @@ FALSE_SHARES = {"bloom": FPP, "bitmap": 0.0, "record": 0.0}
 
 
 class Reads(msgspec.Struct, frozen=True, rename="kebab"):
-    """What an average statement reads: files, bytes and seconds."""
+    """The files, bytes and seconds that an average statement reads."""
 
     files: float
     bytes: int
@@ -72,7 +72,7 @@ class Reads(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class ProposedChange(msgspec.Struct, frozen=True, rename="kebab"):
-    """What a client does to apply a proposal.
+    """The change that a client makes to apply a proposal.
 
     Attributes:
         kind: `cluster`, `add-index`, `drop-index`, `compact`, or `none` for a change that is made by hand.
@@ -127,7 +127,7 @@ class Proposal(msgspec.Struct, frozen=True, rename="kebab"):
 
 @dataclass(frozen=True)
 class AdvisedTable:
-    """What the advisor knows of a table.
+    """The state of a table from which the advisor makes proposals.
 
     Attributes:
         name: The name with dots, for commands.
@@ -159,7 +159,7 @@ class AdvisedTable:
 def make_proposals(state: AdvisedTable) -> tuple[Reads, list[Proposal]]:
     """Return what an average statement reads now, and the proposals, the best first."""
     advisor = _Advisor(state)
-    return advisor.before, advisor.ranked()
+    return advisor.before, advisor.rank_proposals()
 
 
 def measure(state: AdvisedTable) -> Reads:
@@ -178,7 +178,7 @@ class _Advisor:
         shares = self._buckets * self._indexed
         self.before = self._reads(self._current * shares, self._current_files * shares, state.files.files)
 
-    def ranked(self) -> list[Proposal]:
+    def rank_proposals(self) -> list[Proposal]:
         proposals = [*self._clusterings(), *self._new_indexes(), *self._dropped_indexes(), *self._partitions()]
         proposals += self._bucketing()
         proposals += self._file_size()

@@ -26,7 +26,7 @@ _SHOWN_CHARACTERS = 100
 
 
 class NewColumns(Enum):
-    """What happens to rows with a column that the table does not have."""
+    """The rule of a table for rows with a column that the table does not have."""
 
     DEFAULT = "dead-letter"
     """They are rows that do not fit: dead letters if the table has a dead-letter table, else they are refused."""
