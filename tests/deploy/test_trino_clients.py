@@ -181,7 +181,7 @@ def test_proxy_connects_to_https_coordinators_with_a_trusted_certificate(
 ) -> None:
     flags = [believing, str(trino_lake.authority)] if believing == "--trino-ca" else [believing]
     with trino_proxy(
-        tmp_path, "--trino", https_url(trino_lake), "--budget-ms", "3000", *flags, seamark=shop.planner.base_url
+        tmp_path, "--trino", https_url(trino_lake), "--budget-ms", "30000", *flags, seamark=shop.planner.base_url
     ) as proxy:
         assert rows_of(proxy.port, ONE) == [[4711, "n4711"]]
         reported, first = post(proxy.port, ONE)
@@ -207,7 +207,7 @@ def test_clients_and_coordinators_may_both_use_https(
     monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(certificate))  # If this is set, requests trusts nothing else.
     flags = ["--trino-ca", str(trino_lake.authority), "--tls-cert", str(certificate), "--tls-key", str(key)]
     with trino_proxy(
-        tmp_path, "--trino", https_url(trino_lake), *flags, "--budget-ms", "3000", seamark=shop.planner.base_url
+        tmp_path, "--trino", https_url(trino_lake), *flags, "--budget-ms", "30000", seamark=shop.planner.base_url
     ) as proxy:
         rows = rows_of(proxy.port, MANY, host="localhost", http_scheme="https", encoding="json+zstd")
         assert len(rows) == 8000

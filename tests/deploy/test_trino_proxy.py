@@ -22,8 +22,8 @@ from tests.deploy.shop import (
     both,
     connect,
     eventually,
+    explain_over_plans,
     post,
-    reads_plans,
     rows_of,
     run_until_cancelled,
     splits,
@@ -114,8 +114,7 @@ def test_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
     assert reported.startswith(f"rewritten; scans=1; files=1/{FILES}; shop.orders=1/{FILES}; ms=")
     assert splits(shop.trino.port, sql) >= FILES
     assert splits(shop.proxy.port, sql) <= 3
-    explained = rows_of(shop.proxy.port, f"EXPLAIN ANALYZE {sql}")[0][0]
-    assert reads_plans(shop, explained)
+    explained = explain_over_plans(shop, f"EXPLAIN ANALYZE {sql}")
     assert f"Input: {ROWS} rows" in explained or "Input: 1 row" in explained
 
 

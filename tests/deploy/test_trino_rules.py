@@ -110,7 +110,7 @@ def outcome(rig: RulesRig, sql: str, user: str) -> str:
 
     def outcome_if_final() -> str:
         said = post(rig.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "ruled"})[0]
-        return "" if "lately" in said else said.partition("; ms=")[0]
+        return "" if "recently" in said else said.partition("; ms=")[0]
 
     return str(eventually(outcome_if_final))
 

@@ -55,7 +55,7 @@ def filled(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
 
 @pytest.fixture(scope="module")
 def proxy(filled: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrinoProxy]:
-    flags = ("--trino", filled.trino.base_url, "--kept-max", "1", "--budget-ms", "5000", "--trust-time-zone")
+    flags = ("--trino", filled.trino.base_url, "--kept-max", "1", "--budget-ms", "30000", "--trust-time-zone")
     with trino_proxy(tmp_path_factory.mktemp("proxy"), *flags, seamark=filled.seamark.base_url) as proxy:
         yield proxy
 

@@ -60,7 +60,7 @@ def stream(trino_lake: TrinoLake, tmp_path: Path) -> Iterator[TrinoStream]:
         catalog.create_namespace("events")
         properties = {"seamark.stream.enabled": "true", "seamark.stream.flush-interval-ms": "3600000"}
         catalog.create_table("events.t", SCHEMA, properties=properties)
-        arguments = ("--trino", trino_lake.trino.base_url, "--budget-ms", "3000", "--no-rules")
+        arguments = ("--trino", trino_lake.trino.base_url, "--budget-ms", "30000", "--no-rules")
         with trino_proxy(tmp_path / "proxy", *arguments, seamark=server.base_url) as proxy:
             stream = TrinoStream(server, trino_lake.trino.port, proxy.port)
             stream.post(1)

@@ -59,7 +59,7 @@ def test_random_texts_are_found_in_any_case_through_the_proxy(trino_lake: TrinoL
             table.append(pa.table({"id": ids, "email": texts[number]}, SCHEMA))
     seamark_command(lake, "index", "create", "text_functions.people", "--kind", "bloom", "--columns", "upper(email)")
     seamark_command(lake, "index", "build", "text_functions.people")
-    flags = ("--trino", trino_lake.trino.base_url, "--kept-max", "0.5", "--budget-ms", "5000")
+    flags = ("--trino", trino_lake.trino.base_url, "--kept-max", "0.5", "--budget-ms", "30000")
     with (
         trino_proxy(tmp_path, *flags, seamark=lake) as proxy,
         session(trino_lake, trino_lake.trino.port) as trino,

@@ -33,7 +33,7 @@ def guarded_shop(shop: Shop, tmp_path_factory: pytest.TempPathFactory) -> Iterat
     """Open a shop with access control: anna owns the views, the others may read some views and no table."""
     coordinator, folder = shop.trino, tmp_path_factory.mktemp("guarded")
     with trino_proxy(
-        folder, "--trino", coordinator.base_url, "--budget-ms", "3000", seamark=shop.planner.base_url
+        folder, "--trino", coordinator.base_url, "--budget-ms", "30000", seamark=shop.planner.base_url
     ) as proxy:
         shop_with_proxy = replace(shop, proxy=proxy)
         as_owner = {"user": "anna"}
