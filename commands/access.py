@@ -297,7 +297,7 @@ async def _audit(store: PointerStore, clock: Clock, action: str, resource: str) 
     record = AuditRecord(
         id=record_id,
         at_ms=clock.now_ms(),
-        who=f"cli:{account_name()}",
+        principal_name=f"cli:{account_name()}",
         action=action,
         resource=resource,
         outcome="allowed",

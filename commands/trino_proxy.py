@@ -104,9 +104,10 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
 )
 @click.option(
     "--kept-max",
+    "max_kept_fraction",
     type=click.FloatRange(0, 1),
     metavar="SHARE",
-    default=RewriteLimits().kept_max,
+    default=RewriteLimits().max_kept_fraction,
     show_default=True,
     help="Maximum share of a table's files in a plan. With a larger share, the reference to the table stays unchanged.",
 )
@@ -181,7 +182,7 @@ def trino_proxy(
     trino_ca: Path | None,
     trino_insecure: bool,
     budget_ms: float,
-    kept_max: float,
+    max_kept_fraction: float,
     trust_time_zone: bool,
     ca: Path | None,
     allow_plain_http: bool,
@@ -204,7 +205,7 @@ def trino_proxy(
             trino=coordinators,
             catalogs=frozenset(catalogs),
             seamark=url or find_server_url(config, {"home": flags["home"]}),
-            limits=RewriteLimits(budget_ms / 1000, kept_max, trust_time_zone),
+            limits=RewriteLimits(budget_ms / 1000, max_kept_fraction, trust_time_zone),
             authorities=None if ca is None else str(ca),
             upstream_tls=upstream_tls(trino_ca, verify=not trino_insecure),
             **options,

@@ -536,7 +536,7 @@ def _sample_streams(components: ServerComponents) -> None:
         components.metrics.streams.log_failed()
         return
     oldest_ms = min((table.oldest_ms for table in tables if table.oldest_ms is not None), default=now_ms)
-    fresh_files = sum(len(table.fresh_files()) for table in tables)
+    fresh_files = sum(len(table.list_fresh_files()) for table in tables)
     components.metrics.streams.sample(rows, components.streams.size_bytes, now_ms - oldest_ms, fresh_files)
 
 

@@ -30,7 +30,7 @@ from bench.report import OURS, Report, Row
 from bench.run import names_of, parser_of, run_benches
 from bench.ssb.queries import QUERIES
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.queries import ExplainedTable, explain_query
 from seamark.connector.client.values import Explanation
 from seamark.connector.plans.rewrites import MAX_KEPT_FRACTION
@@ -169,7 +169,7 @@ def _measure(
         told = "DuckDB leaves the same files out by column bounds"
     try:
         tables = explain_query(client, query.text, dialect="duckdb", namespace=(query.schema,)).tables
-    except BadRequest as error:
+    except InvalidRequest as error:
         return Measured(query, theirs, theirs, ours, few, f"{error.message}; {told}")
     for table in tables:
         if table.plan.files > MAX_KEPT_FRACTION * _count_considered(table.plan) and not table.plan.unpruned_reasons:

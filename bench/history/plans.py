@@ -27,7 +27,7 @@ from bench.wire import Request
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.history.history import HOUR_MS, QueryHistory, StatementRead, StatementSample
 from seamark.metaserver.history.samples import HIGH, FilterSample, RangeWidth
-from seamark.metaserver.history.shapes import QueryShape, Term
+from seamark.metaserver.history.shapes import QueryShape, ShapeTerm
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry, EntryKind
 from seamark.metaserver.store.open import open_store
@@ -127,7 +127,7 @@ async def _measure_database(report: Report, folder: Path, statements: int) -> No
 
 
 def _shape(number: int) -> QueryShape:
-    terms = tuple((Term(1 + number % 7 + position, "gt-eq"),) for position in range(1 + number % 3))
+    terms = tuple((ShapeTerm(1 + number % 7 + position, "gt-eq"),) for position in range(1 + number % 3))
     return QueryShape("trino", tuple(range(1, 5 + number)), terms)
 
 

@@ -34,7 +34,7 @@ from seamark.connector.write.appends import append
 from seamark.formats.index.index_file import open_index_file
 from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.hashing import hash_rows
-from seamark.formats.index.kinds.record import Record
+from seamark.formats.index.kinds.record import RecordBlob
 from tests.services.seamark import Seamark
 
 KEYS, QUICK_KEYS = 1_000_000, 20_000
@@ -74,7 +74,7 @@ class Ours:
             self.seconds = time.perf_counter() - started
         self.index = client.index(TABLE, INDEX)
         locations = [index_file["location"] for index_file in self.index.json["index-files"]]
-        self._records = [Record(open_index_file(Storage().read(location), location).blob) for location in locations]
+        self._records = [RecordBlob(open_index_file(Storage().read(location), location).blob) for location in locations]
 
     def over_http(self, keys: pa.Array) -> int:
         return len(self._client.lookup(TABLE, pa.table({"k": keys}), index=INDEX).rows)

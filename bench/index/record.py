@@ -32,7 +32,7 @@ from seamark.formats.index.kernels._record import row_hash
 from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.hashing import hash_rows
 from seamark.formats.index.keys.keys import key_of
-from seamark.formats.index.kinds.record import Fences, Record, build, encode, merge
+from seamark.formats.index.kinds.record import Fences, RecordBlob, build, encode, merge
 
 KEYS, QUICK_KEYS = 10_000_000, 100_000
 FILES = 10
@@ -65,7 +65,7 @@ class Answerer(Protocol):
 class Ours:
     name = OURS
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: RecordBlob) -> None:
         self._record = record
 
     def one(self, key: int) -> tuple[int, int]:
@@ -201,9 +201,9 @@ def _write(path: Path, parts: Iterable[Any]) -> None:
         out.writelines(parts)
 
 
-def _map_record(path: Path) -> Record:
+def _map_record(path: Path) -> RecordBlob:
     with path.open("rb") as file:
-        return Record(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+        return RecordBlob(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
 
 
 def _parquet(path: Path, keys: Values) -> Path:

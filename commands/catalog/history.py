@@ -80,9 +80,9 @@ def show(client: IndexClient, table: str, snapshot: str, as_json: bool) -> None:
     snapshots, refs = _load_snapshots(client, table)
     match = next(
         (
-            one
-            for one in snapshots
-            if str(one["snapshot-id"]) == snapshot or snapshot in refs.get(one["snapshot-id"], ())
+            candidate
+            for candidate in snapshots
+            if str(candidate["snapshot-id"]) == snapshot or snapshot in refs.get(candidate["snapshot-id"], ())
         ),
         None,
     )
@@ -166,7 +166,7 @@ def _instant_to_row(instant: TimelineInstant) -> tuple[str, ...]:
         instant.action,
         instant.state,
         entry_name,
-        instant.who,
+        instant.principal_name,
         _describe_change(instant.summary),
     )
 

@@ -17,7 +17,7 @@ from seamark.commands.connecting import server_command
 from seamark.commands.options import parse_properties
 from seamark.commands.terminal import print_json, print_result, print_rows, say
 from seamark.connector.client.catalog import namespace_properties
-from seamark.connector.client.errors import NotFound
+from seamark.connector.client.errors import NoSuchResource
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.policies import change_namespace_properties, change_table_properties, load_policy
@@ -57,7 +57,7 @@ def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> 
     namespaces = client.namespaces() if namespace is None else [split_name(namespace)]
     policies = []
     for name in sorted(name for levels in namespaces for name in client.tables(levels)):
-        with contextlib.suppress(NotFound):  # The table was dropped in the meantime.
+        with contextlib.suppress(NoSuchResource):  # The table was dropped in the meantime.
             properties = load_policy(client, name)["properties"]
             if changed := [entry for entry in properties if entry["source"] in ("table", "namespace")]:
                 policies.append((name, changed))

@@ -24,7 +24,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from seamark.connector.client.connections import ClientConnections, connection_retries, wait_s_of
-from seamark.connector.client.errors import ServerFailed, StorageFull, Unreachable, cause_text, parse_error
+from seamark.connector.client.errors import ServerFailed, ServerStorageFull, Unreachable, cause_text, parse_error
 from seamark.connector.client.names import (
     Name,
     check_url,
@@ -257,7 +257,7 @@ class SeamarkClient:
             history: Whether to return all snapshots of the table.
 
         Raises:
-            NotFound: The table does not exist.
+            NoSuchResource: The table does not exist.
         """
         path = self._standard_path(table)
         headers = {"X-Iceberg-Access-Delegation": "vended-credentials"}
@@ -300,7 +300,7 @@ class SeamarkClient:
             body: A PlanTableScanRequest of the specification.
 
         Raises:
-            BadRequest: The body is invalid.
+            InvalidRequest: The body is invalid.
         """
         path = self._standard_path(table)
         answer = self._json("POST", f"{path}/plan", {}, dict(body))
@@ -339,7 +339,7 @@ class SeamarkClient:
             joins: See `plan_table`.
 
         Raises:
-            BadRequest: The predicate is invalid.
+            InvalidRequest: The predicate is invalid.
         """
         optional = omit_none({"where": where, "filter": filter, "limit": limit, "joins": list(joins) or None})
         body = {**at.to_query(), "files": files, **optional}
@@ -354,7 +354,7 @@ class SeamarkClient:
         filter: Any = None,
         case_sensitive: bool = True,
         at: At = CURRENT,
-        kept_max: float | None = None,
+        max_kept_fraction: float | None = None,
         lease_s: int | None = None,
         joins: Sequence[Mapping[str, Any]] = (),
     ) -> PlanTable:
@@ -366,15 +366,16 @@ class SeamarkClient:
             predicate: The predicate in SQL.
             filter: The predicate as an Iceberg expression in JSON.
             at: The id of a snapshot, or a branch or tag.
-            kept_max: The maximum fraction of files that the plan may keep. If it keeps more, no plan table is created.
+            max_kept_fraction: The maximum fraction of files that the plan may keep. If it keeps more, no plan table
+                is created.
             joins: Inner joins in the form of the route: `table` (levels of the name), `on` (columns of this table and
                 of the other table), and optionally predicate, snapshot-id and nested joins.
 
         Raises:
-            BadRequest: The predicate is invalid.
-            NotFound: The table does not exist.
+            InvalidRequest: The predicate is invalid.
+            NoSuchResource: The table does not exist.
         """
-        optional = {"predicate": predicate, "filter": filter, "kept-max": kept_max, "lease-s": lease_s}
+        optional = {"predicate": predicate, "filter": filter, "kept-max": max_kept_fraction, "lease-s": lease_s}
         body = {
             "case-sensitive": case_sensitive,
             **at.to_query(),
@@ -388,7 +389,7 @@ class SeamarkClient:
         docs/reference/openapi.json defines the form of the result (loadTableHealth).
 
         Raises:
-            NotFound: The table does not exist.
+            NoSuchResource: The table does not exist.
         """
         return self._json("GET", f"{table_path(table)}/health")
 
@@ -406,7 +407,7 @@ class SeamarkClient:
         the table.
 
         Raises:
-            BadRequest: The table's properties forbid the deletion of files.
+            InvalidRequest: The table's properties forbid the deletion of files.
             Conflict: Other commits were faster in every attempt.
         """
         body = omit_none({"older-than-ms": older_than_ms, "retain-last": retain_last, "dry-run": dry_run})
@@ -420,7 +421,7 @@ class SeamarkClient:
         Repeat the call while `files-left` in the result is true.
 
         Raises:
-            BadRequest: The table's properties forbid the deletion of files, or the time is less than a day ago.
+            InvalidRequest: The table's properties forbid the deletion of files, or the time is less than a day ago.
         """
         body = omit_none({"older-than-ms": older_than_ms, "dry-run": dry_run})
         return self._json("POST", f"{table_path(table)}/remove-orphan-files", {}, body, timeout_s=_EXPIRATION_S)
@@ -438,7 +439,7 @@ class SeamarkClient:
             partitions: Whether to return the partition of each row.
 
         Raises:
-            BadRequest: The keys have other columns or types than the index.
+            InvalidRequest: The keys have other columns or types than the index.
         """
         query = {**at.to_query(), "partitions": str(partitions).lower(), **omit_none({"index": index})}
         headers = {"Content-Type": ARROW_STREAM}
@@ -470,7 +471,7 @@ class SeamarkClient:
             schema_id: The schema to which the column names refer. The default is the current schema.
 
         Raises:
-            BadRequest: The predicate is invalid.
+            InvalidRequest: The predicate is invalid.
         """
         optional = omit_none({"where": where, "filter": filter, "meaning": meaning, "schema-id": schema_id})
         parameters = {"deletes": deletes, **optional, **at.to_query()}
@@ -496,7 +497,7 @@ class SeamarkClient:
             The groups, which may have equal dimensions, and a bit for each file, the lowest bit of a byte first.
 
         Raises:
-            NotFound: The table has no such cube.
+            NoSuchResource: The table has no such cube.
         """
         body = {"definition-id": definition_id, "columns": list(columns), "files": base64.b64encode(files).decode()}
         data = json.dumps(body).encode()
@@ -608,7 +609,7 @@ class SeamarkClient:
                 return answer.data
             failure = parse_error(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
             wait_s = wait_s_of(answer.status, answer.headers.get("Retry-After"), number, repeatable=repeatable)
-            if wait_s is None or number == self._retries or isinstance(failure, StorageFull):
+            if wait_s is None or number == self._retries or isinstance(failure, ServerStorageFull):
                 raise failure
             if wait_s >= _REPORTED_WAIT_S:
                 _log.warning("%s is busy; the request is repeated in %.0f s: %s", self._shown, wait_s, failure.message)

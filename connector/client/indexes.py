@@ -56,7 +56,7 @@ class IndexClient(SeamarkClient):
         """Return an index, with its index files in `json`.
 
         Raises:
-            NotFound: The index does not exist.
+            NoSuchResource: The index does not exist.
         """
         return _to_index(self._json("GET", _make_index_path(table, name)))
 
@@ -78,7 +78,7 @@ class IndexClient(SeamarkClient):
             parameters: The parameters of the index kind, such as `fpp` of bloom.
 
         Raises:
-            BadRequest: The definition is invalid.
+            InvalidRequest: The definition is invalid.
         """
         fields = {
             "kind": kind,
@@ -93,7 +93,7 @@ class IndexClient(SeamarkClient):
         """Drop an index.
 
         Raises:
-            NotFound: The index does not exist. A repeat after a lost response also raises this error.
+            NoSuchResource: The index does not exist. A repeat after a lost response also raises this error.
         """
         self._request("DELETE", _make_index_path(table, name), {})
 
@@ -179,7 +179,7 @@ class IndexClient(SeamarkClient):
             check: Whether to exclude the file only if the server also finds it damaged or missing.
 
         Raises:
-            NotFound: The index file is not registered.
+            NoSuchResource: The index file is not registered.
         """
         body = {"location": location, "reason": reason, "check": check}
         return self._json("POST", f"{_make_index_path(table, name)}/quarantine", {}, body)

@@ -17,7 +17,7 @@ def load_policy(client: SeamarkClient, table: Name) -> dict[str, Any]:
     docs/reference/openapi.json defines the form of the result (loadTablePolicy).
 
     Raises:
-        NotFound: The table does not exist.
+        NoSuchResource: The table does not exist.
     """
     return client._json("GET", f"{table_path(table)}/policy")
 
@@ -28,8 +28,8 @@ def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = Non
     docs/reference/openapi.json defines the form of the result (adviseTtl).
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: The request is invalid.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The request is invalid.
     """
     query = {} if unread_days is None else {"unread-days": str(unread_days)}
     return client._json("GET", f"{table_path(table)}/ttl-advice", query)
@@ -41,8 +41,8 @@ def load_history(client: SeamarkClient, table: Name, *, days: int | None = None,
     docs/reference/openapi.json defines the form of the result (loadQueryHistory).
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: The request is invalid.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The request is invalid.
     """
     numbers = {"days": days, "limit": limit}
     query = {name: str(value) for name, value in numbers.items() if value is not None}
@@ -55,8 +55,8 @@ def load_advice(client: SeamarkClient, table: Name, *, days: int | None = None) 
     docs/reference/openapi.json defines the form of the result (adviseTable).
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: The request is invalid.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The request is invalid.
     """
     return client._json("GET", f"{table_path(table)}/advice", {} if days is None else {"days": str(days)})
 
@@ -89,7 +89,7 @@ def service_jobs(client: SeamarkClient, table: Name | None = None) -> dict[str, 
     docs/reference/openapi.json defines the form of the result (listRunningJobs).
 
     Raises:
-        NotFound: The table does not exist.
+        NoSuchResource: The table does not exist.
     """
     path = "/api/v1/jobs" if table is None else f"{table_path(table)}/jobs"
     return client._json("GET", path)
@@ -101,8 +101,8 @@ def change_table_properties(
     """Change the properties of a table with the REST operation `updateTable`.
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: The request is invalid.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The request is invalid.
         Conflict: A concurrent commit conflicts.
     """
     changes: list[dict[str, Any]] = []
@@ -119,8 +119,8 @@ def change_namespace_properties(
     """Change the properties of a namespace with the route of Iceberg's REST specification.
 
     Raises:
-        NotFound: The namespace does not exist.
-        BadRequest: The request is invalid.
+        NoSuchResource: The namespace does not exist.
+        InvalidRequest: The request is invalid.
     """
     changes = {"updates": dict(updates), "removals": list(removals)}
     client._json("POST", f"{namespace_route(client, namespace)}/properties", {}, changes)

@@ -38,7 +38,7 @@ def find_snapshot_at(client: SeamarkClient, table: Name, time_ms: int) -> Snapsh
     """Return the snapshot that was current at a time, by the table's log of snapshots.
 
     Raises:
-        NotFound: The table does not exist.
+        NoSuchResource: The table does not exist.
     """
     metadata: dict[str, Any] = msgspec.json.decode(client.load_table(table, history=True).metadata)
     name, uuid = tuple(split_table(table)), metadata["table-uuid"]

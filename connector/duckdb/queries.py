@@ -26,7 +26,7 @@ import duckdb
 from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.relative_times import today_for
 from seamark.connector.analysis.scans import find_scans
-from seamark.connector.client.errors import BadRequest, ClientError
+from seamark.connector.client.errors import ClientError, InvalidRequest
 from seamark.connector.client.names import join_name
 from seamark.connector.duckdb.session import AttachedCatalog, list_attached_catalogs
 from seamark.connector.duckdb.statements import DuckDBStatement, NamedRelation, mark_name
@@ -88,7 +88,7 @@ def sql(
     params: Any = None,
     *,
     lease_s: int = LEASE_S,
-    kept_max: float = MAX_KEPT_FRACTION,
+    max_kept_fraction: float = MAX_KEPT_FRACTION,
 ) -> duckdb.DuckDBPyRelation:
     """Return the result of `con.sql(text, params=params)`, and read fewer files if possible.
 
@@ -101,16 +101,16 @@ def sql(
         text: The query.
         params: The parameters of the query.
         lease_s: The duration of the lease to request, in seconds.
-        kept_max: The maximum fraction of files that a plan of a table may keep. If it keeps more, the table itself is
-            read, unless DuckDB would then leave out files with rows of the query.
+        max_kept_fraction: The maximum fraction of files that a plan of a table may keep. If it keeps more, the table
+            itself is read, unless DuckDB would then leave out files with rows of the query.
 
     Raises:
-        BadRequest: DuckDB would read a table of the statement wrongly, or would crash.
+        InvalidRequest: DuckDB would read a table of the statement wrongly, or would crash.
     """
-    planned = rewrite_query(con, text, params, lease_s=lease_s, kept_max=kept_max)
+    planned = rewrite_query(con, text, params, lease_s=lease_s, max_kept_fraction=max_kept_fraction)
     _log.info("%s", planned.summary)
     if planned.refusal:
-        raise BadRequest(planned.refusal, status=400)
+        raise InvalidRequest(planned.refusal, status=400)
     if planned.statement is not None:
         try:
             return con.sql(planned.statement, params=params)
@@ -125,14 +125,14 @@ def rewrite_query(
     params: Any = None,
     *,
     lease_s: int = LEASE_S,
-    kept_max: float = MAX_KEPT_FRACTION,
+    max_kept_fraction: float = MAX_KEPT_FRACTION,
 ) -> PlannedQuery:
     """Return the text with the names of plan tables, and create the plan tables that do not exist yet.
 
     The function does not run the query, and it never raises.
     """
     try:
-        return _Query(con, text, params, lease_s, kept_max).plan()
+        return _Query(con, text, params, lease_s, max_kept_fraction).plan()
     except _Misread as why:
         return PlannedQuery(None, f"refused; {why}", refusal=str(why))
     except UnsupportedStatement as why:
@@ -149,11 +149,13 @@ class _Misread(Exception):
 
 
 class _Query:
-    def __init__(self, con: duckdb.DuckDBPyConnection, text: str, params: Any, lease_s: int, kept_max: float) -> None:
+    def __init__(
+        self, con: duckdb.DuckDBPyConnection, text: str, params: Any, lease_s: int, max_kept_fraction: float
+    ) -> None:
         self._con = con
         self._statement = DuckDBStatement(text, params)
         self._lease_s = lease_s
-        self._kept_max = kept_max
+        self._max_kept_fraction = max_kept_fraction
 
     def plan(self) -> PlannedQuery:
         catalogs = list_attached_catalogs(self._con)
@@ -249,7 +251,7 @@ class _Query:
             for catalog, server in servers.items():
                 own = {number: scan for number, scan in scans.items() if scan.catalog == catalog}
                 of_catalog = joining.find_dimensions(own, _by_mark(tables_before))
-                asking = PlanRequests(server, self._kept_max, until_s, hide_partitions=True)
+                asking = PlanRequests(server, self._max_kept_fraction, until_s, hide_partitions=True)
                 plans |= await asking.plans(list(own.values()), of_catalog)
                 dimensions |= of_catalog
                 why = why or asking.why

@@ -358,12 +358,13 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
             return [] if is_of_values(node, kinds) else None
         case exp.EQ() if any(isinstance(one, exp.Subquery) for one in (node.this, node.expression)):
             sides = [
-                _find_only_column(one) if isinstance(one, exp.Subquery) else one for one in (node.this, node.expression)
+                _find_only_column(side) if isinstance(side, exp.Subquery) else side
+                for side in (node.this, node.expression)
             ]
             ours, theirs = map(kinds.kind, sides)
             return [] if ours not in (None, "double") and ours == theirs else None
         case exp.Expr() if type(node) in _ORDERED and any(
-            isinstance(one, exp.Subquery | exp.Any) for one in (node.this, node.expression)
+            isinstance(side, exp.Subquery | exp.Any) for side in (node.this, node.expression)
         ):
             return None if _find_ordered_kind([node.this, node.expression], kinds) is None else []
         case exp.In() if node.args.get("query") is not None:

@@ -21,7 +21,7 @@ import msgspec
 from yarl import URL
 
 from seamark.cache.memory import MemoryCache
-from seamark.connector.client.errors import NotFound, ServerFailed, Unreachable, parse_error
+from seamark.connector.client.errors import NoSuchResource, ServerFailed, Unreachable, parse_error
 from seamark.connector.client.names import check_url, hide_credentials, standard_path, standard_root, table_path
 from seamark.connector.plans.conditions import Like
 from seamark.formats.iceberg.expressions.expression import Expression
@@ -110,7 +110,7 @@ class JoinRequest:
     likes: tuple[tuple[Like, ...], ...] = ()
     transform: str = IDENTITY
     any_of: int | None = None
-    unless: Expression | None = None
+    exempt_condition: Expression | None = None
     ops: tuple[str, ...] = ()
     exact: bool = False
     """The attributes from `transform` to `exact` have the same meaning as in `scan.Join`."""
@@ -130,8 +130,8 @@ class JoinRequest:
             body["exact"] = True
         if self.any_of is not None:
             body["any-of"] = self.any_of
-        if self.unless is not None:
-            body["unless"] = expression_json(self.unless)
+        if self.exempt_condition is not None:
+            body["unless"] = expression_json(self.exempt_condition)
         if self.likes:
             body["likes"] = [[_encode_like(one) for one in either] for either in self.likes]
         if self.joins:
@@ -151,7 +151,8 @@ class TablePlanRequest:
     Attributes:
         filter: An expression, which may have typed literals. With None, the plan keeps every file.
         snapshot_id, ref: The snapshot, or a branch or tag. Without both, the current snapshot.
-        kept_max: The maximum fraction of the files that the plan may keep. If it keeps more, no plan table is created.
+        max_kept_fraction: The maximum fraction of the files that the plan may keep. If it keeps more, no plan table is
+            created.
         past: Whether Trino reads with the schema of the snapshot. If this is not the current schema, no plan table is
             created.
     """
@@ -159,7 +160,7 @@ class TablePlanRequest:
     table: Name
     filter: Expression | None
     snapshot_id: int | None
-    kept_max: float
+    max_kept_fraction: float
     past: bool = False
     joins: tuple[JoinRequest, ...] = ()
     ref: str | None = None
@@ -340,10 +341,10 @@ class Seamark:
         """Request a plan table.
 
         Raises:
-            BadRequest: The filter cannot be bound.
+            InvalidRequest: The filter cannot be bound.
             ClientError: The server refuses the request or does not respond.
         """
-        body: dict[str, Any] = {"kept-max": request.kept_max, "lease-s": self._lease_s, **self._holder}
+        body: dict[str, Any] = {"kept-max": request.max_kept_fraction, "lease-s": self._lease_s, **self._holder}
         if request.filter is not None:
             body |= {"filter": expression_json(request.filter), "case-sensitive": False}
         body |= {} if request.snapshot_id is None else {"snapshot-id": request.snapshot_id}
@@ -384,7 +385,7 @@ class Seamark:
         """Return the current view, or None if there is no such view or it has no text in Trino's dialect."""
         try:
             _, raw = await self._ask("GET", await self._make_path(name, "views"))
-        except NotFound:
+        except NoSuchResource:
             return None
         try:
             loaded = from_json(raw, _LoadedView)
@@ -415,7 +416,7 @@ class Seamark:
         """Return a plan view for one user of the engine, or None if the server creates no more plan views.
 
         Raises:
-            NotFound: The view has changed.
+            NoSuchResource: The view has changed.
         """
         body = {
             "metadata-location": view.location,
@@ -440,7 +441,7 @@ class Seamark:
             version, raw = await self._ask(
                 "GET", path, known_version=cached.version if cached else "", headers={FRESH_HEADER: "true"}
             )
-        except NotFound:
+        except NoSuchResource:
             self._known.discard(table)
             return None
         if cached is not None and not raw:

@@ -23,7 +23,7 @@ from sqlglot import exp
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.engines import catalog_conf
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import join_name
 from seamark.connector.duckdb.session import connect
 from seamark.connector.plans.async_client import Name
@@ -36,7 +36,7 @@ from seamark.connector.sql.cubes.plans import CUBE_USES, ON, CubePlan, CubeSumma
 from seamark.connector.sql.cubes.queries import GROUPS
 from seamark.connector.sql.duckdb_engine import DuckDBFailed, DuckDBLimits, execute, open_connection, register_tables
 from seamark.connector.sql.queries import DuckDBQuery, translate
-from seamark.connector.sql.reads import CatalogTables, PlannedTableRead, plan_reads
+from seamark.connector.sql.reads import PlannedTableRead, StatementTables, plan_reads
 from seamark.connector.sql.row_changes import ComputedRows, change_rows, insert_rows
 from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
 from seamark.connector.sql.spark_engine import SparkStatements, spark_text
@@ -210,7 +210,7 @@ class SqlSession:
         """Run a statement.
 
         Raises:
-            BadRequest: The statement is invalid.
+            InvalidRequest: The statement is invalid.
             ClientError: The catalog or the engine fails.
         """
         planned = self._plan(parse(text))
@@ -235,7 +235,7 @@ class SqlSession:
         engines, now = self._engines, datetime.now(UTC)
         if statement.kind is not Kind.QUERY:
             return self._plan_change(statement)
-        tables = CatalogTables(self._reads, self._catalog, self._schema)
+        tables = StatementTables(self._reads, self._catalog, self._schema)
         query: DuckDBQuery | None = None
         reads: tuple[PlannedTableRead, ...] = ()
         reason = ""
@@ -260,7 +260,7 @@ class SqlSession:
 
     def _plan_change(self, statement: SqlStatement) -> _PlannedStatement:
         if not self._writes:
-            raise BadRequest(f"Only queries can be run here, not {statement.kind.value}; use `seamark sql`")
+            raise InvalidRequest(f"Only queries can be run here, not {statement.kind.value}; use `seamark sql`")
         demand = StatementProfile(statement.kind)
         choice = choose(demand, self._engines.wanted, self._engines.available)
         if choice.engine == SPARK:
@@ -269,20 +269,20 @@ class SqlSession:
             )
         if choice.engine == TRINO:
             return _PlannedStatement(statement, choice, self._trino_text(statement))
-        tables = CatalogTables(self._reads, self._catalog, self._schema)
+        tables = StatementTables(self._reads, self._catalog, self._schema)
         now = datetime.now(UTC)
         change = self._translate_change(statement, tables, now)
         reads = self._plan_reads(change.query, change.tables, tables, now)
         return _PlannedStatement(statement, choice, change.text, None, reads, change)
 
-    def _translate_change(self, statement: SqlStatement, tables: CatalogTables, now: datetime) -> DuckDBChange:
+    def _translate_change(self, statement: SqlStatement, tables: StatementTables, now: datetime) -> DuckDBChange:
         try:
             return translate_change(statement, tables.columns_of, tables.name_of, self._catalog, now)
         except UnsupportedInDuckDB as why:
-            raise BadRequest(f"DuckDB does not run this statement: {why}") from None
+            raise InvalidRequest(f"DuckDB does not run this statement: {why}") from None
 
     def _plan_reads(
-        self, query: SqlStatement | None, tables: Sequence[StoredTable], catalog: CatalogTables, now: datetime
+        self, query: SqlStatement | None, tables: Sequence[StoredTable], catalog: StatementTables, now: datetime
     ) -> tuple[PlannedTableRead, ...]:
         reads = [] if query is None else plan_reads(self._reads, query, tables, catalog, now.date())
         self._checked([read.named.opened for read in reads])
@@ -351,7 +351,7 @@ class SqlSession:
 
     def _compute_rows(self, statement: SqlStatement, target: Name, opened: OpenTable) -> ComputedRows:
         """Return the rows that the statement changes in an open table."""
-        tables, now = CatalogTables(self._reads, self._catalog, self._schema), datetime.now(UTC)
+        tables, now = StatementTables(self._reads, self._catalog, self._schema), datetime.now(UTC)
         tables.hold(target, opened)
         change = self._translate_change(statement, tables, now)
         reads = self._plan_reads(change.query, change.tables, tables, now)

@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pyarrow as pa
 
-from seamark.connector.client.errors import BadRequest, ServerFailed, Unreachable
+from seamark.connector.client.errors import InvalidRequest, ServerFailed, Unreachable
 from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class TrinoRows:
         """Run a statement.
 
         Raises:
-            BadRequest: Trino refuses the statement.
+            InvalidRequest: Trino refuses the statement.
             Unreachable: Trino does not respond.
             ServerFailed: The statement fails in Trino.
         """
@@ -160,7 +160,7 @@ def _converter(kind: pa.DataType) -> Callable[[Any], Any]:
 
 def _to_client_error(error: Exception) -> Exception:
     if isinstance(error, trino_errors.TrinoUserError):
-        return BadRequest(f"Trino refuses the statement: {error.message}", status=400)
+        return InvalidRequest(f"Trino refuses the statement: {error.message}", status=400)
     if isinstance(error, trino_errors.TrinoQueryError):
         return ServerFailed(f"Trino fails: {error.message}", status=500)
     if isinstance(error, trino_errors.Error | OSError):

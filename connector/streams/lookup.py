@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from seamark.connector.client.client import ARROW_STREAM, SeamarkClient
 from seamark.connector.client.commits import back_off
-from seamark.connector.client.errors import BadRequest, ClientError, NotFound, Refused
+from seamark.connector.client.errors import ClientError, InvalidRequest, NoSuchResource, Refused
 from seamark.connector.client.names import Name, table_path
 from seamark.connector.read.scans import scan
 from seamark.connector.streams.reader import CHANGE_TYPE, EARLIEST, StreamReads, iterate
@@ -109,7 +109,7 @@ class LookupTable:
         while not self._closed.is_set():
             try:
                 self._follow()
-            except (BadRequest, NotFound) as error:
+            except (InvalidRequest, NoSuchResource) as error:
                 # Rows were removed, or the log no longer has the next rows. If the table can be read from the start,
                 # the copy is correct again.
                 if self._restarts == _RESTARTS_MAX:
@@ -181,9 +181,9 @@ def lookup_table(
         TimeoutError: The present rows were not read in time.
     """
     if not key:
-        raise BadRequest("key has no column; name the columns that identify a row")
+        raise InvalidRequest("key has no column; name the columns that identify a row")
     if columns is not None and (missing := [name for name in key if name not in columns]):
-        raise BadRequest(f"columns lacks {missing[0]!r}, which is a column of the key; add it")
+        raise InvalidRequest(f"columns lacks {missing[0]!r}, which is a column of the key; add it")
     copy = LookupTable(StreamReads(client, table, changes=True, skip_changes=False), key, columns, rows_max=rows_max)
     try:
         if not copy.wait_until_loaded(timeout_s):
@@ -206,13 +206,15 @@ def lookup(
         columns: The columns to return; None for all.
 
     Raises:
-        BadRequest: The keys do not fit the columns.
-        NotFound: The table does not exist.
+        InvalidRequest: The keys do not fit the columns.
+        NoSuchResource: The table does not exist.
     """
     names = list(keys)
     lengths = {len(values) for values in keys.values()}
     if not names or len(lengths) != 1:
-        raise BadRequest("keys has no column, or columns of different lengths; give one value for each key and column")
+        raise InvalidRequest(
+            "keys has no column, or columns of different lengths; give one value for each key and column"
+        )
     if not next(iter(lengths)):
         return scan(client, table, columns, where=False).to_arrow()
     if len(names) == 1:
@@ -242,8 +244,8 @@ def get_rows(
         after: Tokens of rows that the answer has to include (`StreamTableWriter.token`).
 
     Raises:
-        BadRequest: The keys do not fit the columns.
-        NotFound: The table does not exist.
+        InvalidRequest: The keys do not fit the columns.
+        NoSuchResource: The table does not exist.
         Refused: The keys have too many rows; the status is 413.
         Unavailable: The server does not have the rows of the tokens in time.
     """

@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 
 from seamark.connector.client.client import ARROW_STREAM, SeamarkClient
-from seamark.connector.client.errors import BadRequest, ServerFailed
+from seamark.connector.client.errors import InvalidRequest, ServerFailed
 from seamark.connector.client.names import Name, table_path
 from seamark.connector.client.values import CURRENT
 from seamark.connector.read.read_plan import plan_read
@@ -91,11 +91,11 @@ class StreamReads:
         """Return the position at a place that `read_stream` accepts, without progress within files.
 
         Raises:
-            BadRequest: The position is within the files of a snapshot.
+            InvalidRequest: The position is within the files of a snapshot.
         """
         position, progress = _begin(self, from_)
         if progress is not None:
-            raise BadRequest("The position is within the files of a snapshot; only read_stream can go on there")
+            raise InvalidRequest("The position is within the files of a snapshot; only read_stream can go on there")
         return position
 
     def step(
@@ -110,8 +110,8 @@ class StreamReads:
             limit_bytes: The most bytes of rows; 0 to learn only the position after the rows.
 
         Raises:
-            BadRequest: A snapshot after the position has removed rows.
-            NotFound: Rows after the position are no longer kept.
+            InvalidRequest: A snapshot after the position has removed rows.
+            NoSuchResource: Rows after the position are no longer kept.
         """
         query = {**self._query, "after": after, "wait": f"{wait_s:.3f}", "limit-bytes": str(limit_bytes)}
         query |= {} if until is None else {"until": until}
@@ -153,8 +153,8 @@ def read_stream(
         follow: Whether to wait for new rows. If False, the read ends after the present rows.
 
     Raises:
-        BadRequest: A snapshot has removed rows, or `from_` is not a place in the table's history.
-        NotFound: The table does not exist, or rows after the position are no longer kept.
+        InvalidRequest: A snapshot has removed rows, or `from_` is not a place in the table's history.
+        NoSuchResource: The table does not exist, or rows after the position are no longer kept.
     """
     reads = StreamReads(client, table, changes=changes, skip_changes=skip_changes)
     for batch in iterate(reads, from_, columns=columns, wait_s=WAIT_S if follow else 0.0):
@@ -191,7 +191,9 @@ def iterate(
             if last is not None:
                 yield StreamBatch(last[0], step.position)
         elif progress is not None:
-            raise BadRequest("The position is within files that are not read now; begin at earliest, latest or a time")
+            raise InvalidRequest(
+                "The position is within files that are not read now; begin at earliest, latest or a time"
+            )
         elif step.rows.num_rows:
             yield StreamBatch(shape.project(step.rows), step.position)
         elif step.is_end:
@@ -226,7 +228,7 @@ def _begin(reads: StreamReads, from_: str | int | datetime) -> tuple[str, _Progr
         snapshot, path, rows = progress
         return position, _Progress(int(snapshot), unquote(path), int(rows))
     except ValueError:
-        raise BadRequest(f"The position {from_[:100]!r} was not returned by read_stream") from None
+        raise InvalidRequest(f"The position {from_[:100]!r} was not returned by read_stream") from None
 
 
 class _Shape:
@@ -240,7 +242,7 @@ class _Shape:
     def read_files(self, step: FileStep, progress: _Progress | None) -> Iterator[tuple[pa.RecordBatch, _Progress]]:
         """Yield the rows of files, and the progress after them."""
         if progress is not None and progress.snapshot_id != step.snapshot_id:
-            raise BadRequest(
+            raise InvalidRequest(
                 f"The position is within snapshot {progress.snapshot_id}, and snapshot {step.snapshot_id} follows it: "
                 "the table was rolled back. Begin at earliest, latest or a snapshot"
             )
@@ -261,7 +263,7 @@ class _Shape:
             names = [*self._columns, *((CHANGE_TYPE,) if self._changes else ())]
             unknown = [name for name in names if name not in rows.schema.names]
             if unknown:
-                raise BadRequest(f"Cannot read {unknown[0]!r}: the columns are {', '.join(rows.schema.names)}")
+                raise InvalidRequest(f"Cannot read {unknown[0]!r}: the columns are {', '.join(rows.schema.names)}")
             rows = rows.select(names)
         plain = pa.schema([field.remove_metadata() for field in rows.schema])
         batch = pa.concat_batches(rows.to_batches())

@@ -35,8 +35,8 @@ def load_stream(client: SeamarkClient, table: Name) -> dict[str, Any]:
     docs/reference/openapi.json defines the form of the answer (loadStream).
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: No row was ever appended to the table.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: No row was ever appended to the table.
     """
     return client._json("GET", f"{table_path(table)}/stream")
 
@@ -45,7 +45,7 @@ def flush_stream(client: SeamarkClient, table: Name) -> int:
     """Add the waiting rows of a stream table to its files; return their number.
 
     Raises:
-        NotFound: The table does not exist.
+        NoSuchResource: The table does not exist.
         Refused: The flush conflicts with another commit; the status is 409.
     """
     return CommitClient(client).flush(table)
@@ -55,8 +55,8 @@ def pause_stream(client: SeamarkClient, table: Name, reason: str = "") -> str:
     """Refuse rows of a stream table until it is resumed; return the reason that refused writers read.
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: The table is no stream table.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The table is no stream table.
     """
     body = {"reason": reason} if reason else {}
     return str(client._json("POST", f"{table_path(table)}/stream/pause", {}, body)["paused"])
@@ -66,8 +66,8 @@ def resume_stream(client: SeamarkClient, table: Name) -> None:
     """Accept rows of a paused stream table again.
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: The table is no stream table.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The table is no stream table.
     """
     client._json("POST", f"{table_path(table)}/stream/resume")
 
@@ -76,8 +76,8 @@ def drain_stream(client: SeamarkClient, table: Name, reason: str = "") -> int:
     """Pause a stream table, and add its waiting rows to its files; return their number.
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: The table is no stream table.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The table is no stream table.
         Unavailable: Another server has the log.
     """
     body = {"reason": reason} if reason else {}

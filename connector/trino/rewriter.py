@@ -106,12 +106,13 @@ class RewriteLimits:
 
     Attributes:
         budget_s: The maximum time for which a statement waits for its plans.
-        kept_max: The maximum fraction of the files that a plan may keep. If it keeps more, the scan stays unchanged.
+        max_kept_fraction: The maximum fraction of the files that a plan may keep. If a plan keeps more, the scan
+            stays unchanged.
         trust_time_zone: Whether the client's time zone is the session's time zone.
     """
 
     budget_s: float = 0.25
-    kept_max: float = 0.95
+    max_kept_fraction: float = 0.95
     trust_time_zone: bool = False
 
 
@@ -311,7 +312,7 @@ class Rewriter:
     ) -> RewriteResult:
         if not self._seamark_breaker.allow_request():
             return RewriteResult(None, "unchanged; Seamark has failed recently")
-        requests = PlanRequests(self._client, self._limits.kept_max, until_s)
+        requests = PlanRequests(self._client, self._limits.max_kept_fraction, until_s)
         result = await self._rewrite_with_plans(text, session, seen, requests, until_s)
         if requests.missing and not requests.has_failed():
             try:
@@ -319,7 +320,7 @@ class Rewriter:
             except TimeoutError:
                 return result  # The next statement will use the definitions that were loaded.
             if learned:
-                second_requests = PlanRequests(self._client, self._limits.kept_max, until_s)
+                second_requests = PlanRequests(self._client, self._limits.max_kept_fraction, until_s)
                 return await self._rewrite_with_plans(text, session, seen, second_requests, until_s)
         return result
 
@@ -364,7 +365,7 @@ class Rewriter:
         asked_s = time.monotonic()
         plans = await requests.plans(planned_scans, dimensions)
         over, plans = await self._views.plan_views(expanded, plans, planned_scans, dimensions, requests, session.user)
-        for plan in requests.made:
+        for plan in requests.plan_snapshots:
             self._withdrawing.note(plan, asked_s)
         if requests.has_failed():
             self._seamark_breaker.record_failure()

@@ -112,7 +112,7 @@ class CompactionPolicy:
             inherited: The values of properties that the table does not set.
 
         Raises:
-            BadRequest: A value is not a number.
+            InvalidRequest: A value is not a number.
         """
         properties = {**inherited, **metadata.properties}
         return CompactionPolicy(
@@ -141,7 +141,7 @@ def compact(
         runner: Runs the rewrites, in this process or elsewhere.
 
     Raises:
-        BadRequest: The table has format version 1.
+        InvalidRequest: The table has format version 1.
         Unreadable: A file cannot be read.
         Refused: The server refuses a commit.
     """

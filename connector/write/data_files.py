@@ -300,7 +300,7 @@ def writer_options_of(properties: Mapping[str, str]) -> dict[str, Any]:
 
     Raises:
         Unwritable: A property is invalid.
-        BadRequest: A value is not a number.
+        InvalidRequest: A value is not a number.
     """
     codec = properties.get(_CODEC, "zstd").lower()
     if codec not in _CODECS:

@@ -23,7 +23,7 @@ from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import back_off
-from seamark.connector.client.errors import BadRequest, Conflict, Refused
+from seamark.connector.client.errors import Conflict, InvalidRequest, Refused
 from seamark.connector.client.names import Name
 from seamark.connector.client.progress import count_part, expect
 from seamark.connector.client.values import At
@@ -85,11 +85,13 @@ def open_rewritable(client: SeamarkClient, table: Name, branch: str, *, history:
         history: Whether to load all snapshots.
 
     Raises:
-        BadRequest: The table has format version 1.
+        InvalidRequest: The table has format version 1.
     """
     opened = open_table(client, table, At(ref=branch), history=history)
     if opened.metadata.format_version == 1:
-        raise BadRequest("The table has format version 1; Seamark does not replace its files. Upgrade it to version 2")
+        raise InvalidRequest(
+            "The table has format version 1; Seamark does not replace its files. Upgrade it to version 2"
+        )
     return opened
 
 
@@ -476,7 +478,7 @@ def replace_batches(
             except (
                 Unreadable,
                 Unwritable,
-                BadRequest,
+                InvalidRequest,
             ) as error:
                 # The error of one batch does not affect the other batches.
                 report.errors.append(str(error))

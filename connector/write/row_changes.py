@@ -16,7 +16,7 @@ from typing import Any
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient, Producer, back_off, producer_json
-from seamark.connector.client.errors import BadRequest, Conflict, Refused, Unavailable
+from seamark.connector.client.errors import Conflict, InvalidRequest, Refused, Unavailable
 from seamark.connector.client.names import Name, table_path
 from seamark.connector.client.values import At
 from seamark.connector.parquet.encryption.keys import ParquetKeys
@@ -174,7 +174,7 @@ def commit_row_change(
             return replace(change.report, attempts=attempt)
         try:
             answer = commit(client, table, {**fields, **change.body(opened)}, partial(change.discard, target))
-        except (Conflict, BadRequest) as error:
+        except (Conflict, InvalidRequest) as error:
             if attempt >= attempts:
                 raise
             if isinstance(error, Conflict):
@@ -212,7 +212,7 @@ def _find_earlier_answer(client: SeamarkClient, table: Name, fields: Mapping[str
         return None
     try:
         return CommitClient(client).commit(table, {**question, "repeats-only": True})
-    except (Conflict, BadRequest):
+    except (Conflict, InvalidRequest):
         # Older servers, which do not support repeats-only, also refuse the request.
         return None
 
@@ -233,8 +233,8 @@ def check_supports_deletes(metadata: TableMetadata) -> None:
 def _should_retry(error: Refused, previous: TableMetadata, current: TableMetadata) -> bool:
     """Return whether a refused change should be prepared again.
 
-    A change is not prepared again if the name now refers to another table. An invalid change (BadRequest) is prepared
-    again only if the table was upgraded meanwhile, because the format versions have different delete files.
+    A change is not prepared again if the name now refers to another table. An invalid change (InvalidRequest) is
+    prepared again only if the table was upgraded meanwhile, because the format versions have different delete files.
     """
     if current.table_uuid != previous.table_uuid:
         return False

@@ -295,7 +295,7 @@ class Publisher:
         if base is None or metadata.properties != before or not _has_same_layout(metadata, base):
             check_encrypted_columns(metadata, base, _list_indexed_columns)
             metadata = msgspec.structs.replace(
-                metadata, properties=record_setters(caller.who, metadata.properties, before)
+                metadata, properties=record_setters(caller.principal_name, metadata.properties, before)
             )
         unneeded: Sequence[str] = ()
         if entry is not None and base is not None:

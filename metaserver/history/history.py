@@ -285,7 +285,7 @@ class QueryHistory:
 
     async def list_applied(self, uuid: str) -> list[AppliedAdvice]:
         """Return the applied proposals of a table, newest first."""
-        return await self._store.applied_advice(uuid, APPLIED_MAX)
+        return await self._store.list_applied_advice(uuid, APPLIED_MAX)
 
     async def save_applied(self, advice: AppliedAdvice) -> None:
         await self._store.transact([SaveAppliedAdvice(advice, APPLIED_MAX)])
@@ -330,10 +330,12 @@ def _records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[QueryRecor
             record = QueryRecord(OTHER_SHAPES, "", "", "", counted.sums())
         else:
             owner = "" if key.principal is None else owner_digest(key.uuid, key.principal)
-            taken = [sample for take in counted.samplers if (sample := _take_sample(take, key.uuid)) is not None]
-            for sample in taken:
+            filter_samples = [
+                sample for take in counted.samplers if (sample := _take_sample(take, key.uuid)) is not None
+            ]
+            for sample in filter_samples:
                 counted.add_sizes(sample.bytes_in, sample.bytes_left)
-            samples = [sample.filter for sample in taken if sample.filter is not None]
+            samples = [sample.filter for sample in filter_samples if sample.filter is not None]
             text = msgspec.json.encode(samples).decode() if samples else ""
             record = QueryRecord(shape.fingerprint, owner, shape.text, text, counted.sums())
         tables[key.uuid].append(record)

@@ -39,7 +39,7 @@ _NEGATIONS = {
 _NEGATED = {**_NEGATIONS, **{negated: op for op, negated in _NEGATIONS.items()}}
 
 
-class Term(msgspec.Struct, frozen=True, array_like=True, order=True):
+class ShapeTerm(msgspec.Struct, frozen=True, array_like=True, order=True):
     """A comparison of a column.
 
     Attributes:
@@ -53,7 +53,7 @@ class Term(msgspec.Struct, frozen=True, array_like=True, order=True):
     values: int = 1
 
 
-Conjunct = tuple[Term, ...]
+Conjunct = tuple[ShapeTerm, ...]
 """The alternatives of a conjunct. A conjunct without OR has one."""
 
 
@@ -123,7 +123,7 @@ def conjuncts_of(
         find_column: Returns the id of a column by its name. Terms of columns without an id are left out.
     """
     conjuncts: set[Conjunct] = set()
-    for part in _split(expression):
+    for part in _list_conjuncts(expression):
         predicate, negated = part
         if isinstance(predicate, Bound):  # Nearly all conjuncts are bound comparisons, and each plan reads them.
             conjuncts.add((_term(predicate.column_id, predicate, len(predicate.values), negated),))
@@ -132,7 +132,7 @@ def conjuncts_of(
     return tuple(sorted(conjuncts)) if len(conjuncts) > 1 else tuple(conjuncts)
 
 
-def _split(expression: Expression) -> list[tuple[Expression, bool]]:
+def _list_conjuncts(expression: Expression) -> list[tuple[Expression, bool]]:
     """Return the first `CONJUNCTS_MAX` conjuncts of an expression, each with whether it is negated."""
     if isinstance(expression, Bound):
         return [(expression, False)]
@@ -156,19 +156,19 @@ def drop_nan(part: Expression) -> Expression:
     """Return a comparison without the alternative NaN, which the server adds for engines that order NaN above all."""
     if isinstance(part, Or) and len(part.children) == 2:
         first, second = part.children
-        for kept, other in ((first, second), (second, first)):
+        for predicate, other in ((first, second), (second, first)):
             if (
-                isinstance(kept, Bound)
+                isinstance(predicate, Bound)
                 and isinstance(other, Bound)
                 and other.op is Op.IS_NAN
-                and kept.column_id == other.column_id
+                and predicate.column_id == other.column_id
             ):
-                return kept
+                return predicate
     return part
 
 
-def _terms(part: tuple[Expression, bool], find_column: Callable[[str], int | None] | None) -> list[Term]:
-    terms: list[Term] = []
+def _terms(part: tuple[Expression, bool], find_column: Callable[[str], int | None] | None) -> list[ShapeTerm]:
+    terms: list[ShapeTerm] = []
     waiting = [part]
     while waiting and len(terms) < TERMS_MAX:
         expression, negated = waiting.pop()
@@ -186,7 +186,7 @@ def _terms(part: tuple[Expression, bool], find_column: Callable[[str], int | Non
     return terms
 
 
-def _term(column_id: int, predicate: Bound | Unbound, values: int, negated: bool) -> Term:
+def _term(column_id: int, predicate: Bound | Unbound, values: int, negated: bool) -> ShapeTerm:
     rounded = 1
     while rounded < values:
         rounded *= 10
@@ -194,9 +194,9 @@ def _term(column_id: int, predicate: Bound | Unbound, values: int, negated: bool
     transform = predicate.transform.partition("[")[0]
     is_known = transform in _TRANSFORMS or is_function(transform)
     op = _NEGATED[predicate.op] if negated else predicate.op
-    return _cached_term(column_id, op, transform if is_known else _OTHER_TRANSFORM, rounded)
+    return _make_term(column_id, op, transform if is_known else _OTHER_TRANSFORM, rounded)
 
 
 @lru_cache(maxsize=10_000)
-def _cached_term(column_id: int, op: Op, transform: str, values: int) -> Term:
-    return Term(column_id, op.value, transform, values)
+def _make_term(column_id: int, op: Op, transform: str, values: int) -> ShapeTerm:
+    return ShapeTerm(column_id, op.value, transform, values)

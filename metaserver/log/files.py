@@ -173,9 +173,9 @@ def _write_all(descriptor: int, position: int, parts: Sequence[bytes]) -> int:
     size_bytes = sum(map(len, parts))
     written = os.pwritev(descriptor, parts, position)
     if written < size_bytes:  # The disk is full, a signal arrived, or the write has more than 2 GiB.
-        rest = memoryview(b"".join(parts))
+        remaining = memoryview(b"".join(parts))
         while written < size_bytes:
-            written += os.pwrite(descriptor, rest[written:], position + written)
+            written += os.pwrite(descriptor, remaining[written:], position + written)
     return position + size_bytes
 
 

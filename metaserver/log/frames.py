@@ -158,10 +158,10 @@ def check_tail(segment: int, position: int, buffer: Buffer, name: str) -> None:
             continue
         frame = read_frame(segment, place, buffer)
         if frame is not None and frame.kind is FrameKind.MARK:
-            raise damaged(name, position)
+            raise make_damage_error(name, position)
 
 
-def damaged(name: str, position: int) -> Corrupt:
+def make_damage_error(name: str, position: int) -> Corrupt:
     """Return the error for acknowledged rows that cannot be read."""
     return Corrupt(
         f"The log has a damaged record at byte {position} of {name}, and its rows were acknowledged. Nothing was "

@@ -113,7 +113,7 @@ class ShardRange(msgspec.Struct, frozen=True, array_like=True):
         return Shard(self.stream, self.number)
 
 
-class IndexHeader(msgspec.Struct, frozen=True, array_like=True):
+class SegmentIndexHeader(msgspec.Struct, frozen=True, array_like=True):
     """The beginning of an index file.
 
     Attributes:
@@ -170,13 +170,13 @@ def encode_index(index: SegmentIndex, segment: int, segment_bytes: int, segment_
     """Return the contents of an index file."""
     body = b"".join(each.to_bytes() for each in index.shards.values())
     header = msgspec.msgpack.encode(
-        IndexHeader(_VERSION, segment, segment_bytes, segment_crc, crc32c(body), tuple(index.ranges().values()))
+        SegmentIndexHeader(_VERSION, segment, segment_bytes, segment_crc, crc32c(body), tuple(index.ranges().values()))
     )
     length = len(header).to_bytes(_CRC_BYTES, "little")
     return b"".join((crc32c(header, crc32c(length)).to_bytes(_CRC_BYTES, "little"), length, header, body))
 
 
-def decode_index(data: bytes, segment: int) -> tuple[IndexHeader, int] | None:
+def decode_index(data: bytes, segment: int) -> tuple[SegmentIndexHeader, int] | None:
     """Return the header of an index file and the position of its body, None if the file is damaged."""
     prefix = 2 * _CRC_BYTES
     length = int.from_bytes(data[_CRC_BYTES:prefix], "little")
@@ -185,7 +185,7 @@ def decode_index(data: bytes, segment: int) -> tuple[IndexHeader, int] | None:
     ):
         return None
     try:
-        header = from_msgpack(data[prefix : prefix + length], IndexHeader)
+        header = from_msgpack(data[prefix : prefix + length], SegmentIndexHeader)
     except msgspec.DecodeError:
         return None
     start = prefix + length

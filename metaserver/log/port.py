@@ -259,7 +259,7 @@ class StreamLog(Protocol):
 class SharedLog(StreamLog, Protocol):
     """A log to which several processes append."""
 
-    def unreleased_bytes(self, stream: str) -> int:
+    def count_unreleased_bytes(self, stream: str) -> int:
         """Return the bytes of the rows of a stream that are in no data file, of all processes."""
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seamark.metaserver.log.files import LogFiles
-from seamark.metaserver.log.frames import FrameKind, damaged, find_batch, read_frame
+from seamark.metaserver.log.frames import FrameKind, find_batch, make_damage_error, read_frame
 from seamark.metaserver.log.index import (
     FramePlace,
-    IndexHeader,
     SegmentIndex,
+    SegmentIndexHeader,
     ShardIndex,
     ShardRange,
     crc_of,
@@ -89,7 +89,7 @@ class LogSegment:
         rows = self.ranges.get(shard)
         return rows.end if rows is not None else None
 
-    def first(self, shard: Shard) -> int | None:
+    def get_first_offset(self, shard: Shard) -> int | None:
         """Return the offset of the first row of a shard, None if it has no rows here."""
         if self.index is not None:
             index = self.index.shards.get(shard)
@@ -97,7 +97,7 @@ class LogSegment:
         rows = self.ranges.get(shard)
         return rows.first if rows is not None else None
 
-    def last_time_ms(self, shard: Shard) -> int | None:
+    def get_last_time_ms(self, shard: Shard) -> int | None:
         """Return the time of the last record of a shard, None if it has no rows here."""
         if self.index is not None:
             index = self.index.shards.get(shard)
@@ -151,7 +151,7 @@ class LogSegment:
             frame = read_frame(self.number, place.position, data, start)
             entry = frame.entry() if frame is not None and frame.kind is FrameKind.ENTRY else None
             if frame is None or not isinstance(entry, AppendEntry):
-                raise damaged(files.describe(self.name), place.position)
+                raise make_damage_error(files.describe(self.name), place.position)
             offset, batch = find_batch(entry, frame.payloads, shard)
             yield Record(shard, offset, batch, entry.time_ms, entry.producer, entry.sequence)
 
@@ -166,11 +166,11 @@ class LogSegment:
         data = encode_index(self.index, self.number, self.size_bytes, crc)
         files.create(index_name(self.number), data)
 
-    def load_ranges(self, files: LogFiles) -> tuple[IndexHeader, int] | None:
+    def load_ranges(self, files: LogFiles) -> tuple[SegmentIndexHeader, int] | None:
         """Return the header of the index file and where the places begin, None if the file is damaged."""
         return decode_index(files.read_whole(index_name(self.number)), self.number)
 
-    def use_index_file(self, header: tuple[IndexHeader, int] | None) -> None:
+    def use_index_file(self, header: tuple[SegmentIndexHeader, int] | None) -> None:
         """Use the index file instead of memory from now on."""
         if header is not None:
             self.ranges = {each.shard: each for each in header[0].ranges}
@@ -190,7 +190,7 @@ class LogSegment:
 def find_segment(segments: Sequence[LogSegment], shard: Shard, offset: int) -> LogSegment | None:
     """Return the segment with the row at an offset. The search begins at the newest rows, which readers mostly want."""
     for segment in reversed(segments):
-        first = segment.first(shard)
+        first = segment.get_first_offset(shard)
         if first is not None and first <= offset:
             return segment if offset < (segment.end(shard) or 0) else None
     return None

@@ -33,7 +33,7 @@ from seamark.formats.runtime.errors import (
     SeamarkError,
     TooManyRequests,
 )
-from seamark.metaserver.log.compaction import is_worth_rewriting, rewrite_segment, unreleased_offsets
+from seamark.metaserver.log.compaction import is_worth_rewriting, list_unreleased_offsets, rewrite_segment
 from seamark.metaserver.log.files import FolderFiles, LogFiles, sync_folder
 from seamark.metaserver.log.frames import HEADER_BYTES, encode_meta, frame_bytes, payloads_of
 from seamark.metaserver.log.index import ShardIndex
@@ -376,7 +376,7 @@ class SegmentLog:
     async def _trim(self) -> int:
         oldest_ms = self._clock.now_ms() - self._limits.retention_ms
         # Offsets of one moment: a later segment may not lose rows of a shard while an earlier segment has such rows.
-        released = self._state.released_offsets()
+        released = self._state.get_released_offsets()
         size_bytes = self.size_bytes
         removed: list[LogSegment] = []
         for segment in self._segments[:-1]:
@@ -402,8 +402,11 @@ class SegmentLog:
 
     async def _rewrite(self, segment: LogSegment, all_released: Mapping[Shard, int]) -> bool:
         """Leave only unreleased rows in a segment; return False if released rows stay in it."""
-        released = unreleased_offsets(segment, all_released)
-        if all(shard in released and (segment.first(shard) or 0) >= released[shard] for shard in segment.shards()):
+        released = list_unreleased_offsets(segment, all_released)
+        if all(
+            shard in released and (segment.get_first_offset(shard) or 0) >= released[shard]
+            for shard in segment.shards()
+        ):
             return True
         if not is_worth_rewriting(segment, released):
             return False
@@ -480,7 +483,7 @@ class SegmentLog:
     async def offset_at(self, shard: Shard, time_ms: int) -> int:
         self._check_open()
         for segment in segments_from(self._segments, time_ms):
-            last_ms = segment.last_time_ms(shard)
+            last_ms = segment.get_last_time_ms(shard)
             if last_ms is not None and last_ms >= time_ms:
                 try:
                     offset = (await self._load_index(segment, shard)).offset_at(time_ms)

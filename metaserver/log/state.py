@@ -237,7 +237,7 @@ class LogState:
             if summary is not None:
                 summary.released = max(summary.released, min(offset, summary.watermark))
 
-    def released_offsets(self) -> dict[Shard, int]:
+    def get_released_offsets(self) -> dict[Shard, int]:
         """Return the offset below which rows are in data files, for each shard."""
         return {shard: summary.released for shard, summary in self.shards.items()}
 

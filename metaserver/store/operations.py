@@ -375,7 +375,7 @@ class LeasePlanSnapshots(Operation, frozen=True):
     namespace: NamespacePath
     of_name: str
     audience: str
-    shown_ids: tuple[int, ...]
+    plan_snapshot_ids: tuple[int, ...]
     expires_ms: int
     withdraw: bool = False
 
@@ -388,7 +388,7 @@ class DropPlanSnapshots(Operation, frozen=True):
 
     namespace: NamespacePath
     of_name: str
-    shown_ids: tuple[int, ...]
+    plan_snapshot_ids: tuple[int, ...]
 
 
 class RetirePlanTables(Operation, frozen=True):

@@ -306,7 +306,7 @@ class PointerStore(Protocol):
     async def prune_queries(self, before_hour: int, limit: int) -> int:
         """Remove the sums of hours before `before_hour`, and shapes without sums; return the number of removed rows."""
 
-    async def applied_advice(self, uuid: str, limit: int) -> list[AppliedAdvice]:
+    async def list_applied_advice(self, uuid: str, limit: int) -> list[AppliedAdvice]:
         """Return the applied proposals of the table, newest first."""
 
     async def prune(self, now_ms: int, *, audit_before_ms: int, metrics_before_ms: int, limit: int) -> int:

@@ -28,7 +28,7 @@ from seamark.metaserver.streams.positions import encode_ranges
 from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, EncodedIndexFile
 from seamark.metaserver.streams.stored_rows import RowSearch, StoredRows
 
-FLUSHER = Caller(who="seamark-streams", request_id="")
+FLUSHER = Caller(principal_name="seamark-streams", request_id="")
 _FILES_MAX = 1_000_000
 _log = structlog.get_logger("seamark.streams")
 
@@ -130,7 +130,7 @@ class CatalogTables:
         except BadRequest:
             return ()
 
-    def stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
+    def open_stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
         """Return the rows in the files of the current snapshot."""
         return self._search.open(entry, metadata)
 

@@ -49,7 +49,7 @@ class FreshParts:
     def __init__(self) -> None:
         self.parts: tuple[FreshPart, ...] = ()
 
-    def covered(self, flushed: int) -> int:
+    def get_covered_offset(self, flushed: int) -> int:
         """Return the offset after the last row of the parts; without parts, return `flushed`."""
         return self.parts[-1].end if self.parts else flushed
 
@@ -74,7 +74,7 @@ class FreshParts:
             end: The offset that the parts have to reach.
             cut: The end of the running flush, if one runs.
         """
-        covered = self.covered(flushed)
+        covered = self.get_covered_offset(flushed)
         if covered >= end:
             return []
         if cut is not None and covered < cut < end:

@@ -186,7 +186,7 @@ async def run_encoding(
     return await asyncio.to_thread(work)
 
 
-async def without_files(
+async def drop_removed_files(
     removed: Sequence[tuple[str, int | None]],
     listed: Sequence[ManifestFile],
     metadata: TableMetadata,

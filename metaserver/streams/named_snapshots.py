@@ -18,7 +18,7 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.store.model import Entry
-from seamark.metaserver.streams.fresh_snapshots import run_encoding, without_files
+from seamark.metaserver.streams.fresh_snapshots import drop_removed_files, run_encoding
 from seamark.metaserver.streams.stream_table import FreshRows, StreamTable
 
 _NAMED_S_MAX = 600.0
@@ -120,7 +120,7 @@ class NamedSnapshots:
                 deletes = stored.content_files
                 writer = SnapshotWriter(self._objects, self._clock, self._manifests, folder, 0)
                 try:
-                    listed = await without_files(stored.removed, listed, metadata, writer, self._manifests)
+                    listed = await drop_removed_files(stored.removed, listed, metadata, writer, self._manifests)
                 finally:
                     locations += writer.written
             encoded = await run_encoding(metadata, listed, files, folder, self._clock, deletes)

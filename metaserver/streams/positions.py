@@ -187,7 +187,7 @@ class ReadableTable(NamedTuple):
     shards: Mapping[int, ShardState]
 
 
-def next_step(
+def choose_next_step(
     position: ReadPosition, table: ReadableTable, *, until: ReadPosition | None = None, skips_changes: bool = False
 ) -> Step:
     """Return what a reader at `position` reads next.

@@ -85,7 +85,7 @@ class StreamTables(Protocol):
     def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
         """Return the names of the key columns; empty for a table without a valid key."""
 
-    def stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
+    def open_stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
         """Return the rows in the files of the current snapshot."""
 
 
@@ -216,7 +216,7 @@ class StreamTable:
         await self._log.catch_up()
         return self.watermarks()
 
-    def fresh_files(self) -> list[EncodedFile]:
+    def list_fresh_files(self) -> list[EncodedFile]:
         """Return the files that the next plan may name."""
         return [file for parts in self._parts.values() for part in parts.parts for file in part.files]
 
@@ -227,7 +227,7 @@ class StreamTable:
         """
         return await append_to_tables({self: batches}, producer)
 
-    async def fresh(self, flushed: Mapping[int, int]) -> FreshRows:
+    async def get_fresh_rows(self, flushed: Mapping[int, int]) -> FreshRows:
         """Return fresh files with all rows that were acknowledged before the call and that a pointer lacks.
 
         Files are written at most once in `fresh_interval_s`, for all readers. A reader that comes earlier waits for
@@ -251,14 +251,16 @@ class StreamTable:
                 await self._write_parts(self.watermarks())
             self._observe(flushed)  # A flush may have ended meanwhile.
             parts = tuple(part for number in sorted(self._parts) for part in self._parts[number].parts)
-            return FreshRows(parts, {number: self._covered(number) for number in self._parts})
+            return FreshRows(parts, {number: self._get_covered_offset(number) for number in self._parts})
 
     def _is_behind(self, marks: Mapping[int, int]) -> bool:
         """Return whether a shard has neither fresh files nor flushed rows up to its watermark."""
-        return any(self._covered(number) < max(mark, self._flushed[number]) for number, mark in marks.items())
+        return any(
+            self._get_covered_offset(number) < max(mark, self._flushed[number]) for number, mark in marks.items()
+        )
 
-    def _covered(self, number: int) -> int:
-        return self._parts[number].covered(self._flushed[number])
+    def _get_covered_offset(self, number: int) -> int:
+        return self._parts[number].get_covered_offset(self._flushed[number])
 
     def _observe(self, flushed: Mapping[int, int]) -> None:
         """Follow flushes of other processes; raise FlushedBefore for a pointer before the last flush."""
@@ -283,7 +285,7 @@ class StreamTable:
                 for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(number)):
                     rows = self._slices(number, chosen.start, chosen.end)
                     files, keyed = await self._store(rows, metadata, self._fresh_folder, key)
-                    named = tuple(map(_without_data, files))
+                    named = tuple(map(_drop_data, files))
                     written.append(FreshPart(number, chosen.start, chosen.end, named, key, keyed))
             finally:
                 # The parts before a failure are the first of the chosen parts, and are as valid as if all had been
@@ -368,7 +370,7 @@ class StreamTable:
             fresh: Whether plans name the files before a commit.
         """
         folder = self._fresh_folder if fresh else None
-        stored = self._tables.stored_rows(entry, metadata)
+        stored = self._tables.open_stored_rows(entry, metadata)
         deletes = await self._run_in_thread(partial(self._files.encode_deletes, keyed, metadata, stored, folder))
         await self._create(deletes.files)
         return deletes
@@ -534,5 +536,5 @@ async def append_to_tables(
     return acknowledged
 
 
-def _without_data(file: EncodedFile) -> EncodedFile:
+def _drop_data(file: EncodedFile) -> EncodedFile:
     return EncodedFile(file.location, b"", file.content_file, file.rows)

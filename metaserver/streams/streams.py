@@ -122,18 +122,18 @@ class ProducerKey(NamedTuple):
     """The producer of an append, and the number of the append.
 
     Attributes:
-        who: The principal. Two principals may use the same name of a producer.
+        principal_name: The principal. Two principals may use the same name of a producer.
         scope: The UUID of the table. Two tables have independent producers.
     """
 
-    who: str
+    principal_name: str
     scope: str
     name: str
     sequence: int
 
     def to_producer(self) -> StreamProducer:
         """Return the producer as the log knows it, with its owner (`owner_of`). Stored logs have this form."""
-        owner = hashlib.sha256(self.who.encode()).hexdigest()[:16]
+        owner = hashlib.sha256(self.principal_name.encode()).hexdigest()[:16]
         return StreamProducer(f"{self.scope}/{owner}/{self.name}", self.sequence)
 
 
@@ -328,7 +328,7 @@ class Streams:
             flushed = entry.parse_flushed_offsets()
             try:
                 table = await self._open(entry, metadata)
-                fresh = await table.fresh(flushed)
+                fresh = await table.get_fresh_rows(flushed)
             except LogElsewhere:  # a replica without the log serves what was flushed
                 return FreshTable(LoadedTable(entry, metadata), None, flushed)
             except FlushedBefore:
@@ -339,7 +339,7 @@ class Streams:
                 continue
             if not fresh.parts:
                 return FreshTable(LoadedTable(entry, metadata), None, fresh.offsets)
-            snapshot = await self.snapshots.make(table, entry, metadata, fresh, _fresh_folder(metadata))
+            snapshot = await self.snapshots.make(table, entry, metadata, fresh, _locate_fresh_folder(metadata))
             return FreshTable(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot, fresh.offsets)
         raise RetryLater("The table was flushed again and again while the plan was made; try again")
 
@@ -376,7 +376,7 @@ class Streams:
             raise LogElsewhere(error.message) from None
         entry, metadata = await self._stream_tables.load(entry.uuid)
         settings = self._context.settings
-        folder = _fresh_folder(metadata)
+        folder = _locate_fresh_folder(metadata)
         table = StreamTable(
             entry,
             log,
@@ -391,7 +391,7 @@ class Streams:
             ),
             fresh_folder=folder,
             run_in_thread=self._run_in_thread,
-            logged_bytes=partial(log.unreleased_bytes, entry.uuid) if isinstance(log, SharedLog) else lambda: 0,
+            logged_bytes=partial(log.count_unreleased_bytes, entry.uuid) if isinstance(log, SharedLog) else lambda: 0,
         )
         table.keeps_rows = self._owners.is_owner(entry.uuid)
         await log.catch_up()
@@ -667,7 +667,7 @@ def _interval_ms(metadata: TableMetadata) -> int | None:
     return max(FLUSH_INTERVAL_MS_MIN, int(text)) if text.isdecimal() and len(text) < 10 else None
 
 
-def _fresh_folder(metadata: TableMetadata) -> str:
+def _locate_fresh_folder(metadata: TableMetadata) -> str:
     return f"{metadata.location.rstrip('/')}/{FRESH_FOLDER}"
 
 

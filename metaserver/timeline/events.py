@@ -79,7 +79,7 @@ class InstantAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     uuid: str
     requested_ms: int
     completed_ms: int | None
-    who: str
+    principal_name: str = msgspec.field(name="who")
     snapshot_id: int | None
     metadata_location: str | None
     summary: dict[str, Any]

@@ -73,7 +73,9 @@ async def test_changes_and_refusals_are_recorded_and_reads_are_not(store: Pointe
         await record(audit, "loadTable", 403, kind="forbidden")
         await record(audit, "listTables", 401, principal_name="anonymous", remote=None)
         await record(audit, "dropTable", 500)
-    assert [(item.action, item.outcome, item.status, item.who, item.remote) for item in await list_records(store)] == [
+    assert [
+        (item.action, item.outcome, item.status, item.principal_name, item.remote) for item in await list_records(store)
+    ] == [
         ("createTable", "allowed", 200, "ann", "10.0.0.1"),
         ("updateTable", "failed:commit_conflict", 409, "ann", "10.0.0.1"),
         ("loadTable", "denied", 403, "ann", "10.0.0.1"),
@@ -196,7 +198,7 @@ async def test_actions_of_principals_are_recorded_during_a_flood_of_refusals(moo
         await asyncio.sleep(0)
         moody.gate.set()
         await asyncio.gather(*acts)
-    assert sum(item.who == "ann" for item in await list_records(moody.store)) == 700
+    assert sum(item.principal_name == "ann" for item in await list_records(moody.store)) == 700
 
 
 async def test_refusals_of_a_principal_are_limited_and_the_rest_is_counted(

@@ -164,7 +164,7 @@ def test_operators_commands_are_audited(tmp_path: Path) -> None:
         ("addGrant", "ann writer on a"),
         ("revokeToken", "ann"),
     ]
-    assert all(record.who.startswith("cli:") for record in records)
+    assert all(record.principal_name.startswith("cli:") for record in records)
 
 
 @pytest.mark.parametrize(

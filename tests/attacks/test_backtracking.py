@@ -17,7 +17,7 @@ import pytest
 
 from seamark.connector.analysis.lexer import UnsupportedStatement, normalize_numerals, tokens_of
 from seamark.connector.analysis.scans import STATEMENT_CHARACTERS_MAX
-from seamark.connector.client.errors import BadRequest as StatementRefused
+from seamark.connector.client.errors import InvalidRequest as StatementRefused
 from seamark.connector.jobs.statements import TEXT_MAX, parse_statement
 from seamark.formats.iceberg.expressions.binding import parse_literal
 from seamark.formats.iceberg.expressions.sql import parse_sql

@@ -50,7 +50,7 @@ def name_freely(location: str) -> Path:
     return path
 
 
-CALLER = Caller(who="tester", request_id="test")
+CALLER = Caller(principal_name="tester", request_id="test")
 SCHEMA: dict[str, Any] = {
     "type": "struct",
     "fields": [

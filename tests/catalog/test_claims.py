@@ -20,7 +20,7 @@ from seamark.metaserver.store.port import InstantFilter
 from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, name_freely, open_rig
 from tests.catalog.test_confinement import VERSION
 
-CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),), names_owners=False)
+CONFINED = Caller(principal_name="wa", request_id="r", confined_to=(("a",),), names_owners=False)
 
 
 async def move_table(rig: Rig) -> str:

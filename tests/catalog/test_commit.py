@@ -54,7 +54,7 @@ async def test_commit_moves_the_pointer_and_adds_an_instant(tmp_path: Path) -> N
         assert (await rig.catalog.tables.load(*(DB, "t"))).metadata.current_snapshot_id == 7
         assert [log.metadata_file for log in table.metadata.metadata_log] == [entry.previous_location]
         instants = await rig.store.instants(InstantFilter(uuid=entry.uuid), 10)
-        assert [(instant.action, instant.snapshot_id, instant.who) for instant in instants] == [
+        assert [(instant.action, instant.snapshot_id, instant.principal_name) for instant in instants] == [
             ("create", None, "tester"),
             ("commit", 7, "tester"),
         ]
@@ -214,7 +214,9 @@ async def test_commit_without_changes_writes_nothing(tmp_path: Path) -> None:
 async def test_idempotency_key_is_recorded_with_the_commit_and_only_once(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table()
-        keyed = Caller(who="w", request_id="r", idempotency=IdempotencyKey(key="k", scope="s", request_hash="h"))
+        keyed = Caller(
+            principal_name="w", request_id="r", idempotency=IdempotencyKey(key="k", scope="s", request_hash="h")
+        )
         table = await rig.commits.commit_table(keyed, DB, "t", [], properties(x="1"))
         record = await rig.store.idempotency("k", 0)
         assert record is not None
@@ -346,7 +348,7 @@ async def test_metadata_file_numbers_continue_after_register(tmp_path: Path) -> 
         assert names == ["00003-", "00004-"]
 
 
-WRITERS = [Caller(who=name, request_id=f"request-of-{name}") for name in ("ann", "bob")]
+WRITERS = [Caller(principal_name=name, request_id=f"request-of-{name}") for name in ("ann", "bob")]
 
 
 async def publish(rig: Rig, loaded: LoadedTable, *snapshots: int, sequence: int = 1) -> LoadedTable:
@@ -384,7 +386,7 @@ async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(t
         assert [snapshot.parent_snapshot_id for snapshot in stands.metadata.snapshots] == [None, 7, 8]
         assert await rig.files() == {loaded.entry.metadata_location, new_publish.entry.metadata_location}
         instants = (await rig.store.instants(InstantFilter(uuid=stands.entry.uuid), 10))[1:]
-        assert [(instant.action, instant.snapshot_id, instant.who) for instant in instants] == [
+        assert [(instant.action, instant.snapshot_id, instant.principal_name) for instant in instants] == [
             ("commit", 7, "ann"),
             ("commit", 8, "bob"),
             ("commit", 9, "ann"),

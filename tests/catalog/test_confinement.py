@@ -15,7 +15,7 @@ from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, T
 from tests.access.keyrings import make_fixed_keyring
 from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
 
-CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),))
+CONFINED = Caller(principal_name="wa", request_id="r", confined_to=(("a",),))
 VERSION = {
     "version-id": 1,
     "timestamp-ms": 1_700_000_000_000,

@@ -140,7 +140,7 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
     """
     if is_full:
         monkeypatch.setattr(engine_commits, "_PRELOADING_COMMITS_MAX", 0)
-    caller = Caller(who="ann", request_id="r", confined_to=confined_to)
+    caller = Caller(principal_name="ann", request_id="r", confined_to=confined_to)
     async with open_rig(tmp_path, wrap_objects=CountedReads) as rig:
         await create(rig, 3)
         await append(rig, {f"{(await load(rig))['location']}/data/a": 1})

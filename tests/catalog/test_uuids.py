@@ -14,7 +14,7 @@ from seamark.metaserver.store.operations import CreateEntry, Operation
 from seamark.metaserver.store.port import InstantFilter, PointerStore
 from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
 
-CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),))
+CONFINED = Caller(principal_name="wa", request_id="r", confined_to=(("a",),))
 
 
 async def _staged_with(rig: Rig, uuid: str | None = None) -> TableChange:

@@ -15,12 +15,12 @@ import pytest
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import (
-    BadRequest,
     ClientError,
-    NotFound,
+    InvalidRequest,
+    LoginRequired,
+    NoSuchResource,
     Refused,
     ServerFailed,
-    Unauthenticated,
     Unavailable,
     Unreachable,
 )
@@ -91,10 +91,10 @@ def test_explanation_has_the_files_left_and_the_unused_conditions(client: Seamar
     assert sum(stage.files_removed for stage in explanation.stages) == 5
     assert explanation.not_used == ("LENGTH(data) = 3",)
     assert [column["name"] for column in explanation.columns] == ["id"]
-    assert explanation.kept is not None
-    assert [one["file-path"] for one in explanation.kept] == ["file:///t/002.parquet"]
+    assert explanation.kept_files is not None
+    assert [one["file-path"] for one in explanation.kept_files] == ["file:///t/002.parquet"]
     same = client.explain("db.t", filter={"type": "eq", "term": "id", "value": 5})
-    assert (same.files, same.kept) == (1, None)
+    assert (same.files, same.kept_files) == (1, None)
 
 
 def test_timeline_is_read_to_its_end(client: SeamarkClient) -> None:
@@ -107,18 +107,18 @@ def test_timeline_is_read_to_its_end(client: SeamarkClient) -> None:
 
 
 def test_errors_are_raised_by_type_with_the_servers_message(client: SeamarkClient) -> None:
-    with pytest.raises(NotFound, match="no_such") as error:
+    with pytest.raises(NoSuchResource, match="no_such") as error:
         client.files("db.no_such")
     assert (error.value.status, error.value.kind) == (404, "NoSuchTableException")
     assert error.value.request_id
-    with pytest.raises(BadRequest, match="line 1, column"):
+    with pytest.raises(InvalidRequest, match="line 1, column"):
         client.explain("db.t", "id =")
-    with pytest.raises(BadRequest, match=r"nope.*the table has no partition fields"):
+    with pytest.raises(InvalidRequest, match=r"nope.*the table has no partition fields"):
         client.files("db.t", "nope=3")
     with pytest.raises(ValueError, match="namespace"):
         client.files("t")
     copied = pickle.loads(pickle.dumps(error.value))
-    assert (type(copied), copied.message, copied.status) == (NotFound, error.value.message, 404)
+    assert (type(copied), copied.message, copied.status) == (NoSuchResource, error.value.message, 404)
 
 
 def test_client_is_pickled_without_its_connections(client: SeamarkClient) -> None:
@@ -212,7 +212,7 @@ def test_empty_token_is_not_sent() -> None:
     ("answer", "expected"),
     [
         (BUSY, Unavailable),
-        ((401, {}, b"{}"), Unauthenticated),
+        ((401, {}, b"{}"), LoginRequired),
         ((409, {}, b'{"error":{"message":"m","type":"T","code":409}}'), Refused),
         ((302, {"Location": "/"}, b""), Refused),
         ((500, {}, b"<html>a proxy</html>"), ServerFailed),
@@ -255,7 +255,7 @@ def test_as_of_time_is_parsed_to_the_millisecond() -> None:
 def test_page_of_another_server_is_reported_as_such() -> None:
     page = b"<!DOCTYPE html>\n<html><title>404 Not\nFound</title></html>"
     with answering((404, {}, page)) as (url, _):
-        with SqlSession(url) as session, pytest.raises(NotFound) as raised:
+        with SqlSession(url) as session, pytest.raises(NoSuchResource) as raised:
             session.sql("SELECT 1 FROM a.b")
         client = SeamarkClient(url.replace("http:", "https:"), retries=0)
         with pytest.raises(Unreachable, match="does not answer by TLS; a server without TLS has an http:// URL"):

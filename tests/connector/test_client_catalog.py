@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import NotFound
+from seamark.connector.client.errors import NoSuchResource
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from tests.connector.lake import SCHEMA, append, catalog_at, create
 from tests.connector.served import Served
@@ -29,7 +29,7 @@ def test_namespaces_of_all_levels_and_their_tables_are_listed_page_by_page(
     assert all(namespaces.index(name[:-1]) < namespaces.index(name) for name in namespaces if len(name) > 1)
     assert list(client.tables(("a", "x.y"))) == [("a", "x.y", f"t{number}") for number in range(5)]
     assert list(client.tables(("d",))) == []
-    with pytest.raises(NotFound):
+    with pytest.raises(NoSuchResource):
         list(client.tables(("nope",)))
     client.close()
 
@@ -48,7 +48,7 @@ def test_table_is_loaded_below_the_servers_prefix_with_vended_credentials(tmp_pa
             [metadata.current_snapshot_id],
         )
         assert [field.name for field in metadata.current_schema.fields] == SCHEMA.names
-        with pytest.raises(NotFound):
+        with pytest.raises(NoSuchResource):
             client.load_table("db.nope")
         client.close()
     finally:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 import trino.dbapi
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql.choice import DUCKDB, TRINO
 from seamark.connector.sql.session import Engines, SqlSession
 from tests.connector.lake import catalog_at
@@ -96,14 +96,14 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
             try:
                 expected = theirs.sql(text)
                 rows = rows_of(expected)
-            except BadRequest as error:
+            except InvalidRequest as error:
                 counts[f"refused: {str(error)[:60]}"] += 1
                 continue
             assert rows_of(proxied.sql(text)) == rows, f"the proxy, {where}"
             try:
                 actual = ours.sql(text)
                 found_rows = rows_of(actual)
-            except BadRequest as error:
+            except InvalidRequest as error:
                 if "DuckDB does not run this" not in str(error):
                     raise
                 counts["not translated"] += 1
@@ -195,13 +195,13 @@ def test_handwritten_statements_give_the_same_rows_on_duckdb_and_trino(hand_made
         for text in (re.sub(r"\bdb\b", HAND_MADE, one) for one in (*hand_made.STATEMENTS, *hand_made.OF_TRINO)):
             try:
                 rows = rows_of(ours.sql(text))
-            except BadRequest as error:
+            except InvalidRequest as error:
                 if "DuckDB does not run this" not in str(error):
                     raise
                 continue
             try:
                 expected = rows_of(theirs.sql(text))
-            except BadRequest as error:
+            except InvalidRequest as error:
                 if "correlated subquery" not in str(error):  # Trino refuses some of the statements.
                     wrong.append(f"{text}\n  {error}")
                 continue
@@ -223,9 +223,9 @@ def test_large_statements_and_those_unknown_to_duckdb_run_on_trino(filled: Trino
         assert large.to_arrow().column_names == ["n", "last"]
         unknown = entry.sql(f"SELECT approx_distinct(id) AS n FROM {NAMESPACE}.t1")
         assert (unknown.explanation.engine, unknown.to_arrow().schema) == (TRINO, pa.schema([("n", pa.int64())]))
-        with pytest.raises(BadRequest, match="Trino refuses"):
+        with pytest.raises(InvalidRequest, match="Trino refuses"):
             entry.sql("SELECT no_such_function(1)")
-    with pytest.raises(BadRequest, match="no Trino is configured"), SqlSession(filled.seamark.base_url) as alone:
+    with pytest.raises(InvalidRequest, match="no Trino is configured"), SqlSession(filled.seamark.base_url) as alone:
         alone.sql(f"SELECT approx_distinct(id) FROM {NAMESPACE}.t1")
 
 
@@ -233,5 +233,5 @@ def test_runtime_error_occurs_on_both_engines(filled: TrinoLake) -> None:
     with session(filled, DUCKDB) as ours, session(filled, TRINO) as theirs:
         for text in (f"SELECT id / 0 FROM {NAMESPACE}.t1", f"SELECT price / 0 FROM {NAMESPACE}.t1"):
             for entry in (ours, theirs):
-                with pytest.raises(BadRequest, match="ivision by zero"):
+                with pytest.raises(InvalidRequest, match="ivision by zero"):
                     entry.sql(text).to_arrow()

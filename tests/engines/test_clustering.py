@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import pytest
 from pyspark.sql import SparkSession
 
-from seamark.connector.client.errors import BadRequest, Conflict
+from seamark.connector.client.errors import Conflict, InvalidRequest
 from seamark.connector.spark.frames import clustering
 from seamark.connector.spark.frames.writes import WriteReport, decode_files
 from seamark.connector.write.appends import commit as commit_change
@@ -276,10 +276,10 @@ def test_invalid_clustering_options_are_refused_before_a_file_is_read(rig: Rig) 
         ({"by": ["day"], "files": 0}, "at least 1"),
         ({"by": ["day"], "files": 2, "target_file_bytes": 3}, "or target_file_bytes"),
     ):
-        with pytest.raises((BadRequest, ValueError), match=expected):
+        with pytest.raises((InvalidRequest, ValueError), match=expected):
             rig.cluster("empty", **wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Give uri"):
         cluster(rig.spark, "db.empty", ["day"])
     rig.sql("CREATE TABLE {db}.first (id bigint) USING iceberg TBLPROPERTIES ('format-version'='1')")
-    with pytest.raises(BadRequest, match="version 1"):
+    with pytest.raises(InvalidRequest, match="version 1"):
         rig.cluster("first", ["id"])

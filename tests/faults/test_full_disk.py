@@ -13,7 +13,7 @@ import pytest
 
 from seamark.connector.client import client as client_module
 from seamark.connector.client import commits as commits_module
-from seamark.connector.client.errors import StorageFull
+from seamark.connector.client.errors import ServerStorageFull
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append
 from tests.faults.rigs.disk import SmallDisk, small_disk
@@ -143,5 +143,5 @@ def test_writer_is_told_at_once_that_the_database_disk_is_full(
             for number in range(1, 2000):  # The log may have free pages.
                 append(client, "db.t", rows, producer=("writer", number))
 
-        with pytest.raises(StorageFull, match="disk of the database is full"):
+        with pytest.raises(ServerStorageFull, match="disk of the database is full"):
             fill_log()

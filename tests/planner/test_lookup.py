@@ -194,7 +194,7 @@ async def judge_stats(seed: int, folder: Path, planner: Planner, seen: Counter[s
                 assert [None if count[at] == MISSING else count[at] for count in counts] == expected, context
                 block, row = view.locate(int(lookup_result.entry_ids()[at]))
                 for side, bounds in sides.items():
-                    bound = block.bound(side, column.id, row)
+                    bound = block.get_bound(side, column.id, row)
                     assert is_equal(stats_value(column.kind, bounds, at), bound), f"{context}: {side}"
                     seen[f"{column.kind.partition('(')[0].partition('[')[0]} bounds"] += bound is not None
 

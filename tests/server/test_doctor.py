@@ -20,7 +20,7 @@ from click.testing import CliRunner
 
 from seamark.commands.installation import doctor, java, packages
 from seamark.commands.installation.engine_files import (
-    Finding,
+    CheckResult,
     SparkSetup,
     check_spark,
     check_trino,
@@ -40,7 +40,7 @@ def examine(*arguments: str) -> tuple[int, dict[str, dict[str, object]]]:
     return done.exit_code, {str(finding["subject"]): finding for finding in json.loads(done.output)}
 
 
-def faults(findings: list[Finding]) -> list[str]:
+def faults(findings: list[CheckResult]) -> list[str]:
     return [finding.fix for finding in findings if finding.is_fault]
 
 

@@ -93,7 +93,7 @@ async def test_changes_and_refused_requests_are_audited_with_their_principal(
     await server.get("/nothing/here")
     await server.components.audit.flush()
     records = await server.components.store.audit(None, 100)
-    assert [(record.who, record.action, record.outcome, record.status) for record in records] == [
+    assert [(record.principal_name, record.action, record.outcome, record.status) for record in records] == [
         ("reader", "createNamespace", "denied", 403),
         ("admin", "createNamespace", "allowed", 200),
         ("anonymous", "listNamespaces", "denied", 401),

@@ -253,7 +253,7 @@ def check(body: Any, schema: dict[str, Any], document: dict[str, Any]) -> None:
 
 def drop_of(name: str) -> list[Any]:
     entry = Entry(kind=EntryKind.TABLE, namespace=("db",), name=name, uuid=name, metadata_location=f"file:///{name}")
-    keep = DroppedEntry(id=f"drop-{name}", entry=entry, purge=False, dropped_ms=1, expires_ms=2, who="me")
+    keep = DroppedEntry(id=f"drop-{name}", entry=entry, purge=False, dropped_ms=1, expires_ms=2, principal_name="me")
     drop = DropEntry(kind=EntryKind.TABLE, namespace=("db",), name=name, keep=keep)
     return [CreateEntry(entry=entry), drop]
 

@@ -26,7 +26,7 @@ from tests.store.samples import NS, TABLE, make_entry, outcome
 
 
 def claim(uuid: str, *keys: str, shared: bool = False, **more: bool) -> ClaimLocations:
-    locations = tuple(ClaimedLocation(key=key, shared=shared, shown=key) for key in keys)
+    locations = tuple(ClaimedLocation(key=key, shared=shared, display_form=key) for key in keys)
     return ClaimLocations(uuid=uuid, locations=locations, **more)
 
 
@@ -91,7 +91,9 @@ class ClaimsContract(OpenedStores):
         uuid = "uuid-of-t"
         await store.transact([claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
         await store.transact([RenameEntry(TABLE, NS, "t", NS, "moved")])
-        keep = DroppedEntry(id="d", entry=make_entry("moved"), purge=True, dropped_ms=1, expires_ms=2**60, who="w")
+        keep = DroppedEntry(
+            id="d", entry=make_entry("moved"), purge=True, dropped_ms=1, expires_ms=2**60, principal_name="w"
+        )
         await store.transact([DropEntry(TABLE, NS, "moved", keep=keep)])
         await store.transact([ReleaseLocations(uuid)])
         await store.transact([RestoreEntry("d", NS, "back")])
@@ -127,7 +129,7 @@ class ClaimsContract(OpenedStores):
         """
         first, second = make_entry("t"), make_entry("u", uuid="dropped-1")
         await store.transact([claim(first.uuid, "s3://b/t"), CreateEntry(first)])
-        dropped_entry = DroppedEntry("dropped-1", first, purge=False, dropped_ms=1, expires_ms=2, who="ann")
+        dropped_entry = DroppedEntry("dropped-1", first, purge=False, dropped_ms=1, expires_ms=2, principal_name="ann")
         await store.transact([DropEntry(TABLE, NS, "t", keep=dropped_entry)])
         await store.transact([ForgetDropped("dropped-1")])
         await store.transact([claim(second.uuid, "s3://b/u"), CreateEntry(second)])
@@ -139,7 +141,9 @@ class ClaimsContract(OpenedStores):
 
     async def test_names_without_claims_are_found_and_can_claim_without_a_check(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry(name)) for name in ("t", "u", "v")])
-        keep = DroppedEntry(id="d", entry=make_entry("v"), purge=True, dropped_ms=1, expires_ms=2**60, who="w")
+        keep = DroppedEntry(
+            id="d", entry=make_entry("v"), purge=True, dropped_ms=1, expires_ms=2**60, principal_name="w"
+        )
         await store.transact([DropEntry(TABLE, NS, "v", keep=keep)])
         assert sorted(entry.name for entry in await store.list_unclaimed("", 9)) == ["t", "u", "v"]
         first = await store.list_unclaimed("", 2)

@@ -51,15 +51,15 @@ def snapshot_plan(number: int, audience: str = "a", *, expires_ms: int = 100) ->
     return msgspec.structs.replace(
         plan(f"{audience}{number}", name, expires_ms=expires_ms),
         audience=audience,
-        shown_id=2**61 + number,
-        shown=f'{{"snapshot-id": {2**61 + number}, "\U0001f600": "\'"}}',
+        plan_snapshot_id=2**61 + number,
+        snapshot_or_fingerprint=f'{{"snapshot-id": {2**61 + number}, "\U0001f600": "\'"}}',
     )
 
 
 async def shown_plans(
     store: GeneratorStore, audience: str = "a", now_ms: int = 0, uuid: str = "uuid-of-T"
 ) -> list[int]:
-    return [snapshot.shown_id - 2**61 for snapshot in await store.plan_snapshots(NS, "T", uuid, audience, now_ms, 100)]
+    return [snapshot.id - 2**61 for snapshot in await store.plan_snapshots(NS, "T", uuid, audience, now_ms, 100)]
 
 
 async def keep(store: GeneratorStore, stored_plan_table: StoredPlanTable) -> StoredPlanTable:
@@ -183,7 +183,7 @@ class PlanTablesContract(OpenedStores):
         await keep(store, snapshot_plan(4, "b"))
         await keep(store, plan("named"))
         assert await other.plan_snapshots(NS, "T", "uuid-of-T", "b", 0, 100) == [
-            PlanSnapshot(2**61 + 4, str(snapshot_plan(4).shown))
+            PlanSnapshot(2**61 + 4, str(snapshot_plan(4).snapshot_or_fingerprint))
         ]
         assert [await shown_plans(other, now_ms=now_ms) for now_ms in (0, 100, 250, 300)] == [
             [1, 2, 3],
@@ -194,7 +194,7 @@ class PlanTablesContract(OpenedStores):
         assert await shown_plans(other, uuid="another") == []
         assert await other.plan_snapshots(("ns", "x"), "T", "uuid-of-T", "a", 0, 100) == []
         latest = await other.plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
-        assert [item.shown_id - 2**61 for item in latest] == [2, 3]
+        assert [item.id - 2**61 for item in latest] == [2, 3]
 
     async def test_only_the_audience_renews_or_withdraws_leases_of_plan_snapshots(self, store: GeneratorStore) -> None:
         for number in (1, 2):

@@ -176,7 +176,7 @@ class QueryHistoryContract(OpenedStores):
         for number in range(4):
             await store.transact([SaveAppliedAdvice(AppliedAdvice(UUID, f"id{number}", number, "{}"), 3)])
         await store.transact([SaveAppliedAdvice(AppliedAdvice(UUID, "id3", 3, '{"measured":1}'), 3)])
-        listed = await store.applied_advice(UUID, 10)
+        listed = await store.list_applied_advice(UUID, 10)
         assert [advice.id for advice in listed] == ["id3", "id2", "id1"]
         assert listed[0].advice == '{"measured":1}'
 
@@ -185,6 +185,6 @@ class QueryHistoryContract(OpenedStores):
         await store.transact([SaveAppliedAdvice(AppliedAdvice(UUID, "id", 1, "{}"), 3)])
         await store.transact([DropEntry(TABLE, NS, "t")])
         assert await store.query_shapes(UUID, 0, 10) == []
-        assert await store.applied_advice(UUID, 10) == []
+        assert await store.list_applied_advice(UUID, 10) == []
         with pytest.raises(NoSuchTable):
             await store.transact([add_records(1, ("a", "x"))])

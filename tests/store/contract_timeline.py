@@ -30,7 +30,7 @@ class TimelineContract(OpenedStores):
     async def test_instant_is_read_as_it_was_written(self, store: GeneratorStore) -> None:
         instant = make_instant(
             "i1",
-            who="ann",
+            principal_name="ann",
             snapshot_id=2**63 - 1,
             metadata_location="file:///m",
             fingerprint="f",

@@ -183,7 +183,7 @@ async def test_only_the_owner_of_a_table_flushes_the_rows_of_all_servers(
             await fleet[number % 2].post({"id": number})
         await until(lambda: not any(table.unflushed_rows for table in tables))
         other = next(table for table in tables if not table.keeps_rows)
-        assert not other.fresh_files()
+        assert not other.list_fresh_files()
         assert other.oldest_ms is None
         for stream in fleet:
             assert await stream.ids() == list(range(8))

@@ -80,13 +80,13 @@ def take_earlier_rows_for_later_ones(patch: pytest.MonkeyPatch) -> None:
 
 def order_fresh_parts_backwards(patch: pytest.MonkeyPatch) -> None:
     """Let an earlier fresh file delete rows of a later one."""
-    fresh = StreamTable.fresh
+    get_fresh_rows = StreamTable.get_fresh_rows
 
     async def reverse(table: StreamTable, flushed) -> FreshRows:
-        rows = await fresh(table, flushed)
+        rows = await get_fresh_rows(table, flushed)
         return rows._replace(parts=rows.parts[::-1])
 
-    patch.setattr(StreamTable, "fresh", reverse)
+    patch.setattr(StreamTable, "get_fresh_rows", reverse)
 
 
 def locate_rows_of_an_earlier_pointer(patch: pytest.MonkeyPatch) -> None:

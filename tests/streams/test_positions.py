@@ -31,8 +31,8 @@ from seamark.metaserver.streams.positions import (
     LogRows,
     ReadableTable,
     ReadPosition,
+    choose_next_step,
     encode_ranges,
-    next_step,
     parse_position,
     parse_ranges,
     position_after_snapshot,
@@ -143,7 +143,7 @@ class Reader:
         """Read at most `steps` steps. Return True at the end of the rows."""
         for _ in range(steps):
             try:
-                step = next_step(parse_position(self.token, UUID), model.table())
+                step = choose_next_step(parse_position(self.token, UUID), model.table())
             except OffsetOutOfRange as error:
                 self.failed = error.message
                 return True
@@ -239,13 +239,13 @@ def test_rows_of_a_rolled_back_flush_are_refused_or_skipped() -> None:
     model.history.current_snapshot_id = base
     model.log[0].append(102)
     with pytest.raises(BadRequest, match="a rollback has removed"):
-        next_step(before, model.table())
-    step = next_step(before, model.table(), skips_changes=True)
+        choose_next_step(before, model.table())
+    step = choose_next_step(before, model.table(), skips_changes=True)
     assert isinstance(step, LogRows)
     assert step.ranges == {0: (2, 3)}
     after = ReadPosition(UUID, 2, (2,))
     with pytest.raises(BadRequest, match="not an ancestor"):
-        next_step(after, model.table())
+        choose_next_step(after, model.table())
 
 
 def test_a_read_ends_at_its_until_position() -> None:
@@ -255,10 +255,10 @@ def test_a_read_ends_at_its_until_position() -> None:
     until = position_latest(UUID, model.table())
     model.log[0].append(3)
     model.log[1].append(4)
-    step = next_step(start, model.table(), until=until)
+    step = choose_next_step(start, model.table(), until=until)
     assert isinstance(step, LogRows)
     assert step.ranges == {0: (0, 2)}
-    assert isinstance(next_step(step.position.advance({0: 2}), model.table(), until=until), End)
+    assert isinstance(choose_next_step(step.position.advance({0: 2}), model.table(), until=until), End)
 
 
 @pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_summary_that_is_no_flush_of_this_table_is_read_as_an_append(offsets: st
     snapshot = Snapshot(1, 1, summary=msgspec.Raw(json.dumps(summary).encode()))
     table = ReadableTable(cast("TableMetadata", History({1: snapshot}, 1)), {0: 2}, {})
     assert parse_ranges(snapshot, table) is None
-    step = next_step(ReadPosition(UUID, None, ()), table, skips_changes=True)
+    step = choose_next_step(ReadPosition(UUID, None, ()), table, skips_changes=True)
     assert isinstance(step, Files)
     assert step.position.offsets == ()
 
@@ -296,5 +296,5 @@ def test_flush_of_an_earlier_server_is_a_flush_of_the_table() -> None:
     snapshot = Snapshot(1, 1, summary=msgspec.Raw(json.dumps(summary).encode()))
     table = ReadableTable(cast("TableMetadata", History({1: snapshot}, 1)), {0: 2}, {0: ShardState(0, 2, 2, 0)})
     assert parse_ranges(snapshot, table) == (FlushedRange(0, 0, 2),)
-    assert next_step(ReadPosition(UUID, None, (2,)), table) == End(ReadPosition(UUID, 1, (2,)))
+    assert choose_next_step(ReadPosition(UUID, None, (2,)), table) == End(ReadPosition(UUID, 1, (2,)))
     assert is_flush(snapshot, UUID)

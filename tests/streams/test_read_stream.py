@@ -18,7 +18,7 @@ from pyiceberg.types import StringType
 
 import seamark
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, NotFound
+from seamark.connector.client.errors import InvalidRequest, NoSuchResource
 from seamark.connector.read.read_plan import BATCH_ROWS
 from seamark.connector.streams.reader import StreamBatch, StreamReads
 from seamark.metaserver.log.port import Shard
@@ -144,7 +144,7 @@ async def test_removals_are_refused_or_skipped_and_compactions_return_nothing(st
     start = (await read(stream))[-1].position
     await asyncio.to_thread(lambda: seamark.delete(client, "db.t", where="id = 1"))
     await stream.post({"id": 3})
-    with pytest.raises(BadRequest, match=r"removed or replaced rows.*skip-changes=true"):
+    with pytest.raises(InvalidRequest, match=r"removed or replaced rows.*skip-changes=true"):
         await read(stream, from_=start)
     assert ids(await read(stream, from_=start, skip_changes=True)) == [3]
 
@@ -158,23 +158,23 @@ async def test_kinds_of_rows_need_a_free_column_name(stream: Stream) -> None:
 
     await asyncio.to_thread(add_column)
     assert ids(await read(stream)) == [1]
-    with pytest.raises(BadRequest, match="has a column _change_type"):
+    with pytest.raises(InvalidRequest, match="has a column _change_type"):
         await read(stream, from_=0, changes=True)
 
 
 async def test_position_of_another_table_or_an_invalid_one_is_refused(stream: Stream) -> None:
     await stream.post({"id": 1})
     position = (await read(stream))[-1].position
-    with pytest.raises(BadRequest, match="was not issued by this server"):
+    with pytest.raises(InvalidRequest, match="was not issued by this server"):
         await read(stream, from_="1.x.none..after")
-    with pytest.raises(BadRequest, match="no snapshot 77"):
+    with pytest.raises(InvalidRequest, match="no snapshot 77"):
         await read(stream, from_=77)
     uuid = position.split(".")[1]
-    with pytest.raises(BadRequest, match="another log"):
+    with pytest.raises(InvalidRequest, match="another log"):
         await read(stream, from_=f"1.{uuid}.none.9-9.after")
     await asyncio.to_thread(stream.catalog.drop_table, "db.t")
     await create(stream)
-    with pytest.raises(BadRequest, match="dropped and created again"):
+    with pytest.raises(InvalidRequest, match="dropped and created again"):
         await read(stream, from_=position)
 
 
@@ -192,7 +192,7 @@ async def test_rows_that_the_log_has_removed_are_read_from_the_files_of_their_fl
         log._state.shards[Shard(table.uuid, 0)].start = 3  # type: ignore[attr-defined]  # as the retention does
         assert sorted(ids(await read(stream, from_=0))) == [1, 2, 3, 4]
         assert sorted(ids(await read(stream, from_=first))) == [3, 4]
-        with pytest.raises(NotFound, match=f"begin at snapshot:{first}"):
+        with pytest.raises(NoSuchResource, match=f"begin at snapshot:{first}"):
             await read(stream, from_=f"1.{table.uuid}.none.1.after")
 
 

@@ -121,7 +121,7 @@ class World:
         for _ in range(50):
             files, flushed = self.files, dict(self.flushed)
             try:
-                fresh = await table.fresh(flushed)
+                fresh = await table.get_fresh_rows(flushed)
             except FlushedBefore:
                 continue
             return self.rows_of([*files, *(file.location for part in fresh.parts for file in part.files)])

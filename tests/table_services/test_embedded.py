@@ -119,7 +119,7 @@ def test_worker_uses_its_own_token_and_has_no_secret_of_the_server(tmp_path: Pat
         assert b"PATH=" in environment
         assert b"SEAMARK_ENCRYPTION_KEY" not in environment
         builds = [instant for instant in client.timeline("db.t") if instant.action == "indexing"]
-        assert {instant.who for instant in builds} == {"service:seamark"}
+        assert {instant.principal_name for instant in builds} == {"service:seamark"}
 
 
 @pytest.mark.slow

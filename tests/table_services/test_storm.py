@@ -30,7 +30,7 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType
 
 from seamark.connector.arrow.casting import Unwritable
-from seamark.connector.client.errors import BadRequest, NotFound
+from seamark.connector.client.errors import InvalidRequest, NoSuchResource
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
 from seamark.connector.jobs.server_jobs import expire, remove_orphan_files
@@ -236,7 +236,7 @@ class Storm:
                 chosen_snapshot_id = rng.choice(snapshots).snapshot_id
                 try:
                     self.check(client, At(chosen_snapshot_id), [-1] * len(self.writers))
-                except (NotFound, BadRequest, Unreadable):
+                except (NoSuchResource, InvalidRequest, Unreadable):
                     # It has expired, and its files are gone; a snapshot that is still listed must be readable.
                     listed_snapshots = catalog.load_table("db.t").metadata.snapshots
                     assert chosen_snapshot_id not in {snapshot.snapshot_id for snapshot in listed_snapshots}

@@ -102,13 +102,13 @@ def sql(
     args: Mapping[str, Any] | Sequence[Any] | None = None,
     *,
     lease_s: int = LEASE_S,
-    kept_max: float = MAX_KEPT_FRACTION,
+    max_kept_fraction: float = MAX_KEPT_FRACTION,
 ) -> DataFrame:
     """Return the same result as `spark.sql(text, args)`, and read fewer files if possible.
 
     The DataFrame reads the current snapshots of its tables. It is valid for at least half of `lease_s` seconds, but the
     server may grant a shorter lease. If the query uses the current time, the DataFrame is valid for at most a day. A
-    table whose plan keeps a larger share of its files than `kept_max` is read by its own name.
+    table whose plan keeps a larger share of its files than `max_kept_fraction` is read by its own name.
 
     `ALTER TABLE … MERGE FILES` and `ALTER TABLE … PARTITION (…) DROP COLUMNS (…)` of a Seamark table run as Spark jobs.
     The DataFrame then has the counts of the job.
@@ -121,7 +121,7 @@ def sql(
         counts = run_maintenance(spark, statement)
         if counts is not None:
             return counts
-    rewritten = rewrite_query(spark, text, args, lease_s=lease_s, kept_max=kept_max)
+    rewritten = rewrite_query(spark, text, args, lease_s=lease_s, max_kept_fraction=max_kept_fraction)
     _log.info("%s", rewritten.summary)
     if rewritten.statement is not None and rewritten.is_write:
         if _may_run(spark, rewritten):
@@ -177,9 +177,9 @@ def _is_stream(catalyst: Catalyst, table: Any) -> bool:
     return catalyst.property_of(table, STREAM_ENABLED).lower() == "true"
 
 
-def plan_source(spark: SparkSession, text: str, args: Any, *, lease_s: int, kept_max: float) -> str:
+def plan_source(spark: SparkSession, text: str, args: Any, *, lease_s: int, max_kept_fraction: float) -> str:
     """Return a statement that writes the rows of a query, with plan tables in its query if possible."""
-    rewritten = rewrite_query(spark, text, args, lease_s=lease_s, kept_max=kept_max)
+    rewritten = rewrite_query(spark, text, args, lease_s=lease_s, max_kept_fraction=max_kept_fraction)
     _log.info("%s", rewritten.summary)
     return rewritten.statement if rewritten.statement is not None and _may_run(spark, rewritten) else text
 
@@ -208,14 +208,14 @@ def rewrite_query(
     args: Mapping[str, Any] | Sequence[Any] | None = None,
     *,
     lease_s: int = LEASE_S,
-    kept_max: float = MAX_KEPT_FRACTION,
+    max_kept_fraction: float = MAX_KEPT_FRACTION,
 ) -> RewrittenQuery:
     """Return the text with the names of plan tables, and create the plan tables.
 
     The function does not run the query, and it never raises.
     """
     try:
-        return _Query(spark, text, args, lease_s, kept_max).rewrite()
+        return _Query(spark, text, args, lease_s, max_kept_fraction).rewrite()
     except (UnsupportedQuery, PlanTooLarge) as why:
         return RewrittenQuery(None, f"unchanged; {why or 'too large a plan'}")
     except (PySparkException, Py4JError) as error:
@@ -230,12 +230,12 @@ def run_text(spark: SparkSession, text: str, args: Any) -> DataFrame:
 
 
 class _Query:
-    def __init__(self, spark: SparkSession, text: str, args: Any, lease_s: int, kept_max: float) -> None:
+    def __init__(self, spark: SparkSession, text: str, args: Any, lease_s: int, max_kept_fraction: float) -> None:
         self._spark = spark
         self._text = text
         self._args = args
         self._lease_s = lease_s
-        self._kept_max = kept_max
+        self._max_kept_fraction = max_kept_fraction
         self._catalyst = Catalyst(spark)
         self._is_write = False
         self._settings: dict[str, str] = {}
@@ -454,7 +454,7 @@ class _Query:
         ]:
             until_s = asyncio.get_running_loop().time() + BUDGET_S
             async with open_seamark(uri, token=token, lease_s=self._lease_s) as seamark:
-                asking = PlanRequests(seamark, self._kept_max, until_s, streams=streams)
+                asking = PlanRequests(seamark, self._max_kept_fraction, until_s, streams=streams)
                 # Spark has loaded the last flush of a stream table; its plans are of the rows that wait, too.
                 current = await asking.all({name: seamark.columns(name) for name in streams})
                 states = {}

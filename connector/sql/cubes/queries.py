@@ -14,7 +14,7 @@ from datetime import datetime
 
 from sqlglot import exp
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql.arithmetic import divide_decimals
 from seamark.connector.sql.cubes.times import TimeDimension, replace_times, truncate
 from seamark.connector.sql.expressions import Expressions
@@ -122,7 +122,7 @@ def translate_over_cube(
     """
     try:
         return _CubeTranslation(table, schema, cube, now, floats=floats).run(tree)
-    except (UnsupportedInDuckDB, BadRequest, errors.BadRequest) as error:
+    except (UnsupportedInDuckDB, InvalidRequest, errors.BadRequest) as error:
         raise NotFromCube(str(error)) from None
 
 

@@ -33,7 +33,7 @@ import structlog
 from aiohttp import web
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.jobs.statements import (
     DropColumns,
     StatementAnswer,
@@ -161,7 +161,7 @@ class TableStatements:
         """Return the statement and its session, or None if the body has to be sent to Trino.
 
         Raises:
-            BadRequest: The statement has a mistake.
+            InvalidRequest: The statement has a mistake.
         """
         try:
             statement = parse_statement(body.decode())
@@ -202,7 +202,7 @@ class TableStatements:
         """
         try:
             table_statement = self._find(body, headers, trust_time_zone=trust_time_zone)
-        except BadRequest as error:
+        except InvalidRequest as error:
             return to_failed_answer(_make_error("SYNTAX_ERROR", error.message), base)
         if table_statement is None:
             return None

@@ -69,7 +69,7 @@ class NumberOperand:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class BinaryOperation:
     """A sum, a difference or a product.
 
     Attributes:
@@ -83,10 +83,10 @@ class Operation:
     kind: str
 
 
-Operand: TypeAlias = ColumnOperand | NumberOperand | Operation
+Operand: TypeAlias = ColumnOperand | NumberOperand | BinaryOperation
 
 
-def operation(sign: str, left: Operand, right: Operand) -> Operation:
+def operation(sign: str, left: Operand, right: Operand) -> BinaryOperation:
     """Return an operation with the type that Trino gives it. The operands of sums and products have one order.
 
     Raises:
@@ -98,15 +98,15 @@ def operation(sign: str, left: Operand, right: Operand) -> Operation:
     if sign in "+*" and format_operand(right, _format_id) < format_operand(left, _format_id):
         left, right = right, left
     if all(kind in _INTEGERS for kind in kinds):
-        return Operation(sign, left, right, "long" if "long" in kinds else "int")
+        return BinaryOperation(sign, left, right, "long" if "long" in kinds else "int")
     (p, s), (q, t) = map(decimal_digits, kinds)
     if sign == "*":
         if s + t > PRECISION_MAX or p + q > _PRODUCT_DIGITS_MAX:
             raise BadRequest(f"A measure cannot compute {kinds[0]} * {kinds[1]}: the product has too many digits")
-        return Operation(sign, left, right, f"decimal({min(PRECISION_MAX, p + q)}, {s + t})")
+        return BinaryOperation(sign, left, right, f"decimal({min(PRECISION_MAX, p + q)}, {s + t})")
     scale = max(s, t)
     digits = max(p - s, q - t) + scale + 1
-    return Operation(sign, left, right, f"decimal({min(PRECISION_MAX, digits)}, {scale})")
+    return BinaryOperation(sign, left, right, f"decimal({min(PRECISION_MAX, digits)}, {scale})")
 
 
 def decimal_digits(kind: str) -> tuple[int, int]:
@@ -172,7 +172,7 @@ def list_columns(operand: Operand | None) -> Iterator[ColumnOperand]:
     match operand:
         case ColumnOperand():
             yield operand
-        case Operation():
+        case BinaryOperation():
             yield from list_columns(operand.left)
             yield from list_columns(operand.right)
 
@@ -186,12 +186,12 @@ def format_operand(operand: Operand, name: Callable[[ColumnOperand], str]) -> st
     left, right = (format_operand(side, name) for side in (operand.left, operand.right))
     left = f"({left})" if operand.sign == "*" and _is_sum(operand.left) else left
     # `a - (b - c)` and `a + (b + c)` keep their parentheses, because the order of operations may matter.
-    right = f"({right})" if isinstance(operand.right, Operation) else right
+    right = f"({right})" if isinstance(operand.right, BinaryOperation) else right
     return f"{left} {operand.sign} {right}"
 
 
 def _is_sum(operand: Operand) -> bool:
-    return isinstance(operand, Operation) and operand.sign != "*"
+    return isinstance(operand, BinaryOperation) and operand.sign != "*"
 
 
 def _format_id(column: ColumnOperand) -> str:
@@ -330,7 +330,7 @@ def column_operand(term: Term) -> ColumnOperand:
     return ColumnOperand(term.column_id, term.name, term.source)
 
 
-def measured_types(measures: Iterable[Measure]) -> Mapping[str, str]:
+def list_measured_types(measures: Iterable[Measure]) -> Mapping[str, str]:
     """Return the types of the columns of the measures, by field id in text form."""
     columns = {column.column_id: column.kind for measure in measures for column in list_columns(measure.operand)}
     return {str(column_id): columns[column_id] for column_id in sorted(columns)}

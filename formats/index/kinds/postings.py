@@ -42,7 +42,7 @@ from seamark.formats.index.kinds.dictionary import (
     open_dictionary,
     pack,
 )
-from seamark.formats.index.kinds.pieces import Head, Piece, Pieces, write_pieces
+from seamark.formats.index.kinds.pieces import Piece, Pieces, PiecesHeader, write_pieces
 
 MATRIX, LISTS, EDGES = 0, 1, 2
 """Layouts."""
@@ -197,7 +197,7 @@ def _encode_by_key(
         pieces.append(_pack(matrix))
     else:
         pieces += _lists(pairs, keys, width)
-    return write_pieces(Head(keys, files, form, layout, 0), pieces)
+    return write_pieces(PiecesHeader(keys, files, form, layout, 0), pieces)
 
 
 def _lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: int, width: int) -> list[Piece]:
@@ -222,7 +222,7 @@ def _encode_edges(sections: Sequence[Searchable], form: int) -> bytes:
         if section.cardinality:
             sides[0, number], sides[1, number] = section.dictionary.edges()
     pieces = [_pack(np.ascontiguousarray(side)) for side in sides]
-    return write_pieces(Head(0, len(sections), form, EDGES, 0), pieces)
+    return write_pieces(PiecesHeader(0, len(sections), form, EDGES, 0), pieces)
 
 
 def _make_flat_piece(array: Bytes) -> Piece:

@@ -25,7 +25,7 @@ from seamark.formats.index.keys.ranks import ROWS_MAX, Ranks, rank_keys
 from seamark.formats.index.kinds import bits
 from seamark.formats.index.kinds.bits import Coding
 from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, Intervals, align_bytes, open_dictionary, pack
-from seamark.formats.index.kinds.pieces import Head, Piece, Pieces, write_pieces
+from seamark.formats.index.kinds.pieces import Piece, Pieces, PiecesHeader, write_pieces
 
 SLICES, EQUALITY = 0, 1
 """Layouts."""
@@ -75,7 +75,7 @@ def build_section(keys: Keys) -> bytes:
         *stored,
     ]
     form = CODES if keys.codes is not None else BYTES
-    return write_pieces(Head(keys.rows, len(distinct), form, layout, flags), pieces)
+    return write_pieces(PiecesHeader(keys.rows, len(distinct), form, layout, flags), pieces)
 
 
 def _present(nulls: Bits, nans: Bits, rows: int) -> Bits:

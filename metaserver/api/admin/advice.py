@@ -177,7 +177,7 @@ async def _read_state(
         return "the server has not seen a statement with a condition on this table yet"
     if metadata.current_snapshot_id is None:
         return "the table has no snapshot"
-    columns = _compared_columns(recorded, metadata)
+    columns = _find_compared_columns(recorded, metadata)
     if not columns:
         return "the statements compare no column whose values can be sampled"
     scan = await call.components.planner.plan(BoundScan.bind(metadata, ScanRequest()), loaded.entry)
@@ -235,12 +235,12 @@ def _bind(filter_json: str, metadata: TableMetadata) -> Expression | None:
         return None  # The column was renamed or dropped since.
 
 
-def _compared_columns(recorded: Sequence[RecordedShape], metadata: TableMetadata) -> dict[int, str]:
+def _find_compared_columns(recorded: Sequence[RecordedShape], metadata: TableMetadata) -> dict[int, str]:
     """Return the types of the columns that the most statements compare, by id."""
     counts: dict[int, int] = {}
-    for one in recorded:
-        for column_id in one.shape.compared_columns:
-            counts[column_id] = counts.get(column_id, 0) + one.statements
+    for record in recorded:
+        for column_id in record.shape.compared_columns:
+            counts[column_id] = counts.get(column_id, 0) + record.statements
     by_id = metadata.current_schema.index.by_id
     columns: dict[int, str] = {}
     for column_id in sorted(counts, key=lambda column_id: (-counts[column_id], column_id)):
@@ -261,9 +261,9 @@ def _count_per_day(shapes: Sequence[QueryShapeSums]) -> float:
 async def _list_applied(history: QueryHistory, uuid: str) -> list[AppliedProposal]:
     """Return the applied proposals, newest first, with what the statements since then have read."""
     listed = []
-    for one in (await history.list_applied(uuid))[:_APPLIED_MAX]:
+    for stored_advice in (await history.list_applied(uuid))[:_APPLIED_MAX]:
         try:
-            applied = from_json(one.advice, AppliedProposal)
+            applied = from_json(stored_advice.advice, AppliedProposal)
         except msgspec.MsgspecError:  # Another version of the server wrote it.
             continue
         sums = await history.sums_since(uuid, applied.applied_ms)

@@ -16,7 +16,7 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.history.history import HOUR_MS
-from seamark.metaserver.history.shapes import QueryShape, Term
+from seamark.metaserver.history.shapes import QueryShape, ShapeTerm
 from seamark.metaserver.store.model import QueryShapeSums, QuerySums
 
 DAYS, DAYS_MAX = 30, 3650
@@ -186,7 +186,7 @@ def show_conditions(shape: QueryShape, metadata: TableMetadata) -> list[str]:
     return [" or ".join(_show_term(term, metadata) for term in conjunct) for conjunct in shape.conjuncts]
 
 
-def _show_term(term: Term, metadata: TableMetadata) -> str:
+def _show_term(term: ShapeTerm, metadata: TableMetadata) -> str:
     name = name_column(metadata, term.column_id)
     subject = name if term.transform == "identity" else f"{term.transform}({name})"
     if term.op in ("in", "not-in"):

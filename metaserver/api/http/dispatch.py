@@ -191,7 +191,7 @@ class Call:
         principal = self.principal
         confined_to = self.components.authorizer.list_writable_namespaces(principal)
         return Caller(
-            who=principal.name,
+            principal_name=principal.name,
             request_id=self.request_id,
             idempotency=key,
             confined_to=confined_to,

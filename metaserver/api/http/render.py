@@ -92,7 +92,7 @@ def table_etag(
     path = table_path(namespace, name, settings.prefix)
     access = access_stamp(settings, call.headers.get(DELEGATION))
     config = (settings.scan_planning_mode, *access, *_grant_stamp(call, namespace))
-    ids = ",".join(str(plan.shown_id) for plan in plan_snapshots)
+    ids = ",".join(str(plan.id) for plan in plan_snapshots)
     tag = _compute_plan_etag if plan_snapshots else _make_etag
     return tag(_REVISION, metadata_location, mode, path, *config, ids)
 
@@ -143,7 +143,7 @@ async def table_answer(
         return _make_json_response(b'{"metadata":' + encode_table(loaded.metadata) + tail + b"}", {})
     location = loaded.entry.metadata_location
     snapshots = loaded.metadata.snapshots_by_id
-    plan_snapshots = [plan for plan in plan_snapshots if plan.shown_id not in snapshots]
+    plan_snapshots = [plan for plan in plan_snapshots if plan.id not in snapshots]
     etag = table_etag(call, location, namespace, name, mode, plan_snapshots)
     return await _answer_with_location(
         call, location, loaded.metadata, mode, tail, etag, compress=compress, plan_snapshots=plan_snapshots
@@ -170,7 +170,7 @@ async def answer_fresh_read(
     tail = _encode_tail({**config, PLANNING_MODE: planning_mode(call.components.settings, metadata)}, credentials)
     metadata = log_current_snapshot(metadata)
     document = refs_view(metadata) if mode == "refs" else encode_table(metadata)
-    shown = [plan for plan in shown if plan.shown_id not in metadata.snapshots_by_id]
+    shown = [plan for plan in shown if plan.id not in metadata.snapshots_by_id]
     if shown:
         document = _add_snapshots(document, shown)
     head = b'{"metadata-location":' + encode_json(entry.metadata_location) + b',"metadata":'

@@ -168,7 +168,7 @@ async def require_alone(call: Call, table: TableIndexes, name: str, *, but: str 
     for build in await _list_running_builds(call, table):
         if build.id != but and build.summary["index"] == name and build.summary["active-ms"] >= since_ms:
             raise CommitConflict(
-                f"The build {build.id} of the index {name}, by {build.who}, is in progress; try again later"
+                f"The build {build.id} of the index {name}, by {build.principal_name}, is in progress; try again later"
             )
 
 

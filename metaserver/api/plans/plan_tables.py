@@ -362,9 +362,9 @@ class _NewPlanTable:
             return msgspec.structs.replace(answer, name=None, misread=refusal if misleads else msgspec.UNSET)
         plan_table = await self._store(manifests_of_plan, answer, plan_id)
         usage = app[COMPONENTS].catalog.column_usage
-        if plan_table.shown_id is not None and usage.is_on:
+        if plan_table.plan_snapshot_id is not None and usage.is_on:
             end_ms = find_oldest_end_ms(scan_plan.view, scan_plan.entry_ids, scan_plan.metadata)
-            usage.plans.put(plan_table.shown_id, end_ms, 0)
+            usage.plans.put(plan_table.plan_snapshot_id, end_ms, 0)
         return _answer(plan_table)
 
     async def _store(self, manifests: KeptManifests, answer: PlanTableResponse, plan_id: str) -> StoredPlanTable:
@@ -395,7 +395,10 @@ class _NewPlanTable:
             plan_snapshot = make_plan_snapshot(plan_id, metadata, planned, is_fresh=is_fresh(snapshot))
             text = msgspec.json.encode(plan_snapshot).decode()
             plan_table = msgspec.structs.replace(
-                plan_table, audience=holder.audience, shown_id=plan_snapshot.snapshot_id, shown=text
+                plan_table,
+                audience=holder.audience,
+                plan_snapshot_id=plan_snapshot.snapshot_id,
+                snapshot_or_fingerprint=text,
             )
         return await app[COMPONENTS].catalog.plan_tables.keep(
             plan_table, written.metadata, written.files, self._lease_s, self._principal_name
@@ -429,7 +432,7 @@ def _answer(plan: StoredPlanTable) -> PlanTableResponse:
         plan.size_bytes,
         plan.considered_count,
         plan.considered_bytes,
-        plan_snapshot_id=msgspec.UNSET if plan.shown_id is None else plan.shown_id,
+        plan_snapshot_id=msgspec.UNSET if plan.plan_snapshot_id is None else plan.plan_snapshot_id,
     )
 
 

@@ -269,8 +269,8 @@ def find_limits(view: TableView, bound: Expression) -> dict[int, tuple[float, fl
     limits: dict[int, tuple[float, float]] = {}
     files = lookup(view)
     for part in conjuncts_on_columns(bound):
-        if part.column_id not in limits and (found := _limits_of(files, part)) is not None:
-            limits[part.column_id] = found
+        if part.column_id not in limits and (column_limits := _limits_of(files, part)) is not None:
+            limits[part.column_id] = column_limits
     return limits
 
 

@@ -34,8 +34,8 @@ from seamark.metaserver.streams.positions import (
     LogRows,
     ReadableTable,
     Step,
+    choose_next_step,
     move_to_time,
-    next_step,
     parse_position,
     position_after_snapshot,
     position_earliest,
@@ -177,7 +177,7 @@ async def read_rows(call: Call) -> Answer:
         entry, table, log = await _load(call)
         until = parse_position(query["until"], entry.uuid) if "until" in query else None
         position = parse_position(query["after"], entry.uuid)
-        choose = partial(next_step, position, until=until, skips_changes=skips_changes)
+        choose = partial(choose_next_step, position, until=until, skips_changes=skips_changes)
         step = await _choose(call, choose, table)
         if isinstance(step, End) and wait_s > 0 and until is None:
             step, table, log = await _wait_for_rows(call, entry, step, choose, wait_s)

@@ -149,7 +149,7 @@ def to_status(shards: list[ShardStatus], table: StreamTable | None, paused: str 
         waiting_rows=sum(shard.durable - shard.flushed for shard in shards),
         waiting_bytes=0 if table is None else table.size_bytes,
         oldest_ms=None if table is None else table.oldest_ms,
-        fresh_files=0 if table is None else len(table.fresh_files()),
+        fresh_files=0 if table is None else len(table.list_fresh_files()),
         paused=paused,
     )
 

@@ -135,18 +135,18 @@ class FileReader:
             if pending.pop(info.location, None) is None:
                 continue
             try:
-                found = await self.read(info)
+                file = await self.read(info)
             except RetryLater:
                 raise
             except SeamarkError as error:
                 unreadable.append((_order(info.location)[0], info.location))
                 findings.append(Finding(info.location, f"The file cannot be used: {error.message}"))
                 continue
-            for location in found.previous:
+            for location in file.previous:
                 pending.pop(location, None)
-            chosen = newest.setdefault(found.uuid, found)
-            if chosen is not found and _may_be_newer(found, chosen):
-                rivals.setdefault(found.uuid, [chosen]).append(found)
+            chosen = newest.setdefault(file.uuid, file)
+            if chosen is not file and _may_be_newer(file, chosen):
+                rivals.setdefault(file.uuid, [chosen]).append(file)
         uncertain: list[FoundFile] = []
         for uuid, candidates in rivals.items():
             uncertain.append(newest.pop(uuid))
@@ -159,14 +159,14 @@ class FileReader:
                 for candidate in candidates
             )
         usable: list[FoundFile] = []
-        for found in newest.values():
-            damaged = [location for number, location in unreadable if number >= found.number]
+        for file in newest.values():
+            damaged = [location for number, location in unreadable if number >= file.number]
             if damaged:
                 reason = f"A later file cannot be used: {damaged[0]}. Restore that file, or choose this file"
-                findings.append(Finding(found.location, reason))
-                uncertain.append(found)
+                findings.append(Finding(file.location, reason))
+                uncertain.append(file)
             else:
-                usable.append(found)
+                usable.append(file)
         if unreadable and not newest and not rivals:
             uncertain.append(_make_unreadable(unreadable[0][1]))
         return NewestFiles(tuple(usable), tuple(uncertain), tuple(findings))
@@ -235,12 +235,12 @@ def _make_unreadable(location: str) -> FoundFile:
     return FoundFile(location, EntryKind.TABLE, str(uuid5(NAMESPACE_URL, folder)), folder, 0, (), None)
 
 
-def _may_be_newer(found: FoundFile, chosen: FoundFile) -> bool:
+def _may_be_newer(file: FoundFile, chosen: FoundFile) -> bool:
     """Return whether a file that the chosen file does not list may be newer than it.
 
     A file with a lower number is older, unless it has a later time: an older file may have been registered, and
     commits may have followed it.
     """
-    if found.kind is EntryKind.FUNCTION:
+    if file.kind is EntryKind.FUNCTION:
         return False
-    return found.number == chosen.number or found.updated_ms > chosen.updated_ms
+    return file.number == chosen.number or file.updated_ms > chosen.updated_ms

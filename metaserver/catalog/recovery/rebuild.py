@@ -55,22 +55,22 @@ class Rebuilt(msgspec.Struct, frozen=True, rename="kebab"):
     """The result of a rebuild.
 
     Attributes:
-        known: The number of found tables, views and functions that the database had already.
+        registered_before: The number of found tables, views and functions that the database had already.
         index_files: The number of index files that were registered.
     """
 
     registered: tuple[Registered, ...]
     findings: tuple[Finding, ...]
-    known: int
+    registered_before: int
     index_files: int = 0
 
 
-def make_result(registered: Iterable[Registered], findings: Iterable[Finding], known: int) -> Rebuilt:
+def make_result(registered: Iterable[Registered], findings: Iterable[Finding], registered_before: int) -> Rebuilt:
     """Return the result, sorted by name and location."""
     return Rebuilt(
         tuple(sorted(registered, key=lambda each: (each.name, each.kind))),
         tuple(sorted(findings, key=lambda finding: (finding.location, finding.reason))),
-        known,
+        registered_before,
     )
 
 
@@ -160,13 +160,18 @@ class Rebuild:
         now_ms = context.clock.now_ms()
         entry = make_entry(name.namespace, name.name, file.uuid, file.location, now_ms, file.kind)
         retained = DroppedEntry(
-            make_retained_id(file.uuid), entry, purge=False, dropped_ms=now_ms, expires_ms=0, who=self._caller.who
+            make_retained_id(file.uuid),
+            entry,
+            purge=False,
+            dropped_ms=now_ms,
+            expires_ms=0,
+            principal_name=self._caller.principal_name,
         )
         # An overlap with a claim of another entry is refused, which keeps the location as well. The warehouse itself is
         # no location of an entry.
         with suppress(BadRequest):
             key = context.warehouse.key(context.warehouse.parse(location))
-            claimed = ClaimLocations(uuid=file.uuid, locations=(ClaimedLocation(key=key, shown=location),))
+            claimed = ClaimLocations(uuid=file.uuid, locations=(ClaimedLocation(key=key, display_form=location),))
             await context.store.transact([claimed, ReleaseLocations(uuid=file.uuid, retained=retained)])
 
 

@@ -179,10 +179,10 @@ class CachingBackend:
         elif sent_end == end:
             return StartedAnswer(status, length, None)
 
-        async def rest(writer: AbstractStreamWriter) -> None:
+        async def send_body(writer: AbstractStreamWriter) -> None:
             await self._send_blocks(record, sent_end, end, owner, transport, writer, unsent)
 
-        return StartedAnswer(status, length, rest, partial(unsent.keep, 0))
+        return StartedAnswer(status, length, send_body, partial(unsent.keep, 0))
 
     def _take_pieces(
         self, record: ObjectRecord, start: int, end: int, owner: Owner, unsent: AnswerBudget, *, counted: bool = True

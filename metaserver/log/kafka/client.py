@@ -159,7 +159,7 @@ class KafkaBroker:
         """
         self._serving.start()
         # Not `list_topics`, which may create a missing topic with the retention of the broker.
-        cluster = await self._ended(self._admin.describe_cluster(request_timeout=_TIMEOUT_S))
+        cluster = await self._await_answer(self._admin.describe_cluster(request_timeout=_TIMEOUT_S))
         assert cluster is not None
         await self._create_topic(self._address.journal, 1)
         description = (await self._describe([self._address.journal]))[self._address.journal]
@@ -215,12 +215,12 @@ class KafkaBroker:
         if present is None:
             # The broker's settings say how many replicas a topic has.
             created = self._admin.create_topics([NewTopic(topic, count, config=_TOPIC_CONFIG)])
-            await self._ended(created[topic], KafkaError.TOPIC_ALREADY_EXISTS)
+            await self._await_answer(created[topic], KafkaError.TOPIC_ALREADY_EXISTS)
         else:
             await self._check_config(topic)
             if len(present.partitions) < count:
                 added = self._admin.create_partitions([NewPartitions(topic, count)])
-                await self._ended(added[topic], KafkaError.INVALID_PARTITIONS)  # Another replica has added them.
+                await self._await_answer(added[topic], KafkaError.INVALID_PARTITIONS)  # Another replica has added them.
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while True:
             metadata = await self._run(partial(self._producer.list_topics, topic, timeout=_TIMEOUT_S))
@@ -241,7 +241,7 @@ class KafkaBroker:
         """
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         described = self._admin.describe_configs([resource])[resource]
-        config = await self._ended(described, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        config = await self._await_answer(described, KafkaError.TOPIC_AUTHORIZATION_FAILED)
         if config is None:
             _log.warning("the retention of a topic is not checked: no permission to describe it", topic=topic)
             return
@@ -256,11 +256,11 @@ class KafkaBroker:
         """Return the descriptions of the topics that exist."""
         described = self._admin.describe_topics(TopicCollection(list(topics)))
         answers = {
-            topic: await self._ended(each, KafkaError.UNKNOWN_TOPIC_OR_PART) for topic, each in described.items()
+            topic: await self._await_answer(each, KafkaError.UNKNOWN_TOPIC_OR_PART) for topic, each in described.items()
         }
         return {topic: answer for topic, answer in answers.items() if answer is not None}
 
-    async def _ended(self, future: Future[T], *expected: int) -> T | None:
+    async def _await_answer(self, future: Future[T], *expected: int) -> T | None:
         """Return the answer to an administrative request; None after an expected error."""
         try:
             async with asyncio.timeout(2 * _TIMEOUT_S):
@@ -276,7 +276,7 @@ class KafkaBroker:
         topic = self._address.topic_of(stream)
         self._partitions.pop(topic, None)
         deleted = self._admin.delete_topics([topic])
-        await self._ended(deleted[topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
+        await self._await_answer(deleted[topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
 
     async def delete_records(self, before: Mapping[Shard, int]) -> None:
         await self._delete_before(
@@ -288,7 +288,7 @@ class KafkaBroker:
 
     async def _delete_before(self, ends: list[TopicPartition]) -> None:
         for future in self._deleting_admin.delete_records(ends).values():
-            await self._ended(future, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.OFFSET_OUT_OF_RANGE)
+            await self._await_answer(future, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.OFFSET_OUT_OF_RANGE)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -339,9 +339,9 @@ class KafkaBroker:
     def write_journal(self, value: bytes) -> Awaitable[None]:
         writes = _Writes(self._loop, 1)
         self._produce(self._address.journal, 0, [{"value": value, "callback": partial(writes.end, 0)}])
-        return self._journaled(writes)
+        return self._await_confirmation(writes)
 
-    async def _journaled(self, writes: _Writes) -> None:
+    async def _await_confirmation(self, writes: _Writes) -> None:
         (answer,) = await writes.future
         if not isinstance(answer, int):
             raise CommitUnknown(

@@ -201,7 +201,7 @@ class KafkaLog:
             if future.done():
                 continue
             if not outcomes:
-                future.set_exception(_unknown())
+                future.set_exception(_make_unknown_error())
             elif isinstance(outcome := outcomes[place], SeamarkError):
                 future.set_exception(outcome)
             else:
@@ -374,7 +374,7 @@ class KafkaLog:
         finally:
             journaled.set()
             self._slots.release()
-            _refuse(futures, _unknown())
+            _refuse(futures, _make_unknown_error())
 
     async def _write_rows(self, group: list[_Waiting]) -> tuple[list[Request], list[asyncio.Future[Outcome]]]:
         """Write the rows of a group.
@@ -465,8 +465,8 @@ class KafkaLog:
         self._check_open()
         return self._journal.state.shard_states(stream)
 
-    def unreleased_bytes(self, stream: str) -> int:
-        return self._journal.unreleased_bytes(stream)
+    def count_unreleased_bytes(self, stream: str) -> int:
+        return self._journal.count_unreleased_bytes(stream)
 
     # -- retention ---------------------------------------------------------------------------------------------------
 
@@ -494,7 +494,7 @@ class KafkaLog:
             await self._request(TrimRequest(tuple(starts[:TRIMMED_SHARDS_MAX]), limits.retention_ms))
         before = {
             shard: record
-            for shard, record in self._journal.first_records().items()
+            for shard, record in self._journal.get_first_records().items()
             if self._deleted.get(shard, 0) < record
         }
         if before:
@@ -553,7 +553,7 @@ class KafkaLog:
             raise LogUnavailable(self._failure)
 
 
-def _unknown() -> CommitUnknown:
+def _make_unknown_error() -> CommitUnknown:
     return CommitUnknown(
         "Kafka did not answer while it stored the rows: they may be stored or not. Repeat the request with the same "
         "sequence number"

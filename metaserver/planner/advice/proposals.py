@@ -32,11 +32,11 @@ from seamark.metaserver.planner.advice.replay import (
     DrawnStatement,
     Shares,
     SimulatedLayout,
+    compute_read_shares,
+    compute_weighted_mean,
     curve_order,
     cut_layout,
     index_shares,
-    kept_shares,
-    weighted_mean,
 )
 from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, Strings
@@ -172,20 +172,20 @@ class _Advisor:
         self._state = state
         self._indexes = [one for one in read_definitions(state.metadata).enabled if one.kind in FALSE_SHARES]
         self._layout = current_layout(state.files, state.sample)
-        self._current, self._current_files = kept_shares(self._layout, state.statements)
+        self._current, self._current_files = compute_read_shares(self._layout, state.statements)
         self._buckets = self._bucket_shares({})
         self._indexed = self._index_shares(self._indexes)
         shares = self._buckets * self._indexed
         self.before = self._reads(self._current * shares, self._current_files * shares, state.files.files)
 
     def rank_proposals(self) -> list[Proposal]:
-        proposals = [*self._clusterings(), *self._new_indexes(), *self._dropped_indexes(), *self._partitions()]
+        proposals = [*self._clusterings(), *self._propose_indexes(), *self._propose_index_drops(), *self._partitions()]
         proposals += self._bucketing()
         proposals += self._file_size()
         useful = [one for one in proposals if one.kind in ("drop-index", "file-size") or self._is_useful(one)]
         useful.sort(key=lambda one: (not one.pays, -_net_bytes(one), one.id))
         # A proposal that cannot pay is never first, so without a proposal that pays there is none.
-        return _without_weaker(useful)[:PROPOSALS_MAX] if useful and useful[0].pays else []
+        return _drop_weaker(useful)[:PROPOSALS_MAX] if useful and useful[0].pays else []
 
     def _is_useful(self, proposal: Proposal) -> bool:
         return proposal.predicted.bytes < (1 - GAIN_MIN_FRACTION) * self.before.bytes
@@ -202,7 +202,7 @@ class _Advisor:
             )
         )
 
-    def _compared_columns(self) -> list[int]:
+    def _rank_compared_columns(self) -> list[int]:
         weights = {column_id: self._weight(column_id, lambda _: True) for column_id in self._state.sample.columns}
         used = [column_id for column_id, weight in weights.items() if weight > 0]
         return sorted(used, key=lambda column_id: (-weights[column_id], column_id))[:COLUMNS_MAX]
@@ -211,7 +211,7 @@ class _Advisor:
 
     def _clusterings(self) -> Iterator[Proposal]:
         # The property separates names by commas, and a dot refers to a joined table.
-        columns = [one for one in self._compared_columns() if not set(self._name(one)) & set(",.")]
+        columns = [one for one in self._rank_compared_columns() if not set(self._name(one)) & set(",.")]
         try:
             own = ClusteringLayout.of(self._state.metadata.properties)
         except BadRequest:
@@ -254,15 +254,15 @@ class _Advisor:
     def _rewrite(
         self, kind: str, title: str, commands: list[str], change: ProposedChange, layout: SimulatedLayout, files: int
     ) -> Proposal:
-        sizes, kept = kept_shares(layout, self._state.statements)
+        sizes, file_shares = compute_read_shares(layout, self._state.statements)
         shares = self._buckets * self._indexed
-        predicted = self._reads(sizes * shares, kept * shares, max(files, 1))
+        predicted = self._reads(sizes * shares, file_shares * shares, max(files, 1))
         # A rewrite reads the table and writes it.
         return self._propose(kind, title, commands, change, predicted, 2 * self._state.total_bytes)
 
-    def _new_indexes(self) -> Iterator[Proposal]:
+    def _propose_indexes(self) -> Iterator[Proposal]:
         indexed = {term.column_id for index in self._indexes for term in index.terms}
-        for column_id in self._compared_columns():
+        for column_id in self._rank_compared_columns():
             column = self._state.sample.columns[column_id]
             if column_id in indexed or not self._weight(column_id, lambda values: values > 0):
                 continue
@@ -287,7 +287,7 @@ class _Advisor:
                 written + read,
             )
 
-    def _dropped_indexes(self) -> Iterator[Proposal]:
+    def _propose_index_drops(self) -> Iterator[Proposal]:
         for name in sorted(self._state.unused_indexes):
             yield self._propose(
                 "drop-index",
@@ -302,7 +302,7 @@ class _Advisor:
         sample, rows = self._state.sample, self._state.sample.rows
         if any(spec.fields for spec in self._state.metadata.partition_specs):
             return
-        for column_id in self._compared_columns():
+        for column_id in self._rank_compared_columns():
             column = sample.columns[column_id]
             groups = _partition_codes(column)
             if groups is None:
@@ -331,7 +331,7 @@ class _Advisor:
             return
         wanted = math.ceil(self._state.total_bytes / self._state.target_bytes)
         buckets = max((count for count in _BUCKETS if count <= max(_BUCKETS[0], wanted)), default=_BUCKETS[0])
-        for column_id in self._compared_columns():
+        for column_id in self._rank_compared_columns():
             column = self._state.sample.columns[column_id]
             equal = self._weight(column_id, lambda values: values > 0)
             if not equal or len(column.values) < 10 * buckets or column.values.dtype == np.float64:
@@ -356,9 +356,9 @@ class _Advisor:
         # Files that a compaction merges cover the ranges of all of them, so statements read more bytes of each.
         order = np.arange(self._state.sample.rows)
         layout = cut_layout(self._state.sample, order, wanted)
-        sizes, kept = kept_shares(layout, self._state.statements)
+        sizes, file_shares = compute_read_shares(layout, self._state.statements)
         shares = self._buckets * self._indexed
-        predicted = self._reads(sizes * shares, kept * shares, wanted)
+        predicted = self._reads(sizes * shares, file_shares * shares, wanted)
         if predicted.seconds < self.before.seconds:
             yield self._propose(
                 "file-size",
@@ -392,9 +392,11 @@ class _Advisor:
                 by_kind[kind] |= set(columns)
         shares = np.ones(len(self._state.statements))
         for kind, column_ids in by_kind.items():
-            known = sorted(column_ids & self._state.sample.columns.keys())
+            sampled_ids = sorted(column_ids & self._state.sample.columns.keys())
             for number, statement in enumerate(self._state.statements):
-                share = index_shares(statement, self._state.sample, known, self._state.files.files, FALSE_SHARES[kind])
+                share = index_shares(
+                    statement, self._state.sample, sampled_ids, self._state.files.files, FALSE_SHARES[kind]
+                )
                 shares[number] = min(shares[number], share)
         return shares
 
@@ -416,8 +418,8 @@ class _Advisor:
     # Proposals
 
     def _reads(self, size_shares: Shares, file_shares: Shares, files: int) -> Reads:
-        size = weighted_mean(size_shares, self._state.statements) * self._state.total_bytes
-        count = weighted_mean(file_shares, self._state.statements) * files
+        size = compute_weighted_mean(size_shares, self._state.statements) * self._state.total_bytes
+        count = compute_weighted_mean(file_shares, self._state.statements) * files
         return Reads(round(count, 2), int(size), round(size / SCAN_BYTES_PER_S + count * OPEN_S, 4))
 
     def _propose(
@@ -461,15 +463,15 @@ def _net_bytes(proposal: Proposal) -> int:
     return proposal.saved_bytes_per_day * HORIZON_DAYS - proposal.cost_bytes
 
 
-def _without_weaker(proposals: Sequence[Proposal]) -> list[Proposal]:
+def _drop_weaker(proposals: Sequence[Proposal]) -> list[Proposal]:
     """Keep the best three proposals of a kind, so that the first proposals are not variants of one layout."""
     counts: defaultdict[str, int] = defaultdict(int)
-    kept = []
+    best = []
     for proposal in proposals:
         counts[proposal.kind] += 1
         if counts[proposal.kind] <= 3:
-            kept.append(proposal)
-    return kept
+            best.append(proposal)
+    return best
 
 
 def _partition_codes(column: SampledColumn) -> tuple[str, npt.NDArray[np.int64]] | None:
@@ -491,7 +493,7 @@ def add_bounds(sample: RowSample, files: FoundFiles) -> RowSample:
     columns = {}
     for column_id, column in sample.columns.items():
         stats = files.stats(RequestedColumn(column_id, column.kind))
-        bounds = [_known_values(stats.bounds(side)) for side in ("lower", "upper")]
+        bounds = [_list_distinct_bounds(stats.bounds(side)) for side in ("lower", "upper")]
         more = np.unique(np.concatenate([*bounds, column.values[:0]]))
         if len(more) > _BOUNDS_MAX:
             more = more[np.linspace(0, len(more) - 1, _BOUNDS_MAX).astype(np.int64)]
@@ -499,7 +501,7 @@ def add_bounds(sample: RowSample, files: FoundFiles) -> RowSample:
     return RowSample(columns, sample.files, sample.rows)
 
 
-def _known_values(bounds: object) -> npt.NDArray[Any]:
+def _list_distinct_bounds(bounds: object) -> npt.NDArray[Any]:
     """Return the different bounds of a side, without missing bounds."""
     if isinstance(bounds, Strings):
         texts = {text for text in bounds.values() if text is not None}
@@ -543,12 +545,12 @@ def _codes_of_bounds(
     if isinstance(bounds, Strings):
         all_texts = bounds.values()
         texts = [all_texts[number] for number in picked.tolist()]
-        known = np.array([text is not None for text in texts], dtype=np.bool_)
+        has_bound = np.array([text is not None for text in texts], dtype=np.bool_)
         places = np.array([np.searchsorted(column.values, text or b"", side) for text in texts], dtype=np.int64)  # type: ignore[call-overload]
         if side == "right":  # Upper bounds of strings may be cut and incremented, so the next value may occur, too.
             places = np.minimum(places, len(column.values))
     else:
         numbers = np.asarray(bounds)[picked]
-        known = np.isfinite(numbers) if numbers.dtype == np.float64 else numbers != MISSING
+        has_bound = np.isfinite(numbers) if numbers.dtype == np.float64 else numbers != MISSING
         places = np.searchsorted(column.values, numbers, side).astype(np.int64)  # type: ignore[call-overload]
-    return np.where(known, places, -1)
+    return np.where(has_bound, places, -1)

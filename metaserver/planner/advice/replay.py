@@ -23,7 +23,7 @@ from seamark.formats.iceberg.expressions.expression import And, Bound, Expressio
 from seamark.formats.index.packing import Longs
 from seamark.formats.services.curves import compute_curve_keys
 from seamark.metaserver.history.samples import BOTH, HIGH, LOW, FilterSample
-from seamark.metaserver.history.shapes import Conjunct, QueryShape, Term
+from seamark.metaserver.history.shapes import Conjunct, QueryShape, ShapeTerm
 from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
 
 DRAWS_EACH = 24
@@ -152,9 +152,9 @@ def _conditions_of_filter(bound: Expression, sample: RowSample) -> tuple[tuple[D
         is_flat = isinstance(part, Bound) or (
             isinstance(part, Or) and all(isinstance(child, Bound) for child in part.children)
         )
-        known = tuple(condition for condition in alternatives if condition is not None)
-        if is_flat and known and len(known) == len(alternatives):
-            conditions.append(known)
+        sampled_conditions = tuple(condition for condition in alternatives if condition is not None)
+        if is_flat and sampled_conditions and len(sampled_conditions) == len(alternatives):
+            conditions.append(sampled_conditions)
     return tuple(conditions)
 
 
@@ -227,7 +227,9 @@ def _draw_alternatives(
     return tuple(alternatives)
 
 
-def _draw_condition(term: Term, column: SampledColumn, row: int, rng: np.random.Generator) -> DrawnCondition | None:
+def _draw_condition(
+    term: ShapeTerm, column: SampledColumn, row: int, rng: np.random.Generator
+) -> DrawnCondition | None:
     matching = np.zeros(len(column.values) + 1, dtype=np.bool_)
     values = 0
     match term.op:
@@ -319,18 +321,18 @@ def cut_layout(
     return SimulatedLayout(lower, upper, nulls, lengths / rows)
 
 
-def kept_shares(layout: SimulatedLayout, statements: Sequence[DrawnStatement]) -> tuple[Shares, Shares]:
+def compute_read_shares(layout: SimulatedLayout, statements: Sequence[DrawnStatement]) -> tuple[Shares, Shares]:
     """Return the shares of the bytes and of the files that each statement reads, float64[statements] each."""
     size_shares, file_shares = np.ones(len(statements)), np.ones(len(statements))
     for number, statement in enumerate(statements):
-        kept = np.ones(layout.files, dtype=np.bool_)
+        is_read = np.ones(layout.files, dtype=np.bool_)
         for alternatives in statement.conditions:
             either = np.zeros(layout.files, dtype=np.bool_)
             for condition in alternatives:
                 either |= _files_with(layout, condition)
-            kept &= either
-        size_shares[number] = float(layout.weights[kept].sum())
-        file_shares[number] = float(kept.mean()) if layout.files else 0.0
+            is_read &= either
+        size_shares[number] = float(layout.weights[is_read].sum())
+        file_shares[number] = float(is_read.mean()) if layout.files else 0.0
     return size_shares, file_shares
 
 
@@ -342,8 +344,8 @@ def _files_with(layout: SimulatedLayout, condition: DrawnCondition) -> Mask:
     matches = np.concatenate([[0], np.cumsum(condition.matching)])
     low, high = layout.lower[column_id], layout.upper[column_id]
     counts = matches[np.minimum(high + 1, len(matches) - 1)] - matches[np.minimum(low, len(matches) - 1)]
-    kept: Mask = counts > 0
-    return kept
+    may_match: Mask = counts > 0
+    return may_match
 
 
 def index_shares(
@@ -361,14 +363,14 @@ def index_shares(
         missing = 1.0
         for condition in alternatives:
             counts = sample.columns[condition.column_id].file_counts[condition.matching]
-            others = np.maximum(counts - 1, 0) / max(1, sample.files - 1)
-            missing *= float(np.prod(1 - np.minimum(1.0, (1 + others * (files - 1)) / max(1, files))))
-        found = 1 - missing
-        share = min(share, found + false_share * (1 - found))
+            other_shares = np.maximum(counts - 1, 0) / max(1, sample.files - 1)
+            missing *= float(np.prod(1 - np.minimum(1.0, (1 + other_shares * (files - 1)) / max(1, files))))
+        hit_probability = 1 - missing
+        share = min(share, hit_probability + false_share * (1 - hit_probability))
     return share
 
 
-def weighted_mean(values: Shares, statements: Sequence[DrawnStatement]) -> float:
+def compute_weighted_mean(values: Shares, statements: Sequence[DrawnStatement]) -> float:
     """Return the mean over the recorded statements."""
     weights = np.array([statement.weight for statement in statements])
     return float(values @ weights / max(1e-9, float(weights.sum())))

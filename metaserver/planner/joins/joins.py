@@ -102,7 +102,7 @@ class RequestedJoin:
     """
     any_of: int | None = None
     """The number of a group of alternative joins. A row needs a partner in only one join of the group."""
-    unless: Expression = FALSE
+    exempt_condition: Expression = FALSE
     """A condition that is bound to the planned table's columns. Rows that may match it need no partner."""
     operators: tuple[str, ...] = ()
     outside: Expression | None = None
@@ -110,7 +110,7 @@ class RequestedJoin:
     @property
     def is_filter(self) -> bool:
         """Whether each row needs a partner with an equal value, so that the join gives a dynamic filter."""
-        return self.transform == IDENTITY and self.any_of is None and self.unless == FALSE
+        return self.transform == IDENTITY and self.any_of is None and self.exempt_condition == FALSE
 
 
 class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
@@ -174,7 +174,7 @@ def _condition_of(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> 
     conditions = []
     for join, result in alternatives:
         keys = all_of(*(dynamic_filter.as_condition for dynamic_filter in result.dynamic_filters))
-        conditions += [all_of(keys, result.condition), join.unless]
+        conditions += [all_of(keys, result.condition), join.exempt_condition]
     return any_of(*conditions)
 
 

@@ -157,7 +157,7 @@ class GeneratorStore(ABC):
     query_totals = _list_read(read_steps.query_totals)
     merge_query_hours = _transaction(read_steps.merge_query_hours)
     prune_queries = _transaction(read_steps.prune_queries)
-    applied_advice = _list_read(read_steps.applied_advice)
+    list_applied_advice = _list_read(read_steps.list_applied_advice)
     prune = _transaction(records.prune)
 
     async def grants(self, principal: str | None) -> list[Grant]:

@@ -212,7 +212,7 @@ def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
     yield from _check_room(op.namespace)
     if op.keep is None:
         dropped_entry = DroppedEntry(
-            make_retained_id(entry.uuid), entry, purge=False, dropped_ms=now_ms, expires_ms=0, who=""
+            make_retained_id(entry.uuid), entry, purge=False, dropped_ms=now_ms, expires_ms=0, principal_name=""
         )
         yield from forget_unnamed(dropped_entry)
         return

@@ -198,7 +198,7 @@ def plan_snapshots(
         "ORDER BY expires_ms DESC LIMIT $6",
         (pack(namespace), of_name, audience, uuid, now_ms, limit),
     )
-    return sorted((PlanSnapshot(int(row[0]), str(row[1])) for row in rows), key=lambda plan: plan.shown_id)
+    return sorted((PlanSnapshot(int(row[0]), str(row[1])) for row in rows), key=lambda plan: plan.id)
 
 
 def plan_table_count(now_ms: int) -> Steps[int]:

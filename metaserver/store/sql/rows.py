@@ -126,10 +126,13 @@ class StructColumns(Generic[T]):
 
 
 _NAMESPACE = ColumnCoding(unpack, pack)
+_WHO = {"principal_name": "who"}
+"""The tables store the name of a principal in the column `who`."""
 _entry = partial(StructColumns, Entry, kind=_enum(EntryKind, "an entry of unknown kind"), namespace=_NAMESPACE)
 _instant = partial(
     StructColumns,
     Instant,
+    sql=_WHO,
     state=_enum(InstantState, "an instant in unknown state"),
     kind=_enum(EntryKind, "an entry of unknown kind"),
     namespace=_NAMESPACE,
@@ -150,7 +153,7 @@ INSTANT: StructColumns[Instant] = _instant()
 NEW_INSTANT: StructColumns[Instant] = _instant(without=("position",))
 """The columns of a new instant without the position, which the database sets."""
 IDEMPOTENCY = StructColumns(IdempotencyRecord)
-METRICS = StructColumns(MetricsReport, namespace=_NAMESPACE, report=_json("metrics report"))
+METRICS = StructColumns(MetricsReport, sql=_WHO, namespace=_NAMESPACE, report=_json("metrics report"))
 TOKEN = StructColumns(AccessToken)
 INDEX_FILE = StructColumns(
     RegisteredIndexFile,
@@ -158,9 +161,14 @@ INDEX_FILE = StructColumns(
     state=_enum(IndexFileState, "an index file in unknown state"),
 )
 PRODUCER = StructColumns(ProducerState)
-PLAN_TABLE = StructColumns(StoredPlanTable, namespace=_NAMESPACE, files=_json("files of a plan table", tuple[str, ...]))
+PLAN_TABLE = StructColumns(
+    StoredPlanTable,
+    sql={"plan_snapshot_id": "shown_id", "snapshot_or_fingerprint": "shown"},
+    namespace=_NAMESPACE,
+    files=_json("files of a plan table", tuple[str, ...]),
+)
 GRANT = StructColumns(Grant, namespace=_NAMESPACE)
-AUDIT = StructColumns(AuditRecord)
+AUDIT = StructColumns(AuditRecord, sql=_WHO)
 
 
 def to_dropped(row: Row) -> DroppedEntry:
@@ -172,4 +180,11 @@ def to_retained(row: Row) -> DroppedEntry:
 
 
 def from_dropped(dropped: DroppedEntry, entry: Entry) -> tuple[Any, ...]:
-    return (dropped.id, *ENTRY.encode(entry), int(dropped.purge), dropped.dropped_ms, dropped.expires_ms, dropped.who)
+    return (
+        dropped.id,
+        *ENTRY.encode(entry),
+        int(dropped.purge),
+        dropped.dropped_ms,
+        dropped.expires_ms,
+        dropped.principal_name,
+    )

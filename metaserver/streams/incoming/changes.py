@@ -216,8 +216,8 @@ def _time_of_day(value: Any, unit_us: int) -> str:
 
 
 def _nanoseconds(value: Any) -> str:
-    seconds, rest = divmod(int(value), 1_000_000_000)
-    return f"{(_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()}.{rest:09d}"
+    seconds, nanoseconds = divmod(int(value), 1_000_000_000)
+    return f"{(_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()}.{nanoseconds:09d}"
 
 
 _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {

@@ -169,7 +169,7 @@ def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
             pass  # The slower way below finds the row.
     try:
         if not isinstance(kind, str):
-            nested = _nested_converter(kind, _Budget())
+            nested = _make_nested_converter(kind, _Budget())
             converted = [_convert(nested, value, number, path, kind) for number, value in enumerate(values)]
             return pa.array(converted, to_row_type(kind))
         return arrow_array(kind, [_convert(_converter(kind), value, n, path, kind) for n, value in enumerate(values)])
@@ -225,10 +225,10 @@ def count_leaves(kind: Type) -> int:
     return sum(count_leaves(field.type) for field in kind.fields) if isinstance(kind, StructType) else 1
 
 
-def _nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
+def _make_nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
     """Return a function from JSON to the Python value that pyarrow converts to the type."""
     if isinstance(kind, StructType):
-        children = [(field, _nested_converter(field.type, budget)) for field in kind.fields]
+        children = [(field, _make_nested_converter(field.type, budget)) for field in kind.fields]
         leaves = count_leaves(kind)
 
         def convert_struct(value: Any) -> Any:
@@ -237,10 +237,10 @@ def _nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
 
         return convert_struct
     if isinstance(kind, ListType):
-        element = _nested_converter(kind.element, budget)
+        element = _make_nested_converter(kind.element, budget)
         return lambda value: None if value is None else [element(item) for item in _require(value, list)]
     if isinstance(kind, MapType):
-        key, item = _nested_converter(kind.key, budget), _nested_converter(kind.value, budget)
+        key, item = _make_nested_converter(kind.key, budget), _make_nested_converter(kind.value, budget)
         return lambda value: None if value is None else _map(value, key, item)
     convert, arrow_kind = _converter(kind), kind
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 from seamark.metaserver.api.admin import advice
-from seamark.metaserver.history.shapes import QueryShape, Term
+from seamark.metaserver.history.shapes import QueryShape, ShapeTerm
 from seamark.metaserver.planner.advice import row_samples
 from seamark.metaserver.planner.advice.proposals import add_bounds
 from seamark.metaserver.planner.advice.replay import DRAWS_EACH, RecordedShape, draw_statements
@@ -54,7 +54,7 @@ def test_bounds_of_many_files_add_a_limited_number_of_values() -> None:
 def test_statements_with_many_alternatives_are_drawn_less_often() -> None:
     sample = RowSample({1: combine([list(range(50_000))])}, 1, 50_000)
     for alternatives, draws in ((1, DRAWS_EACH), (100, 1)):
-        shape = QueryShape("other", (), ((Term(1, "eq"),) * alternatives,))
+        shape = QueryShape("other", (), ((ShapeTerm(1, "eq"),) * alternatives,))
         statements = draw_statements([RecordedShape("a", shape, 48)], sample, seed=1)
         assert len(statements) == draws
         assert sum(statement.weight for statement in statements) == pytest.approx(48)

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from seamark.commands.main import cli
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import load_advice
 from seamark.connector.jobs.advice import apply_proposal
@@ -93,5 +93,5 @@ def test_commands_show_prediction_and_measurement(client: IndexClient) -> None:
     again = load_advice(client, TABLE)
     assert again["before"]["bytes"] < 0.5 * again["applied"][0]["proposal"]["before"]["bytes"]
     by_hand = {"change": {"kind": "none"}, "title": "x", "commands": ["ALTER TABLE"]}
-    with pytest.raises(BadRequest, match="An engine makes the change"):
+    with pytest.raises(InvalidRequest, match="An engine makes the change"):
         apply_proposal(client, TABLE, by_hand, wait_s=1)

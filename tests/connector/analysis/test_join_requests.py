@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from seamark.connector.client.errors import Forbidden, ServerFailed
+from seamark.connector.client.errors import AccessDenied, ServerFailed
 from seamark.connector.plans.async_client import (
     JoinRequest,
     JoinResult,
@@ -64,7 +64,7 @@ async def test_large_table_is_planned_with_its_joins_and_small_table_is_pinned()
         (JoinRequest(("db", "items"), (("item", "i_key"),), filter_of(RED), 20),)
     ]
     (items,) = requests_for("items", plan_request)
-    assert (items.filter, items.snapshot_id, items.kept_max, items.joins) == (filter_of(RED), 20, 1.0, ())
+    assert (items.filter, items.snapshot_id, items.max_kept_fraction, items.joins) == (filter_of(RED), 20, 1.0, ())
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
     message = "files=2/200; db.sales=1/100; db.items=1/100; joins=db.sales.item:77; ms="
     assert done.summary.startswith(f"rewritten; scans=2; {message}")
@@ -129,7 +129,8 @@ async def test_dimension_with_two_aliases_is_read_at_one_snapshot() -> None:
         ((("ship", "d_day"),), filter_of("year = 2")),
     }
     assert [
-        (request.filter, request.snapshot_id, request.kept_max) for request in requests_for("days", plan_request)
+        (request.filter, request.snapshot_id, request.max_kept_fraction)
+        for request in requests_for("days", plan_request)
     ] == [(None, 40, 1.0)]
     assert (done.statement or "").count(" FOR VERSION AS OF 1") == 3
 
@@ -203,12 +204,12 @@ def fail_with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, 
         responses_with(snapshot_id=21),
         lambda expected: {},
         responses_without("items"),
-        responses_without("items", Forbidden("", status=403)),
+        responses_without("items", AccessDenied("", status=403)),
         lambda expected: {
             **all_joins_used(expected),
             **({"snapshot_id": 21} if expected.table[-1] == "items" else {}),
         },
-        fail_with_joins(Forbidden("", status=403)),
+        fail_with_joins(AccessDenied("", status=403)),
     ],
 )
 async def test_large_table_is_planned_again_without_joins_if_a_join_is_unsafe(
@@ -222,7 +223,7 @@ async def test_large_table_is_planned_again_without_joins_if_a_join_is_unsafe(
 
 
 async def test_large_table_without_a_predicate_is_not_planned_again() -> None:
-    done, request = await run_rewrite(STAR, fail_with_joins(Forbidden("", status=403)))
+    done, request = await run_rewrite(STAR, fail_with_joins(AccessDenied("", status=403)))
     assert len(requests_for("sales", request)) == 1
     assert "sales FOR VERSION" not in (done.statement or "")
 
@@ -245,7 +246,7 @@ async def test_join_is_not_used_if_a_reference_to_the_small_table_has_no_plan() 
 
     def plan(plan_request: TablePlanRequest) -> dict[str, Any]:
         if plan_request.table[-1] == "items" and plan_request.filter is None:
-            raise Forbidden("", status=403)
+            raise AccessDenied("", status=403)
         return all_joins_used(plan_request)
 
     done, request = await run_rewrite(f"SELECT (SELECT count(*) FROM items) FROM ({STAR})", plan)
@@ -293,7 +294,9 @@ async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:
         "AND (color = 'red' OR year = 2020 OR price = 3)"
     )
     (expected,) = [request for request in requests_for("sales", plan_request) if request.joins]
-    reported = [(join.table[-1], join.on, join.filter, join.any_of is None, join.unless) for join in expected.joins]
+    reported = [
+        (join.table[-1], join.on, join.filter, join.any_of is None, join.exempt_condition) for join in expected.joins
+    ]
     assert reported == [
         ("items", (("item", "i_key"),), filter_of(RED), False, filter_of('"price" = 3')),
         ("days", (("day", "d_day"),), filter_of('"year" = 2020'), False, filter_of('"price" = 3')),

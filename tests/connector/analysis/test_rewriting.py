@@ -18,7 +18,7 @@ from multidict import CIMultiDict, CIMultiDictProxy
 from sqlglot.parser import Parser
 
 from seamark.connector.analysis import statement_cache as reading
-from seamark.connector.client.errors import BadRequest, NotFound, ServerFailed, Unreachable
+from seamark.connector.client.errors import InvalidRequest, NoSuchResource, ServerFailed, Unreachable
 from seamark.connector.plans.async_client import KnownTable, TablePlanRequest, TablePlanResponse
 from seamark.connector.trino.protocol import circuit_breaker
 from seamark.connector.trino.protocol.circuit_breaker import FAILURES_MAX
@@ -119,8 +119,8 @@ async def test_catalog_name_is_found_in_any_case_if_the_session_uses_another_cat
     ("plan", "reason"),
     [
         (lambda expected: {"plan_snapshot_id": None}, "plans keep too many of the files"),
-        (raising(NotFound("", status=404, kind="NoSuchTableException")), "Seamark refused: NoSuchTableException"),
-        (raising(BadRequest("", status=400)), "Seamark refused: 400"),
+        (raising(NoSuchResource("", status=404, kind="NoSuchTableException")), "Seamark refused: NoSuchTableException"),
+        (raising(InvalidRequest("", status=400)), "Seamark refused: 400"),
         (raising(ServerFailed("")), "Seamark failed: ServerFailed"),
     ],
 )
@@ -189,7 +189,7 @@ async def test_useless_plan_is_not_requested_again_for_some_seconds(monkeypatch:
         assert "OF 101 " in ((await new_rewriter.rewrite(statement, SESSION)).statement or "")
 
 
-@pytest.mark.parametrize("error", [NotFound("", status=404, kind=""), ServerFailed("")])
+@pytest.mark.parametrize("error", [NoSuchResource("", status=404, kind=""), ServerFailed("")])
 async def test_failed_plan_is_requested_again_for_the_next_statement(error: Exception) -> None:
     server = Seamark(plan=raising(error))
     async with rewriter(server) as new_rewriter:
@@ -236,7 +236,7 @@ async def test_table_that_occurs_twice_is_read_at_one_snapshot() -> None:
     assert done.statement == (
         "SELECT (SELECT count(*) FROM t FOR VERSION AS OF 101) FROM t FOR VERSION AS OF 100 WHERE id = 1"
     )
-    assert [(one.filter, one.snapshot_id, one.kept_max) for one in expected] == [
+    assert [(one.filter, one.snapshot_id, one.max_kept_fraction) for one in expected] == [
         (filter_of("id = 1"), None, 0.95),
         (None, 7, 1.0),
     ]
@@ -255,7 +255,7 @@ async def test_table_is_not_rewritten_if_its_plans_have_two_snapshots() -> None:
 async def test_table_is_not_rewritten_if_one_reference_to_it_has_no_plan() -> None:
     def plan(request: TablePlanRequest) -> dict[str, Any]:
         if request.snapshot_id is not None:
-            raise NotFound("", status=404)
+            raise NoSuchResource("", status=404)
         return {}
 
     done, expected = await run_rewrite("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1", plan=plan)
@@ -266,7 +266,7 @@ async def test_table_is_not_rewritten_if_one_reference_to_it_has_no_plan() -> No
 async def test_refused_predicate_is_replaced_by_a_plan_of_all_rows() -> None:
     def plan(request: TablePlanRequest) -> dict[str, Any]:
         if request.filter == filter_of("x = 2"):
-            raise BadRequest("", status=400)
+            raise InvalidRequest("", status=400)
         return {}
 
     done, expected = await run_rewrite("SELECT 1 FROM t WHERE x = 1 UNION SELECT 2 FROM t WHERE x = 2", plan=plan)
@@ -459,7 +459,7 @@ async def test_bug_in_the_analysis_does_not_fail_the_statement(step: str, monkey
 
 
 async def test_failures_in_a_row_open_the_breaker_and_refusals_do_not() -> None:
-    for error, is_open in ((Unreachable("gone"), True), (BadRequest("", status=400), False)):
+    for error, is_open in ((Unreachable("gone"), True), (InvalidRequest("", status=400), False)):
         server = Seamark(plan=raising(error))
         async with rewriter(server) as new_rewriter:
             for _ in range(FAILURES_MAX):

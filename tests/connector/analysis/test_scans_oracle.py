@@ -118,7 +118,7 @@ def joins_sql(
         if number is None:
             yield from (f" AND {partner(join)}" for join in group if join.scan not in path and rng.random() < 0.8)
         elif rng.random() < 0.8 and not any(join.scan in path for join in group):
-            own = [] if group[0].unless is None else [sql_of(group[0].unless)]
+            own = [] if group[0].exempt_condition is None else [sql_of(group[0].exempt_condition)]
             yield f" AND ({' OR '.join([*map(partner, group), *own])})"
 
 

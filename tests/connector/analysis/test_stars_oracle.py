@@ -201,7 +201,7 @@ def count(counts: Counter[str], scans: Sequence[Scan]) -> None:
     counts["queries"] += 1
     counts["periods"] += any(join.transform != "identity" for join in joins)
     counts["alternatives"] += any(join.any_of is not None for join in joins)
-    counts["with unless"] += any(join.unless is not None for join in joins)
+    counts["with unless"] += any(join.exempt_condition is not None for join in joins)
 
 
 def check_worth(counts: Counter[str], told_duckdb: Counter[str]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from seamark.connector.analysis.views import DEPTH_MAX, VIEWS_MAX
-from seamark.connector.client.errors import Forbidden, NotFound
+from seamark.connector.client.errors import AccessDenied, NoSuchResource
 from seamark.connector.plans.async_client import KnownTable, Name, TablePlanRequest, View
 from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import RewriteResult
@@ -318,7 +318,7 @@ def refusing(error: Exception) -> Callable[[Name], str | None]:
 
 
 async def test_user_without_the_right_to_plan_views_sends_one_request_for_many_statements() -> None:
-    server = Seamark(views={"v": PLAIN}, answer=refusing(Forbidden("no", status=403, kind="ForbiddenException")))
+    server = Seamark(views={"v": PLAIN}, answer=refusing(AccessDenied("no", status=403, kind="ForbiddenException")))
     async with rewriter(server) as new_rewriter:
         for _ in range(3):
             done = await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
@@ -332,7 +332,7 @@ async def test_changed_view_is_read_again() -> None:
     async with rewriter(server) as new_rewriter:
         assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
         server.views["v"] = view("SELECT uid AS k FROM u", k="long")
-        server.answer = refusing(NotFound("gone", status=404, kind="NoSuchViewException"))
+        server.answer = refusing(NoSuchResource("gone", status=404, kind="NoSuchViewException"))
         assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is None
         server.answer = None
         assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None

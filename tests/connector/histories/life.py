@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from seamark.connector.arrow.casting import Unwritable
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.jobs.clustering import cluster_incrementally
@@ -250,7 +250,7 @@ class Life:
                 strategy=EQUALITY,
             )
         # Keys of floats are refused, and keys of partitions that other columns decide.
-        except (Unwritable, BadRequest) as error:
+        except (Unwritable, InvalidRequest) as error:
             self._touched = set()
             self.counts["refused"] += 1
             return str(error)
@@ -344,7 +344,7 @@ class Life:
     def _cluster(self) -> str:
         try:
             report = cluster_incrementally(self._client, self._table, full=self._rng.random() < 0.5)
-        except BadRequest as error:  # The step renames or drops a column of the statement.
+        except InvalidRequest as error:  # The step renames or drops a column of the statement.
             return str(error)
         assert not report.errors
         return ""

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from seamark.commands.main import cli
-from seamark.connector.client.errors import BadRequest, NotFound, Refused
+from seamark.connector.client.errors import InvalidRequest, NoSuchResource, Refused
 from seamark.connector.client.indexes import IndexClient
 from tests.api.indexes.indexed import index_bytes, write
 from tests.api.plans.planned import append, file_of
@@ -113,7 +113,7 @@ def test_client_defines_an_index_and_builds_it(url: str) -> None:
     client = IndexClient(url)
     made = client.put_index("db.t", "i", kind="bitmap", columns=["data"])
     assert (made.state, made.files, made.files_total, made.lag_files) == ("enabled", 0, 6, 6)
-    with pytest.raises(BadRequest, match="no such column"):
+    with pytest.raises(InvalidRequest, match="no such column"):
         client.put_index("db.t", "j", kind="bitmap", columns=["nope"])
     build = build_half(url, "i")
     assert [len(page["files"]) for page in client.build_files("db.t", "i", build["build-id"])] == [3]
@@ -129,6 +129,6 @@ def test_client_defines_an_index_and_builds_it(url: str) -> None:
     (index,) = client.indexes("db.t")
     assert (index.health, index.size_bytes) == ("ok", registration["size-in-bytes"])
     client.drop_index("db.t", "i")
-    with pytest.raises(NotFound):
+    with pytest.raises(NoSuchResource):
         client.index("db.t", "i")
     client.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from seamark.connector.client.errors import Forbidden
+from seamark.connector.client.errors import AccessDenied
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.storage import Storage
 from seamark.connector.index.audits import audit_index
@@ -287,7 +287,7 @@ def test_rebuild_registers_tables_with_their_index_files(client: IndexClient, tm
 
 def test_reader_can_verify_without_reporting(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> dict[str, Any]:
-        raise Forbidden("reader may not quarantineIndexFile", status=403)
+        raise AccessDenied("reader may not quarantineIndexFile", status=403)
 
     monkeypatch.setattr(IndexClient, "quarantine_index_file", refuse)
     index_paths(client, "bloom")[0].unlink()

@@ -28,7 +28,7 @@ from seamark.formats.index.keys.terms import resolve
 from seamark.formats.index.kinds.bitmap import Bitmap
 from seamark.formats.index.kinds.bits import positions
 from seamark.formats.index.kinds.bloom import Bloom
-from seamark.formats.index.kinds.record import Record
+from seamark.formats.index.kinds.record import RecordBlob
 
 SCHEMA = Schema(
     (
@@ -193,7 +193,7 @@ def test_bitmap_finds_the_rows_of_its_keys(tmp_path: Path, files: list[DataFile]
 
 
 def test_record_index_finds_the_position_of_its_keys(tmp_path: Path, files: list[DataFile]) -> None:
-    record = Record(open_index(index_data_files(task(tmp_path, "record", "id", "name"), files).location).blob)
+    record = RecordBlob(open_index(index_data_files(task(tmp_path, "record", "id", "name"), files).location).blob)
     keys = [keys_of(pa.array([3, 5, 3]), "long"), keys_of(pa.array(["Y", None, "x"]), "string")]
     lookup = record.lookup(hash_rows(keys, 0), hash_rows(keys, 1))
     assert sorted(zip(*(part.tolist() for part in lookup), strict=True)) == [(0, 0, 2), (1, 1, 0)]

@@ -77,10 +77,10 @@ class Written:
                     assert hit or not at
                 else:
                     hashes = [hash_rows([columns([value])], seed) for seed in (0, 1)]
-                    _, files, rows = record.Record(index_file.blob).lookup(hashes[0], hashes[1])
+                    _, files, rows = record.RecordBlob(index_file.blob).lookup(hashes[0], hashes[1])
                     assert sorted(rows[files == number].tolist()) == at
         if self.definition.kind == "record":
-            assert record.Record(index_file.blob).count == sum(len(self.rows[path]) for path in expected)
+            assert record.RecordBlob(index_file.blob).count == sum(len(self.rows[path]) for path in expected)
 
 
 @pytest.fixture(params=["bloom", "bitmap", "record"])

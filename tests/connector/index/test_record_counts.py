@@ -27,7 +27,7 @@ from seamark.connector.index.merges import FANOUT
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import delete, upsert
 from seamark.formats.index.index_file import open_index_file
-from seamark.formats.index.kinds.record import Record
+from seamark.formats.index.kinds.record import RecordBlob
 from tests.connector.lake import catalog_at
 from tests.connector.write.test_upserts import create
 from tests.seeds import quick
@@ -123,7 +123,7 @@ class Grown:
             if index_file["state"] != "live":
                 continue
             opened = open_index_file(Storage().read(index_file["location"]), index_file["location"])
-            counts = Record(opened.blob).counts
+            counts = RecordBlob(opened.blob).counts
             numbers = [number for number, path in enumerate(opened.files.paths) if path in data]
             described += [opened.files.paths[number] for number in numbers]
             total += int(counts[numbers].sum())

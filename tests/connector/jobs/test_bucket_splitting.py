@@ -11,7 +11,7 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 from pyiceberg.types import LongType
 
-from seamark.connector.client.errors import BadRequest, Conflict
+from seamark.connector.client.errors import Conflict, InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs import bucket_splitting
 from seamark.connector.jobs.bucket_splitting import split_buckets
@@ -124,7 +124,7 @@ def test_split_is_undone_below_later_rows_and_can_be_repeated(
         assert before < set(rows_by_file(client))
         assert read(client) == rows_before
         assert ids is None or lineage(client) == ids
-        with pytest.raises(BadRequest, match="not undone"):
+        with pytest.raises(InvalidRequest, match="not undone"):
             undo_job(client, "db.t")
         assert bucket_sizes(client, "db.t")[0].shared_files == len(before)
         assert split_buckets(client, "db.t").files_before == len(before)

@@ -19,7 +19,7 @@ import pytest
 from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import BadRequestError
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.server_jobs import expire, remove_orphan_files
 from seamark.connector.write.appends import append
@@ -207,7 +207,7 @@ def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(served
         ahead = MachineClock()
         ahead.jump(3_600_000)
         object.__setattr__(parts, "clock", ahead)
-        with pytest.raises(BadRequest, match=r"clocks of the server and of the storage .* differ by 3,[56]\d\d s"):
+        with pytest.raises(InvalidRequest, match=r"clocks of the server and of the storage .* differ by 3,[56]\d\d s"):
             remove_orphan_files(client, "db.t")
         assert orphan.exists()
         object.__setattr__(parts, "clock", SystemClock())

@@ -17,7 +17,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT
 from seamark.connector.jobs import clustering
@@ -385,5 +385,5 @@ def test_invalid_clustering_policy_is_refused(
 ) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 2, **properties)
-        with pytest.raises((BadRequest, SeamarkError), match=message):
+        with pytest.raises((InvalidRequest, SeamarkError), match=message):
             cluster_incrementally(client, "db.t")

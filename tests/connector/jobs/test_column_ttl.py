@@ -22,7 +22,7 @@ from pyiceberg.transforms import (
 from pyiceberg.types import DateType, ListType, LongType, NestedField, StringType, TimestampType, TimestamptzType
 
 from seamark.commands.main import cli
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import change_namespace_properties, change_table_properties
 from seamark.connector.jobs.column_ttl import expire_columns
@@ -199,6 +199,6 @@ def test_ttl_policy_that_does_not_fit_the_table_is_refused(
     row = {"id": 1, "at": date(2020, 1, 1), "payload": "p", "ext": "e", "tags": ["t"], "must": 1}
     append(client, "db.t", pa.Table.from_pylist([row], schema=arrow))
     change_table_properties(client, "db.t", properties, [])
-    with pytest.raises(BadRequest, match=reason):
+    with pytest.raises(InvalidRequest, match=reason):
         expire_columns(client, "db.t")
     assert read(client) == {1: row}

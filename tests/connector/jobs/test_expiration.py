@@ -17,7 +17,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.expressions import In
 from pyiceberg.table import Table
 
-from seamark.connector.client.errors import BadRequest, NotFound
+from seamark.connector.client.errors import InvalidRequest, NoSuchResource
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
 from seamark.connector.jobs.server_jobs import expire
@@ -303,11 +303,11 @@ def test_expiration_can_be_forbidden_and_names_invalid_properties(client: IndexC
         ):
             with table.transaction() as transaction:
                 transaction.set_properties(properties)
-            with pytest.raises(BadRequest, match=message):
+            with pytest.raises(InvalidRequest, match=message):
                 expire(client, "db.t")
             with table.transaction() as transaction:
                 transaction.remove_properties(*properties)
-        with pytest.raises(NotFound):
+        with pytest.raises(NoSuchResource):
             expire(client, "db.none")
 
 
@@ -320,7 +320,7 @@ def test_expiration_above_the_limits_is_refused_before_it_removes_anything(
         for limit in ("FILES_MAX", "MANIFESTS_MAX"):
             with monkeypatch.context() as context:
                 context.setattr(unused_files, limit, 0)
-                with pytest.raises(BadRequest, match="expire_snapshots"):
+                with pytest.raises(InvalidRequest, match="expire_snapshots"):
                     expire(client, "db.t", older_than_ms=1 << 60)
         assert list_stored_files(table.refresh()) == before
         assert len(snapshots(table)) == 6

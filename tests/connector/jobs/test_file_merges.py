@@ -20,7 +20,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType, StructType
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
 from seamark.connector.jobs import file_merges
@@ -192,11 +192,11 @@ def test_required_missing_and_partition_columns_are_not_dropped(client: IndexCli
         ("fixed", "is required"),
         ("part", "source of a partition field"),
     ):
-        with pytest.raises(BadRequest, match=reason):
+        with pytest.raises(InvalidRequest, match=reason):
             drop_columns(client, "db.t", [column])
-    with pytest.raises(BadRequest, match="part of the partition"):
+    with pytest.raises(InvalidRequest, match="part of the partition"):
         drop_columns(client, "db.t", ["payload"], where="id < 5")
-    with pytest.raises(BadRequest, match="Name at least one"):
+    with pytest.raises(InvalidRequest, match="Name at least one"):
         drop_columns(client, "db.t", [])
 
 

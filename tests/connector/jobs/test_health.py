@@ -12,7 +12,7 @@ from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.transforms import IdentityTransform
 
 from seamark.commands.main import cli
-from seamark.connector.client.errors import NotFound
+from seamark.connector.client.errors import NoSuchResource
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.jobs import run_indexing
 from seamark.connector.jobs.server_jobs import expire
@@ -74,7 +74,7 @@ def test_health_says_whether_the_server_repairs_a_problem_itself(client: IndexCl
             upsert(client, "db.t", rows([number]), keys=["id"])
         (problem,) = client.health("db.t")["problems"]
         assert problem["enabled"] is (served.server.components.settings.services_workers > 0)
-        with pytest.raises(NotFound):
+        with pytest.raises(NoSuchResource):
             client.health("db.none")
 
 

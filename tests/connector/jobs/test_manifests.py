@@ -24,7 +24,7 @@ from pyiceberg.transforms import BucketTransform, IdentityTransform
 
 import seamark.duckdb
 from seamark.commands.main import cli
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.jobs import run_manifests
 from seamark.connector.jobs.server_jobs import rewrite_manifests
@@ -240,14 +240,14 @@ def test_policy_sets_the_number_of_manifests_that_is_too_high(client: IndexClien
         assert run_manifests(client, ("db", "t")) == {}
         with catalog.load_table("db.t").transaction() as transaction:
             transaction.set_properties({"seamark.manifests.min-count": "x"})
-        with pytest.raises(BadRequest, match="min-count"):
+        with pytest.raises(InvalidRequest, match="min-count"):
             rewrite_manifests(client, "db.t")
 
 
 def test_rewrite_of_a_version_1_table_is_refused(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 1)
-        with pytest.raises(BadRequest, match="format version 1"):
+        with pytest.raises(InvalidRequest, match="format version 1"):
             rewrite_manifests(client, "db.t")
 
 

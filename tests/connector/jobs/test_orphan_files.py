@@ -19,7 +19,7 @@ from pyiceberg.expressions import In
 from pyiceberg.table import Table
 
 from seamark.commands.main import cli
-from seamark.connector.client.errors import BadRequest, NotFound
+from seamark.connector.client.errors import InvalidRequest, NoSuchResource
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.jobs import run_indexing, run_orphan_files
 from seamark.connector.jobs.server_jobs import expire, remove_orphan_files
@@ -319,16 +319,16 @@ def test_refused_removal_names_the_reason(client: IndexClient, served: Served) -
         ):
             with table.transaction() as transaction:
                 transaction.set_properties(properties)
-            with pytest.raises(BadRequest, match=message):
+            with pytest.raises(InvalidRequest, match=message):
                 remove_orphan_files(client, "db.t")
             with table.transaction() as transaction:
                 transaction.remove_properties(*properties)
-        with pytest.raises(BadRequest, match="less than one day before now"):
+        with pytest.raises(InvalidRequest, match="less than one day before now"):
             remove_orphan_files(client, "db.t", older_than_ms=1 << 60)
-        with pytest.raises(NotFound):
+        with pytest.raises(NoSuchResource):
             remove_orphan_files(client, "db.none")
         catalog.register_table("db.again", catalog.load_table("db.t").metadata_location)
-        with pytest.raises(BadRequest, match="several names"):
+        with pytest.raises(InvalidRequest, match="several names"):
             remove_orphan_files(client, "db.t")
         assert orphan.exists()
 

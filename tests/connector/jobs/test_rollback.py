@@ -14,7 +14,7 @@ from pyiceberg.manifest import ManifestEntryStatus
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Table
 
-from seamark.connector.client.errors import BadRequest, Conflict
+from seamark.connector.client.errors import Conflict, InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.jobs.rollback import undo_job
@@ -111,9 +111,9 @@ def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
     with catalog_at(served.url) as catalog:
         create(catalog, 2)
     append(client, "db.t", rows(range(3)))
-    with pytest.raises(BadRequest, match="The branch has no snapshot"):
+    with pytest.raises(InvalidRequest, match="The branch has no snapshot"):
         undo_job(client, "db.t")
-    with pytest.raises(BadRequest, match="only snapshots that replace files"):
+    with pytest.raises(InvalidRequest, match="only snapshots that replace files"):
         undo_job(client, "db.t", open_table(client, "db.t", CURRENT).snapshot_id)
     append(client, "db.t", rows(range(3, 6)))
     before = paths(client)
@@ -122,7 +122,7 @@ def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
     done = undo_job(client, "db.t")
     assert (done.undone_id, done.files_restored, done.files_removed) == (job, 2, 1)
     assert paths(client) == before
-    with pytest.raises(BadRequest, match="The branch has no snapshot"):
+    with pytest.raises(InvalidRequest, match="The branch has no snapshot"):
         undo_job(client, "db.t")
     with pytest.raises(Conflict, match="replaced or deleted"):
         undo_job(client, "db.t", job)
@@ -135,7 +135,7 @@ def test_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient, s
         append(client, "db.t", rows([number]))
     compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
     expire(client, "db.t", older_than_ms=1 << 45, retain_last=1)
-    with pytest.raises(BadRequest, match="expired"):
+    with pytest.raises(InvalidRequest, match="expired"):
         undo_job(client, "db.t")
     assert read(client).total() == 3
 
@@ -202,7 +202,7 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
                 manifests = manifests_of(catalog.load_table("db.t"))
                 assert before <= manifests
                 assert (manifests == before) == (later == "nothing")
-                with pytest.raises(BadRequest, match="The branch has no snapshot"):
+                with pytest.raises(InvalidRequest, match="The branch has no snapshot"):
                     undo_job(client, "db.t")
                 with pytest.raises(Conflict, match="replaced"):
                     undo_job(client, "db.t", rewritten)

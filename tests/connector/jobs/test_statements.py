@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
 from seamark.connector.jobs.server_jobs import remove_orphan_files
@@ -99,7 +99,7 @@ def test_other_statements_are_left_to_the_engine(text: str) -> None:
     ],
 )
 def test_syntax_error_is_reported_with_its_position(text: str, expected: str) -> None:
-    with pytest.raises(BadRequest, match=expected):
+    with pytest.raises(InvalidRequest, match=expected):
         parse_statement(text)
 
 
@@ -161,9 +161,9 @@ def test_statement_that_the_table_refuses_reports_the_reason(client: IndexClient
     create(served, 2)
     append(client, "db.t", rows(random.Random(1), range(10)))
     for name, reason in (("fixed", "is required"), ("part", "is the source of a partition field")):
-        with pytest.raises(BadRequest, match=reason):
+        with pytest.raises(InvalidRequest, match=reason):
             run_statement(client, DropColumns(("db", "t"), "TRUE", (name,)), utc=True)
-    with pytest.raises(BadRequest, match="part of the partition"):
+    with pytest.raises(InvalidRequest, match="part of the partition"):
         run_statement(client, MergeFiles(("db", "t"), "id < 5"), utc=True)
 
 

@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from pyiceberg.transforms import DayTransform, MonthTransform
 
 from seamark.commands.main import cli
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import advise_ttl
 from seamark.connector.jobs.statement_runs import run_statement
@@ -151,7 +151,7 @@ def test_missing_advice_has_a_reason(client: IndexClient, served: Served) -> Non
     assert "has not seen a read" in advise_ttl(client, "db.t")["reason"]
     scan(client, "db.t", ["id"]).to_arrow()
     assert "for 0 days" in advise_ttl(client, "db.t")["reason"]
-    with pytest.raises(BadRequest, match="unread-days"):
+    with pytest.raises(InvalidRequest, match="unread-days"):
         advise_ttl(client, "db.t", 0)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
 from seamark.connector.jobs.written_merges import merge_written
@@ -114,7 +114,7 @@ def test_failed_merge_keeps_the_files_that_the_tasks_wrote(client: IndexClient, 
     into, parts = write_with_tasks(client, APPEND, [rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)])
 
     def failing() -> Any:
-        raise BadRequest("a Spark task failed: no memory")
+        raise InvalidRequest("a Spark task failed: no memory")
 
     def runner(batches: Batches) -> Iterator[tuple[Sequence[ScanTask], Any]]:
         yield from ((batch, failing) for batch, _ in batches)

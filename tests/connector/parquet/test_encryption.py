@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as pe
 import pytest
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.storage import Storage
 from seamark.connector.parquet.copy import reencryption
 from seamark.connector.parquet.copy.source import SourceFile
@@ -440,13 +440,13 @@ def test_keys_are_read_from_the_file_that_the_environment_names(tmp_path: Path) 
         ({"kf": text}, "is not a JSON object such as"),
         ("no JSON", "is not a JSON object such as"),
     ):
-        with pytest.raises(BadRequest, match=re.escape(message)) as e:
+        with pytest.raises(InvalidRequest, match=re.escape(message)) as e:
             keys_of_environment(environment(file))
         assert text not in str(e.value)
     for name in ("no.such:Kms", "json:nothing", "json"):
-        with pytest.raises(BadRequest, match="not module:name of a class"):
+        with pytest.raises(InvalidRequest, match="not module:name of a class"):
             keys_of_environment({"SEAMARK_PARQUET_KMS": name})
-    with pytest.raises(BadRequest, match="cannot be read: No such file"):
+    with pytest.raises(InvalidRequest, match="cannot be read: No such file"):
         keys_of_environment({"SEAMARK_PARQUET_KEY_FILE": str(tmp_path / "none.json")})
 
 

@@ -19,7 +19,7 @@ import pytest
 
 from seamark.connector.arrow.filters import evaluate_filter
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
 from seamark.connector.read.read_plan import FILE, POSITION, ReadCounts, ReadPlan, plan_read
@@ -359,15 +359,15 @@ def test_scan_that_cannot_be_exact_is_refused(served: Served, client: SeamarkCli
         ("nothing = 1", "Cannot find column 'nothing'"),
         ({"type": "eq", "term": "id", "value": "x"}, "x"),
     ):
-        with pytest.raises(BadRequest, match=expected):
+        with pytest.raises(InvalidRequest, match=expected):
             scan(client, "db.t", where=where)
-    with pytest.raises(BadRequest, match="Cannot read 'nothing'"):
+    with pytest.raises(InvalidRequest, match="Cannot read 'nothing'"):
         scan(client, "db.t", ["nothing"])
-    with pytest.raises(BadRequest, match="branch or tag 'dev'"):
+    with pytest.raises(InvalidRequest, match="branch or tag 'dev'"):
         scan(client, "db.t", at=At(ref="dev"))
-    with pytest.raises(BadRequest, match="snapshot 99"):
+    with pytest.raises(InvalidRequest, match="snapshot 99"):
         scan(client, "db.t", at=At(snapshot_id=99))
-    with pytest.raises(BadRequest, match="no snapshot at or before"):
+    with pytest.raises(InvalidRequest, match="no snapshot at or before"):
         scan(client, "db.t", at=At(as_of_ms=1))
 
 

@@ -31,7 +31,7 @@ from pyiceberg.types import (
 )
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
 from seamark.connector.read.read_plan import ReadPlan
@@ -145,7 +145,7 @@ def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(served:
             assert rows.schema.names == oracle.schema.names
             assert normalize_rows(rows) == normalize_rows(oracle), snapshot
         first = At(snapshot_id=table.metadata.snapshots[0].snapshot_id)
-        with pytest.raises(BadRequest, match="a literal that its column cannot hold"):
+        with pytest.raises(InvalidRequest, match="a literal that its column cannot hold"):
             scan(client, "db.e", where="f < 0.7", at=first)
         names = ["here", "st", "text"]
         for sql, theirs in (

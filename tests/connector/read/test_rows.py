@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, NotFound, ServerFailed
+from seamark.connector.client.errors import InvalidRequest, NoSuchResource, ServerFailed
 from seamark.connector.client.row_answers import keys_stream, lookup_of
 from seamark.connector.client.values import At
 from tests.api.rest.stored import StoredTable
@@ -78,11 +78,11 @@ def test_client_follows_the_pages_of_a_bitmap(served: Served, client: SeamarkCli
 
 
 def test_errors_of_the_server_are_raised_with_their_message(client: SeamarkClient, stored_table: StoredTable) -> None:
-    with pytest.raises(BadRequest, match="No record index is on id"):
+    with pytest.raises(InvalidRequest, match="No record index is on id"):
         client.lookup("db.t", {"id": [1]})
-    with pytest.raises(NotFound, match="no index 'nope'"):
+    with pytest.raises(NoSuchResource, match="no index 'nope'"):
         client.lookup("db.t", {"id": [1]}, index="nope")
-    with pytest.raises(BadRequest, match="not valid SQL"):
+    with pytest.raises(InvalidRequest, match="not valid SQL"):
         list(client.bitmap("db.t", "id ="))
 
 

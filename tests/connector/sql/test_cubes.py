@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from pyiceberg.types import LongType
 
 from seamark.commands.index import index
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.sql.cubes.plans import EXACT, OFF, CubeSummary
@@ -266,8 +266,8 @@ def _compare(session: SqlSession, plain: SqlSession, text: str, seed: int) -> st
     try:
         expected = plain.sql(text)
         rows = rows_of(expected)
-    except BadRequest as refused:
-        with pytest.raises(BadRequest):
+    except InvalidRequest as refused:
+        with pytest.raises(InvalidRequest):
             session.sql(text).to_arrow()
         return f"refused: {str(refused)[:40]}"
     answered = session.sql(text)

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.analysis.scans import find_scans, read_from_view
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.plans.splices import splice
 from seamark.connector.sql import reads
 from seamark.connector.sql.queries import translate
@@ -131,7 +131,7 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
                 counts["queries"] += 1
                 try:
                     query = translate(parse(text).tree, lambda node, kinds=kinds: kinds[node.name.lower()], NOW)
-                except (UnsupportedInDuckDB, BadRequest):
+                except (UnsupportedInDuckDB, InvalidRequest):
                     continue
                 for table in query.tables:
                     name = quote(stored[table.node.name.lower()].name)
@@ -180,7 +180,7 @@ def test_statements_return_the_rows_of_plain_duckdb_with_and_without_plans(
         for text in statements:
             try:
                 result = session.sql(text)
-            except BadRequest as error:
+            except InvalidRequest as error:
                 if "DuckDB does not run this" not in str(error):
                     raise
                 continue
@@ -209,7 +209,7 @@ def test_order_by_prefers_names_of_select_to_names_of_from(served: Served) -> No
     with SqlSession(served.url) as session:
         rows = session.sql("SELECT -k AS k FROM db.c WHERE k IS NOT NULL ORDER BY k + 0 LIMIT 2").to_arrow()
         assert rows.column(0).to_pylist() == [-4, -3]
-        with pytest.raises(BadRequest, match="ambiguous"):
+        with pytest.raises(InvalidRequest, match="ambiguous"):
             session.sql("SELECT n AS k, k FROM db.c ORDER BY length(k)")
 
 

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 
 from seamark.connector.analysis import scans
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql import reads, statement
 from seamark.connector.sql.session import SqlSession
 from seamark.formats.iceberg.expressions.sql_parser import parse_statements
@@ -119,10 +119,10 @@ def test_tag_is_read_as_the_snapshot_that_it_names(served: Served) -> None:
                     f"db.{name} FOR VERSION AS OF 'it''s'", f"db.{name} FOR VERSION AS OF {numbers[name]}"
                 )
             assert rows_of(actual) == rows_of(session.sql(text)), f"seed {first_seed() + 1}, query {number}: {text}"
-        with pytest.raises(BadRequest, match="Cannot find the branch or tag 'none'; the table has it's, main"):
+        with pytest.raises(InvalidRequest, match="Cannot find the branch or tag 'none'; the table has it's, main"):
             session.sql("SELECT * FROM db.t1 FOR VERSION AS OF 'none'")
         both = "SELECT count(*) FROM db.t1 a JOIN db.t1 FOR VERSION AS OF 'it''s' b ON a.id = b.id"
-        with pytest.raises(BadRequest, match="at a branch or tag, and also at another snapshot"):
+        with pytest.raises(InvalidRequest, match="at a branch or tag, and also at another snapshot"):
             session.explain(both)
         (read,) = session.explain("SELECT id FROM db.t1 FOR VERSION AS OF 'it''s' WHERE id = 4711").tables
         assert (read.files, read.considered_files) == (0, 3)

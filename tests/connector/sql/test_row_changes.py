@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.read.scans import scan
 from seamark.connector.sql import session as sessions
@@ -158,7 +158,7 @@ def test_failed_statement_changes_nothing(client: IndexClient, session: SqlSessi
     session.sql("INSERT INTO db.t VALUES (1, 1)")
     session.sql("INSERT INTO db.old VALUES (1, NULL)")
     for text, reason in REFUSED:
-        with pytest.raises(BadRequest, match=reason):
+        with pytest.raises(InvalidRequest, match=reason):
             session.sql(text).to_arrow()
     assert session.sql("SELECT id, n FROM db.t").to_arrow().to_pylist() == [{"id": 1, "n": 1}]
     assert len(client.files("db.t")) == len(client.files("db.old")) == 1

@@ -105,7 +105,7 @@ def test_duckdb_reads_the_files_that_the_index_keeps(served: Served) -> None:
     create_index(served.url, "lower(email)")
     text = "SELECT id FROM sea.db.people WHERE lower(email) = 'person.number7@example.com'"
     with closing(seamark.duckdb.connect(served.url)) as connection:
-        assert "db.people=1/12" in rewrite_query(connection, text, None, lease_s=60, kept_max=0.9).summary
+        assert "db.people=1/12" in rewrite_query(connection, text, None, lease_s=60, max_kept_fraction=0.9).summary
         assert seamark.duckdb.sql(connection, text).fetchall() == [(701,)]
 
 

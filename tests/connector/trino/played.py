@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from seamark.connector.analysis.scans import find_scans
-from seamark.connector.client.errors import NotFound
+from seamark.connector.client.errors import NoSuchResource
 from seamark.connector.plans.async_client import (
     KnownTable,
     Name,
@@ -66,7 +66,7 @@ class Seamark:
         number = len(self.asked)
         self.asked.append(request)
         if self._view(request.table) is not None:
-            raise NotFound("Table does not exist", status=404, kind="NoSuchTableException")
+            raise NoSuchResource("Table does not exist", status=404, kind="NoSuchTableException")
         await asyncio.sleep(self.wait_s)
         usual = {"name": None, "plan_snapshot_id": 100 + number, "snapshot_id": request.snapshot_id or 7}
         sizes = {"files": 1, "bytes": 10, "considered_files": 100}

@@ -17,7 +17,7 @@ from pyiceberg.types import FloatType, LongType, NestedField, StringType
 
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.commits import CommitClient
-from seamark.connector.client.errors import BadRequest, Refused, ServerFailed, Unavailable, Unreachable, parse_error
+from seamark.connector.client.errors import InvalidRequest, Refused, ServerFailed, Unavailable, Unreachable, parse_error
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append, open_destination, overwrite, overwrite_partitions
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
@@ -155,9 +155,9 @@ def test_overwrite_replaces_the_rows_that_its_predicate_matches(client: IndexCli
 def test_overwrite_that_splits_a_file_is_refused_and_leaves_no_file(client: IndexClient, served: Served) -> None:
     append(client, "db.t", rows(1, 2))
     before = served.written_files()
-    with pytest.raises(BadRequest):
+    with pytest.raises(InvalidRequest):
         overwrite(client, "db.t", rows(9), where="id = 1")
-    with pytest.raises(BadRequest, match="exactly by all parts of this predicate: id"):
+    with pytest.raises(InvalidRequest, match="exactly by all parts of this predicate: id"):
         overwrite(client, "db.t", rows(9), where="id + 1 = 2")
     assert served.written_files() == before
     assert ids_by_land(client) == {"de": [1, 2]}
@@ -170,7 +170,7 @@ def test_overwrite_with_an_inexact_literal_is_refused(client: IndexClient, where
     # No predicate matches this value: as a float, it is not 0.1.
     table = pa.table({"f": pa.array([0.1], pa.float32())})
     append(client, "db.f", table)
-    with pytest.raises(BadRequest, match="a literal that its column cannot hold"):
+    with pytest.raises(InvalidRequest, match="a literal that its column cannot hold"):
         overwrite(client, "db.f", table.slice(0, 0), where=where)
     with catalog_at(client.url) as catalog:
         assert catalog.load_table("db.f").scan().to_arrow().num_rows == 1

@@ -180,7 +180,7 @@ def judge_plans(client: IndexClient, note: str) -> None:
     """Check that a plan of an equality reads one bucket of each bucket count, and finds the key."""
     names = {"p0": 8, **{f"id_bucket_{count}": count for count in DOUBLINGS}}
     for key in (1, 77, 299, 10_003):
-        original = client.explain("db.t", f"id = {key}", files=True).kept
+        original = client.explain("db.t", f"id = {key}", files=True).kept_files
         assert original is not None
         pairs = {pair for one in original for pair in one["partition"].items()}
         assert pairs <= {(name, bucket(count, key)) for name, count in names.items()}, f"{note}: {key}"

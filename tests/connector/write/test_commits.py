@@ -9,7 +9,7 @@ import pytest
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient
-from seamark.connector.client.errors import BadRequest, NotFound, Refused
+from seamark.connector.client.errors import InvalidRequest, NoSuchResource, Refused
 from tests.commits.lake import Lake
 from tests.commits.reader import rows, snapshot_of
 from tests.connector.served import Served
@@ -34,9 +34,9 @@ def test_commit_returns_the_snapshot_and_says_if_it_is_a_duplicate(served: Serve
 
 def test_refused_commit_raises_an_error_of_its_kind(served: Served, lake: Lake) -> None:
     client = CommitClient(SeamarkClient(served.url))
-    with pytest.raises(BadRequest, match="The change is empty"):
+    with pytest.raises(InvalidRequest, match="The change is empty"):
         client.commit("db.t", {})
-    with pytest.raises(NotFound):
+    with pytest.raises(NoSuchResource):
         client.commit("db.none", {"add": [lake.data([(1, 0, "a")])]})
     with pytest.raises(Refused, match="no longer in the table") as refused:
         client.commit("db.t", {"remove": [{"file-path": "file:///x"}], "read-snapshot-id": None})

@@ -16,7 +16,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT
 from seamark.connector.jobs.jobs import run_compaction
@@ -176,7 +176,7 @@ def test_tiered_compaction_of_a_growing_table_rewrites_few_rows(
 def test_compaction_of_a_version_1_table_is_refused(client: IndexClient, served: Served) -> None:
     with catalog_at(served.url) as catalog:
         create(catalog, 1)
-        with pytest.raises(BadRequest, match="version 1"):
+        with pytest.raises(InvalidRequest, match="version 1"):
             compact(client, "db.t")
 
 

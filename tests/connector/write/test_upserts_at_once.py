@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from seamark.connector.client.commits import CommitClient
-from seamark.connector.client.errors import BadRequest, Conflict, Refused, ServerFailed
+from seamark.connector.client.errors import Conflict, InvalidRequest, Refused, ServerFailed
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import CURRENT
 from seamark.connector.read.scans import scan
@@ -170,7 +170,7 @@ def test_upsert_refused_for_a_reason_other_than_a_conflict_is_not_repeated(
 ) -> None:
     create(client, version=2)
     attempts = meanwhile(monkeypatch)
-    with pytest.raises(BadRequest):
+    with pytest.raises(InvalidRequest):
         upsert(client, "db.t", rows((1, "b")), keys=["id"], summary={"total-records": "8"})
     assert attempts[0] == 1
 

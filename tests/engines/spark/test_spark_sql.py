@@ -535,7 +535,7 @@ def test_handwritten_statements_return_sparks_own_rows(rig: Rig) -> None:
         except PySparkException:  # Some statements of Trino are invalid in Spark.
             done["none"] += 1
             continue
-        reported = rewrite_query(rig.spark, text, kept_max=1.0)
+        reported = rewrite_query(rig.spark, text, max_kept_fraction=1.0)
         if reported.statement is not None:
             ours = rig.spark.sql(reported.statement)
             assert (ours.schema, rows(ours)) == (theirs.schema, rows(theirs)), f"{text}\n{reported}"

@@ -24,7 +24,7 @@ from seamark.formats.index.kernels._record import row_hash, sorted_run
 from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.hashing import compute_checksum, hash_rows
 from seamark.formats.index.keys.keys import Keys, key_of
-from seamark.formats.index.kinds.record import Fences, FileRecords, Record, build, encode, merge
+from seamark.formats.index.kinds.record import Fences, FileRecords, RecordBlob, build, encode, merge
 from tests.seeds import quick
 
 PAGE = 4096
@@ -73,10 +73,10 @@ class Lake:
             keys_of(pa.array(column, DRAWS[kind][0]), kind) for kind, column in zip(self.kinds, columns, strict=True)
         ]
 
-    def record(self, files: Iterable[int]) -> Record:
+    def record(self, files: Iterable[int]) -> RecordBlob:
         return open_record(encode([build(self.keys(self.files[number])) for number in files]))
 
-    def check(self, record: Record, numbers: Sequence[int]) -> None:
+    def check(self, record: RecordBlob, numbers: Sequence[int]) -> None:
         """Check that the record index has exactly these files, in this order."""
         known = defaultdict(list)
         for at, number in enumerate(numbers):
@@ -95,11 +95,11 @@ class Lake:
         record.verify()
 
 
-def open_record(parts: Iterable[Any]) -> Record:
-    return Record(memoryview(b"".join(parts)))
+def open_record(parts: Iterable[Any]) -> RecordBlob:
+    return RecordBlob(memoryview(b"".join(parts)))
 
 
-def blob_of(record: Record) -> bytes:
+def blob_of(record: RecordBlob) -> bytes:
     return b"".join(merge([(record, np.ones(record.files, bool))]))
 
 
@@ -108,7 +108,7 @@ def matches(found: tuple[Any, Any, Any]) -> list[tuple[int, int, int]]:
     return list(zip(*(array.tolist() for array in found), strict=True))
 
 
-def cold(record: Record, hi: Any, lo: Any) -> tuple[Any, Any, Any]:
+def cold(record: RecordBlob, hi: Any, lo: Any) -> tuple[Any, Any, Any]:
     """Return the lookup of a reader that has the directory and reads pages by range."""
     blob = blob_of(record)
     tail = blob[-Fences.directory_bytes(blob[-64:], len(blob)) :]
@@ -283,11 +283,11 @@ def test_memory_of_a_merge_does_not_depend_on_its_output(tmp_path: Path) -> None
     assert peak < 4 << 20
 
 
-def write_and_open_record(path: Path, parts: Iterable[Any]) -> Record:
+def write_and_open_record(path: Path, parts: Iterable[Any]) -> RecordBlob:
     with path.open("wb") as out:
         out.writelines(parts)
     with path.open("rb") as file:
-        return Record(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+        return RecordBlob(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
 
 
 @pytest.mark.slow
@@ -318,27 +318,27 @@ def test_index_of_50_million_keys_has_an_entry_for_each(tmp_path: Path) -> None:
 def test_damage_at_any_byte_is_detected() -> None:
     hi, lo = uniform(400)
     blob = b"".join(encode([FileRecords(sorted_run(hi[:200], lo[:200])), FileRecords(sorted_run(hi[200:], lo[200:]))]))
-    expected, draw = matches(Record(memoryview(blob)).lookup(hi, lo)), random.Random(3)
+    expected, draw = matches(RecordBlob(memoryview(blob)).lookup(hi, lo)), random.Random(3)
     assert len(expected) == 400
     for at in range(0, len(blob), 1):
         broken = bytearray(blob)
         broken[at] ^= 1 << draw.randrange(8)
         with pytest.raises(ValueError):
-            Record(memoryview(broken)).verify()
+            RecordBlob(memoryview(broken)).verify()
         try:
-            assert matches(Record(memoryview(broken)).lookup(hi[:40], lo[:40])) == expected[:40]
+            assert matches(RecordBlob(memoryview(broken)).lookup(hi[:40], lo[:40])) == expected[:40]
         except ValueError:
             continue
     for size in range(0, len(blob), 97):
         with pytest.raises(ValueError):
-            Record(memoryview(blob[:size]))
+            RecordBlob(memoryview(blob[:size]))
 
 
 def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
     hi, lo = uniform(1000)
     blob = bytearray(b"".join(encode([FileRecords(sorted_run(hi, lo))])))
     blob[2 * PAGE + 100] ^= 1
-    record = Record(memoryview(blob))
+    record = RecordBlob(memoryview(blob))
     fine = hi < record.fences.first[2]
     assert len(record.lookup(hi[fine], lo[fine])[0]) == np.count_nonzero(fine)
     needs = int(np.flatnonzero((hi > record.fences.first[2]) & (hi < record.fences.first[3]))[0])
@@ -366,7 +366,7 @@ def with_changed_page(blob: bytes, page: int, change: Callable[[bytearray], None
 def test_page_with_impossible_counts_is_rejected(entries: int) -> None:
     hi, lo = uniform(400)
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
-    record = Record(with_changed_page(blob, 1, lambda page: struct.pack_into("<I", page, 8, entries)))
+    record = RecordBlob(with_changed_page(blob, 1, lambda page: struct.pack_into("<I", page, 8, entries)))
     for reads in (lambda: record.lookup(hi, lo), record.verify, lambda: b"".join(merge([(record, np.ones(1, bool))]))):
         with pytest.raises(ValueError, match=f"page 1 claims {entries} entries"):
             reads()
@@ -375,7 +375,7 @@ def test_page_with_impossible_counts_is_rejected(entries: int) -> None:
 def test_entry_of_a_missing_file_is_rejected() -> None:
     hi, lo = uniform(100)
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
-    record = Record(with_changed_page(blob, 0, lambda page: struct.pack_into("<I", page, 16 + 16, 7)))
+    record = RecordBlob(with_changed_page(blob, 0, lambda page: struct.pack_into("<I", page, 16 + 16, 7)))
     for reads in (lambda: record.lookup(hi, lo), record.verify, lambda: b"".join(merge([(record, np.ones(1, bool))]))):
         with pytest.raises(ValueError, match="of file 7"):
             reads()
@@ -386,7 +386,7 @@ def test_pages_in_wrong_positions_are_rejected() -> None:
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
     swapped = memoryview(blob[PAGE : 2 * PAGE] + blob[:PAGE] + blob[2 * PAGE :])
     with pytest.raises(ValueError, match="does not match its checksum"):
-        Record(swapped).verify()
+        RecordBlob(swapped).verify()
 
 
 def test_reader_of_the_documented_format_finds_every_entry() -> None:
@@ -425,6 +425,6 @@ def test_bytes_of_a_record_blob_never_change() -> None:
     columns = [keys_of(pa.array(range(1000), pa.int64()), "long"), keys_of(pa.array(text), "string")]
     more = [keys_of(pa.array([5], pa.int64()), "long"), keys_of(pa.array(["key 5"]), "string")]
     blob = b"".join(encode([build(columns), build(more)]))
-    record = Record(memoryview(blob))
+    record = RecordBlob(memoryview(blob))
     assert record.find(*row_hash([key_of(5, "long"), b"key 5"])) == [(0, 5), (1, 0)]
     assert hashlib.sha256(blob).hexdigest() == "33368500a56fbe0fe7148d3228b69d579b4846c96f0ac980121e0ea71f96b701"

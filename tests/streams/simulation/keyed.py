@@ -228,7 +228,7 @@ class KeyedWorld(World):
                 table = await self.table(process, uuid)
                 entry, snapshot = await tables.load(uuid)
                 with suppress(FlushedBefore):
-                    fresh = await table.fresh(entry.parse_flushed_offsets())
+                    fresh = await table.get_fresh_rows(entry.parse_flushed_offsets())
                     files = dict(snapshot.files)
                     files |= {file.location: frozenset() for part in fresh.parts for file in part.files}
                     if keyed := [part.keyed for part in fresh.parts]:

@@ -208,7 +208,7 @@ class RemoteTables:
     def key_of(self, metadata: Any) -> tuple[str, ...]:
         return self._catalog.key
 
-    def stored_rows(self, entry: Entry, metadata: Any) -> Any:
+    def open_stored_rows(self, entry: Entry, metadata: Any) -> Any:
         return None  # `RowFiles` of the simulation reads the rows from the metadata.
 
 

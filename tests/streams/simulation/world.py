@@ -435,7 +435,7 @@ class World:
                 table = await self.table(process, uuid)
                 entry, files = await tables.load(uuid)
                 with suppress(FlushedBefore):
-                    return files, await table.fresh(entry.parse_flushed_offsets())
+                    return files, await table.get_fresh_rows(entry.parse_flushed_offsets())
             raise RetryLater("each attempt to read the table met another flush")
 
         files, fresh = await self.call(process, plan)
