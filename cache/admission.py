@@ -164,7 +164,7 @@ class AdmittingCache(BudgetedCache[K, V]):
                 self._pinned_of.use(entry.holder, key)
             return
         self._move(key, entry, "protected")
-        while self._segments["protected"].used_bytes > _PROTECTED_SHARE * self._main_bytes():
+        while self._segments["protected"].used_bytes > _PROTECTED_SHARE * self._compute_main_bytes():
             oldest = next(iter(self._segments["protected"].keys))
             if oldest == key:
                 break
@@ -191,7 +191,7 @@ class AdmittingCache(BudgetedCache[K, V]):
             self._evict(key)
         return True
 
-    def _main_bytes(self) -> float:
+    def _compute_main_bytes(self) -> float:
         return (self._budget_bytes - self._segments["pinned"].used_bytes) * (1 - _WINDOW_SHARE)
 
     def _shrink_to_budget(self) -> None:

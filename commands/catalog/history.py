@@ -156,10 +156,10 @@ def _print_instants(instants: list[TimelineInstant], *, as_json: bool) -> None:
         for instant in instants:
             click.echo(json.dumps(msgspec.structs.asdict(instant)))
     elif instants:
-        print_rows(("time", "action", "state", "what", "who", "details"), map(_instant_to_row, instants))
+        print_rows(("time", "action", "state", "what", "who", "details"), map(_make_instant_row, instants))
 
 
-def _instant_to_row(instant: TimelineInstant) -> tuple[str, ...]:
+def _make_instant_row(instant: TimelineInstant) -> tuple[str, ...]:
     entry_name = join_name((*instant.namespace, *([instant.name] if instant.name else [])))
     return (
         time_text(instant.requested_ms),

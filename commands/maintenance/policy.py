@@ -67,7 +67,7 @@ def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> 
         tables = "No table" if namespace is None else f"No table of {namespace}"
         say(f"{tables} has a policy of its own or inherits one.")
     else:
-        rows = [(join_name(name), *_entry_to_row(entry)) for name, entries in policies for entry in entries]
+        rows = [(join_name(name), *_make_entry_row(entry)) for name, entries in policies for entry in entries]
         print_rows(("table", "property", "value", "set by"), rows)
 
 
@@ -160,7 +160,7 @@ def _print_policy(client: IndexClient, table: str, as_json: bool) -> None:
     if as_json:
         print_json(current)
         return
-    print_rows(("property", "value", "set by"), map(_entry_to_row, current["properties"]))
+    print_rows(("property", "value", "set by"), map(_make_entry_row, current["properties"]))
     if not current["runs"]:
         say("The server runs no table services (services_workers = 0); `seamark run` follows this policy.")
 
@@ -179,7 +179,7 @@ def _check_changes(updates: Sequence[str], removals: Sequence[str], where: str) 
     return check_properties(changes)
 
 
-def _entry_to_row(entry: dict[str, Any]) -> tuple[str, ...]:
+def _make_entry_row(entry: dict[str, Any]) -> tuple[str, ...]:
     source = entry["source"]
     if source == "namespace":
         source = f"namespace {'.'.join(entry['namespace'])}"

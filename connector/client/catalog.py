@@ -23,7 +23,7 @@ def namespace_properties(client: SeamarkClient, namespace: Name) -> dict[str, st
     Raises:
         NoSuchResource: The namespace does not exist.
     """
-    properties: dict[str, str] = client._json("GET", namespace_route(client, namespace))["properties"]
+    properties: dict[str, str] = client._request_json("GET", namespace_route(client, namespace))["properties"]
     return properties
 
 
@@ -35,7 +35,7 @@ def create_namespace(client: SeamarkClient, namespace: Name, properties: Mapping
         NoSuchResource: The parent namespace does not exist.
     """
     body = {"namespace": list(_split_levels(namespace)), "properties": dict(properties)}
-    _send(client, "POST", f"{client._catalog()}/namespaces", body)
+    _send(client, "POST", f"{client._get_catalog()}/namespaces", body)
 
 
 def drop_namespace(client: SeamarkClient, namespace: Name) -> None:
@@ -83,7 +83,7 @@ def drop_table(client: SeamarkClient, table: Name, *, purge: bool = False) -> No
     Raises:
         NoSuchResource: The table does not exist.
     """
-    _send(client, "DELETE", client._standard_path(table), query={"purgeRequested": "true" if purge else "false"})
+    _send(client, "DELETE", client._make_standard_path(table), query={"purgeRequested": "true" if purge else "false"})
 
 
 def rename_table(client: SeamarkClient, table: Name, to: Name) -> None:
@@ -94,7 +94,7 @@ def rename_table(client: SeamarkClient, table: Name, to: Name) -> None:
         Refused: The new name is taken. The status is 409.
     """
     body = {"source": _make_identifier(table), "destination": _make_identifier(to)}
-    _send(client, "POST", f"{client._catalog()}/tables/rename", body)
+    _send(client, "POST", f"{client._get_catalog()}/tables/rename", body)
 
 
 def list_views(client: SeamarkClient, namespace: Name) -> Iterator[tuple[str, ...]]:
@@ -113,7 +113,7 @@ def load_view(client: SeamarkClient, view: Name) -> dict[str, Any]:
     Raises:
         NoSuchResource: The view does not exist.
     """
-    metadata: dict[str, Any] = client._json("GET", _make_view_route(client, view))["metadata"]
+    metadata: dict[str, Any] = client._request_json("GET", _make_view_route(client, view))["metadata"]
     return metadata
 
 
@@ -125,7 +125,7 @@ def rename_view(client: SeamarkClient, view: Name, to: Name) -> None:
         Refused: The new name is taken. The status is 409.
     """
     body = {"source": _make_identifier(view), "destination": _make_identifier(to)}
-    _send(client, "POST", f"{client._catalog()}/views/rename", body)
+    _send(client, "POST", f"{client._get_catalog()}/views/rename", body)
 
 
 def drop_view(client: SeamarkClient, view: Name) -> None:
@@ -138,7 +138,7 @@ def drop_view(client: SeamarkClient, view: Name) -> None:
 
 
 def _make_view_route(client: SeamarkClient, view: Name) -> str:
-    return standard_path(client._catalog(), "views", split_table(view))
+    return standard_path(client._get_catalog(), "views", split_table(view))
 
 
 def list_dropped_entries(client: SeamarkClient, namespace: Name | None = None) -> Iterator[dict[str, Any]]:
@@ -198,7 +198,7 @@ def list_replicas(client: SeamarkClient) -> list[dict[str, Any]]:
 
     docs/reference/openapi.json defines the form of the result (listReplicas).
     """
-    replicas: list[dict[str, Any]] = client._json("GET", "/api/v1/replicas")["replicas"]
+    replicas: list[dict[str, Any]] = client._request_json("GET", "/api/v1/replicas")["replicas"]
     return replicas
 
 
@@ -216,7 +216,7 @@ def _send(
 
 
 def namespace_route(client: SeamarkClient, namespace: Name) -> str:
-    return f"{client._catalog()}/namespaces/{namespace_path(_split_levels(namespace))}"
+    return f"{client._get_catalog()}/namespaces/{namespace_path(_split_levels(namespace))}"
 
 
 def _split_levels(namespace: Name) -> Sequence[str]:

@@ -88,7 +88,7 @@ class CommitClient:
             NoSuchResource: The table does not exist.
             Conflict: The flush conflicts with another commit.
         """
-        rows: int = self.client._json("POST", f"{table_path(table)}/flush")["rows"]
+        rows: int = self.client._request_json("POST", f"{table_path(table)}/flush")["rows"]
         return rows
 
 

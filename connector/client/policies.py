@@ -19,7 +19,7 @@ def load_policy(client: SeamarkClient, table: Name) -> dict[str, Any]:
     Raises:
         NoSuchResource: The table does not exist.
     """
-    return client._json("GET", f"{table_path(table)}/policy")
+    return client._request_json("GET", f"{table_path(table)}/policy")
 
 
 def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = None) -> dict[str, Any]:
@@ -32,7 +32,7 @@ def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = Non
         InvalidRequest: The request is invalid.
     """
     query = {} if unread_days is None else {"unread-days": str(unread_days)}
-    return client._json("GET", f"{table_path(table)}/ttl-advice", query)
+    return client._request_json("GET", f"{table_path(table)}/ttl-advice", query)
 
 
 def load_history(client: SeamarkClient, table: Name, *, days: int | None = None, limit: int | None = None) -> Any:
@@ -46,7 +46,7 @@ def load_history(client: SeamarkClient, table: Name, *, days: int | None = None,
     """
     numbers = {"days": days, "limit": limit}
     query = {name: str(value) for name, value in numbers.items() if value is not None}
-    return client._json("GET", f"{table_path(table)}/history", query)
+    return client._request_json("GET", f"{table_path(table)}/history", query)
 
 
 def load_advice(client: SeamarkClient, table: Name, *, days: int | None = None) -> Any:
@@ -58,7 +58,7 @@ def load_advice(client: SeamarkClient, table: Name, *, days: int | None = None) 
         NoSuchResource: The table does not exist.
         InvalidRequest: The request is invalid.
     """
-    return client._json("GET", f"{table_path(table)}/advice", {} if days is None else {"days": str(days)})
+    return client._request_json("GET", f"{table_path(table)}/advice", {} if days is None else {"days": str(days)})
 
 
 def record_applied_advice(client: SeamarkClient, table: Name, proposal: Mapping[str, Any]) -> Any:
@@ -66,7 +66,7 @@ def record_applied_advice(client: SeamarkClient, table: Name, proposal: Mapping[
 
     docs/reference/openapi.json defines the form of the result (recordAppliedAdvice).
     """
-    return client._json("POST", f"{table_path(table)}/advice/applied", {}, {"proposal": proposal})
+    return client._request_json("POST", f"{table_path(table)}/advice/applied", {}, {"proposal": proposal})
 
 
 def list_read_tables(client: SeamarkClient, *, days: int | None = None) -> Any:
@@ -74,7 +74,7 @@ def list_read_tables(client: SeamarkClient, *, days: int | None = None) -> Any:
 
     docs/reference/openapi.json defines the form of the result (listQueryHistory).
     """
-    return client._json("GET", "/api/v1/history", {} if days is None else {"days": str(days)})
+    return client._request_json("GET", "/api/v1/history", {} if days is None else {"days": str(days)})
 
 
 def effective_properties(client: SeamarkClient, table: Name) -> dict[str, str]:
@@ -92,7 +92,7 @@ def service_jobs(client: SeamarkClient, table: Name | None = None) -> dict[str, 
         NoSuchResource: The table does not exist.
     """
     path = "/api/v1/jobs" if table is None else f"{table_path(table)}/jobs"
-    return client._json("GET", path)
+    return client._request_json("GET", path)
 
 
 def change_table_properties(
@@ -123,4 +123,4 @@ def change_namespace_properties(
         InvalidRequest: The request is invalid.
     """
     changes = {"updates": dict(updates), "removals": list(removals)}
-    client._json("POST", f"{namespace_route(client, namespace)}/properties", {}, changes)
+    client._request_json("POST", f"{namespace_route(client, namespace)}/properties", {}, changes)

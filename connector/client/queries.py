@@ -47,7 +47,7 @@ def explain_query(
         NoSuchResource: A table does not exist.
     """
     body = {"query": query, "dialect": dialect, "namespace": list(namespace)}
-    answer = client._json("POST", "/api/v1/explain-query", {}, body)
+    answer = client._request_json("POST", "/api/v1/explain-query", {}, body)
     tables = []
     for table in answer["tables"]:
         plan = client._convert({**table["plan"], "json": table["plan"]}, Explanation)

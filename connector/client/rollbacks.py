@@ -88,4 +88,4 @@ def move_back(client: SeamarkClient, targets: Sequence[SnapshotAtTime]) -> None:
         for target in targets
     ]
     body = msgspec.json.encode({"table-changes": changes})
-    client._request("POST", f"{client._catalog()}/transactions/commit", {}, body, repeatable=False)
+    client._request("POST", f"{client._get_catalog()}/transactions/commit", {}, body, repeatable=False)

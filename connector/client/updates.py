@@ -22,4 +22,4 @@ def update_table(
         InvalidRequest: The request is invalid.
     """
     body = {"requirements": list(requirements), "updates": list(updates)}
-    return client._json("POST", client._standard_path(table), {}, body)
+    return client._request_json("POST", client._make_standard_path(table), {}, body)

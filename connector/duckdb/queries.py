@@ -250,7 +250,7 @@ class _Query:
             why = ""
             for catalog, server in servers.items():
                 own = {number: scan for number, scan in scans.items() if scan.catalog == catalog}
-                of_catalog = joining.find_dimensions(own, _by_mark(tables_before))
+                of_catalog = joining.find_dimensions(own, _index_by_mark(tables_before))
                 asking = PlanRequests(server, self._max_kept_fraction, until_s, hide_partitions=True)
                 plans |= await asking.plans(list(own.values()), of_catalog)
                 dimensions |= of_catalog
@@ -340,5 +340,5 @@ async def _load_tables(tables: Mapping[int, _CatalogTable], servers: Mapping[str
     }
 
 
-def _by_mark(tables: Mapping[int, KnownTable]) -> dict[tuple[str | None, str | None, str], KnownTable]:
+def _index_by_mark(tables: Mapping[int, KnownTable]) -> dict[tuple[str | None, str | None, str], KnownTable]:
     return {(None, None, mark_name(number)): one for number, one in tables.items()}

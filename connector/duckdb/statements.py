@@ -109,7 +109,7 @@ class DuckDBStatement:
             tables: The columns of the references to tables of the catalog, with their Iceberg types.
             utc: Whether the session's time zone is UTC.
         """
-        kinds = NameKinds(self._tree, tables.values(), self._sure_qualifiers(tables))
+        kinds = NameKinds(self._tree, tables.values(), self._find_sure_qualifiers(tables))
         rewrite_conditions(self._tree, kinds)
         for join in self._tree.find_all(exp.Join):
             for name in join.args.get("using") or ():
@@ -138,7 +138,7 @@ class DuckDBStatement:
         except (SqlglotError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
             raise UnsupportedStatement("it has no counterpart in Trino's SQL") from error
 
-    def _sure_qualifiers(self, tables: Mapping[int, Mapping[str, str]]) -> frozenset[str] | None:
+    def _find_sure_qualifiers(self, tables: Mapping[int, Mapping[str, str]]) -> frozenset[str] | None:
         """Return the qualifiers that only tables with known columns have.
 
         Return None if the columns of all tables are known.

@@ -138,4 +138,6 @@ def rewrite_manifests(
         InvalidRequest: The table has format version 1.
     """
     body = omit_none({"dry-run": dry_run, "min-count": min_count})
-    return client._json("POST", f"{table_path(table)}/rewrite-manifests", {}, body, timeout_s=_MANIFESTS_TIMEOUT_S)
+    return client._request_json(
+        "POST", f"{table_path(table)}/rewrite-manifests", {}, body, timeout_s=_MANIFESTS_TIMEOUT_S
+    )

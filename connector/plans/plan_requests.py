@@ -93,7 +93,7 @@ class PlanRequests:
                 requests[planned] = _request_of(planned, planned.scan.snapshot_id, 1.0, joins)
             elif planned.scan.condition is not None or joins or self._hide_partitions:
                 requests[planned] = _request_of(planned, planned.scan.snapshot_id, self._max_kept_fraction, joins)
-        plans = await self._plans(requests)
+        plans = await self._request_plans(requests)
         repeated = {}
         for planned, each in dimensions.items():
             plan = plans.get(planned)
@@ -102,7 +102,7 @@ class PlanRequests:
                 if planned.scan.condition is not None or planned.read in pins or planned.table in self._streams:
                     repeated[planned] = replace(requests[planned], joins=())
         repeated |= self._request_other_scans(groups, plans, repeated)
-        plans |= await self._plans(repeated)
+        plans |= await self._request_plans(repeated)
         _drop_inconsistent(groups, dimensions, plans)
         await self._drop_moved_refs(groups, dimensions, plans)
         effective = (_select_effective_joins(dimensions.get(planned, ()), plan) for planned, plan in plans.items())
@@ -154,7 +154,7 @@ class PlanRequests:
     def _keeps_most(self, plan: TablePlanResponse) -> bool:
         return plan.files > self._max_kept_fraction * plan.considered_files
 
-    async def _plans(self, requests: Mapping[PlannedScan, TablePlanRequest]) -> Plans:
+    async def _request_plans(self, requests: Mapping[PlannedScan, TablePlanRequest]) -> Plans:
         answers = await self.all({one: self._plan(one) for one in dict.fromkeys(requests.values())})
         return {planned: answers[one] for planned, one in requests.items() if one in answers}
 

@@ -187,7 +187,7 @@ class _Change:
                 )
             target = f"{quote_name(self._catalog)}.{quote_name(parts[0])}"
         else:
-            target = self._duckdb_name(target_node)
+            target = self._write_duckdb_name(target_node)
         return DuckDBChange(f"{word} {kind}{exists} {target}{columns}", (), (), None, None)
 
     def _find_target_columns(self, table: exp.Expr) -> Mapping[str, SqlType]:
@@ -196,7 +196,7 @@ class _Change:
         check_args(table, frozenset(("this", "db", "catalog")))
         return self._columns_of(table)
 
-    def _duckdb_name(self, table: exp.Expr) -> str:
+    def _write_duckdb_name(self, table: exp.Expr) -> str:
         assert isinstance(table, exp.Table)
         name = self._name_of(table)
         return ".".join(map(quote_name, (self._catalog, ".".join(name[:-1]), name[-1])))

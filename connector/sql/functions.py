@@ -177,7 +177,7 @@ def _translate_greatest_or_least(e: Expressions, node: exp.Expr, scope: NameScop
     return SqlValue(f"(CASE WHEN {nulls} THEN NULL ELSE {name}({', '.join(one.sql for one in values)}) END)", kind)
 
 
-def _text_translator(name: str, kind: SqlType) -> FunctionTranslator:
+def _make_text_translator(name: str, kind: SqlType) -> FunctionTranslator:
     def translate(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
         check_args(node)
         arguments = [one for one in (node.this, node.args.get("expression")) if one is not None]
@@ -413,10 +413,10 @@ _METHODS: dict[type[exp.Expr], FunctionTranslator] = {
     exp.Sqrt: _translate_square_root,
     exp.Greatest: _translate_greatest_or_least,
     exp.Least: _translate_greatest_or_least,
-    exp.Lower: _text_translator("lower", VARCHAR),
+    exp.Lower: _make_text_translator("lower", VARCHAR),
     exp.Upper: _translate_upper,
-    exp.Length: _text_translator("length", BIGINT),
-    exp.StartsWith: _text_translator("starts_with", BOOLEAN),
+    exp.Length: _make_text_translator("length", BIGINT),
+    exp.StartsWith: _make_text_translator("starts_with", BOOLEAN),
     exp.Substring: _translate_substring,
     exp.StrPosition: _translate_position,
     exp.Replace: _translate_replace,

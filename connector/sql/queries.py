@@ -170,7 +170,7 @@ class Translation:
             if not isinstance(key, exp.Column | exp.Literal | exp.Func | exp.Binary | exp.Paren | exp.Cast):
                 raise UnsupportedInDuckDB(f"GROUP BY {describe(key)} is not translated")
             number = _parse_ordinal(key)
-            value = self.expressions.value(key, scope) if number is None else _output_at(outputs, number, "GROUP BY")
+            value = self.expressions.value(key, scope) if number is None else _find_output(outputs, number, "GROUP BY")
             if not value.type.is_comparable:
                 raise UnsupportedInDuckDB(
                     f"GROUP BY {describe(key)}: values of the type {value.type} cannot be grouped"
@@ -220,7 +220,7 @@ class Translation:
         """
         key, number = node.this, _parse_ordinal(node.this)
         if number is not None:
-            value = _output_at(outputs, number, "ORDER BY")
+            value = _find_output(outputs, number, "ORDER BY")
             return translate_sort_key(SqlValue(str(number), value.type), node)
         if isinstance(key, exp.Column) and len(key.parts) == 1:
             output_numbers = numbers.get(key.name.lower(), ())
@@ -477,7 +477,7 @@ def _parse_ordinal(node: exp.Expr) -> int | None:
     return None
 
 
-def _output_at(outputs: Sequence[tuple[str, SqlValue]], number: int, clause: str) -> SqlValue:
+def _find_output(outputs: Sequence[tuple[str, SqlValue]], number: int, clause: str) -> SqlValue:
     if not 1 <= number <= len(outputs):
         raise InvalidRequest(f"{clause} {number}: the query has {len(outputs)} columns")
     return outputs[number - 1][1]

@@ -123,7 +123,7 @@ class NameScope:
             if qualifiers and any(one.value.type == NESTED for one in scope._by_name.get(qualifiers[0], ())):
                 raise UnsupportedInDuckDB(f"{describe(node)}: fields of a nested column are not translated")
             scope = scope.parent
-        raise InvalidRequest(f"The column {describe(node)} does not exist{self._hint(node, qualifiers)}")
+        raise InvalidRequest(f"The column {describe(node)} does not exist{self._make_hint(node, qualifiers)}")
 
     @cached_property
     def _by_name(self) -> Mapping[str, list[VisibleColumn]]:
@@ -133,7 +133,7 @@ class NameScope:
             by_name[visible.name].append(visible)
         return by_name
 
-    def _hint(self, node: exp.Column, qualifiers: tuple[str, ...]) -> str:
+    def _make_hint(self, node: exp.Column, qualifiers: tuple[str, ...]) -> str:
         """Return a hint for an unknown column: similar names, or that a string needs single quotes."""
         candidates: dict[str, None] = {}
         scope: NameScope | None = self

@@ -256,7 +256,7 @@ class SqlSession:
         choice = choose(demand, engines.wanted, engines.available, large_bytes=engines.large_bytes)
         if choice.engine == DUCKDB and query is not None:
             return _PlannedStatement(statement, choice, query.text, query, reads, cube=cube)
-        return _PlannedStatement(statement, choice, self._trino_text(statement), None, reads)
+        return _PlannedStatement(statement, choice, self._write_for_trino(statement), None, reads)
 
     def _plan_change(self, statement: SqlStatement) -> _PlannedStatement:
         if not self._writes:
@@ -268,7 +268,7 @@ class SqlSession:
                 statement, choice, spark_text(statement.tree, self._catalog, self._engines.spark_catalog, self._schema)
             )
         if choice.engine == TRINO:
-            return _PlannedStatement(statement, choice, self._trino_text(statement))
+            return _PlannedStatement(statement, choice, self._write_for_trino(statement))
         tables = StatementTables(self._reads, self._catalog, self._schema)
         now = datetime.now(UTC)
         change = self._translate_change(statement, tables, now)
@@ -288,7 +288,7 @@ class SqlSession:
         self._checked([read.named.opened for read in reads])
         return tuple(reads)
 
-    def _trino_text(self, statement: SqlStatement) -> str:
+    def _write_for_trino(self, statement: SqlStatement) -> str:
         """Return the text of the statement, with the name that the catalog has in Trino."""
         assert self._trino is not None
         new = []

@@ -68,7 +68,7 @@ class SqlStatement:
         if self.kind is not Kind.INSERT:
             return self
         try:
-            start = _source_start(tokens_of(self.text), has_columns=isinstance(self.tree.this, exp.Schema))
+            start = _find_source_start(tokens_of(self.text), has_columns=isinstance(self.tree.this, exp.Schema))
         except UnsupportedStatement:
             return self
         words = [word for word in self.words if word.start >= start]
@@ -106,7 +106,7 @@ def parse(text: str) -> SqlStatement:
     return SqlStatement(text, trees[0], words)
 
 
-def _source_start(tokens: Sequence[TrinoToken], *, has_columns: bool) -> int:
+def _find_source_start(tokens: Sequence[TrinoToken], *, has_columns: bool) -> int:
     """Return the position of the source in `INSERT INTO table [(columns)] source`.
 
     Raises:

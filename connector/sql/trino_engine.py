@@ -116,7 +116,7 @@ class TrinoRows:
         self.schema = pa.schema(
             [(str(one.name), arrow_type(kind)) for one, kind in zip(columns, self.types, strict=True)]
         )
-        self._converted = [_converter(field.type) for field in self.schema]
+        self._converted = [_make_converter(field.type) for field in self.schema]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         while True:
@@ -150,7 +150,7 @@ def arrow_type(kind: str) -> pa.DataType:
     return _PLAIN.get(kind, pa.string())
 
 
-def _converter(kind: pa.DataType) -> Callable[[Any], Any]:
+def _make_converter(kind: pa.DataType) -> Callable[[Any], Any]:
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return lambda value: value.astimezone(UTC)
     if pa.types.is_string(kind):

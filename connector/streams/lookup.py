@@ -255,7 +255,7 @@ def get_rows(
     headers = {"Content-Type": "application/json", **({AFTER_HEADER: after} if after else {})}
     path = f"{table_path(table)}/rows/get"
     answer = client._request("POST", path, {}, msgspec.json.encode(body), accept=ARROW_STREAM, headers=headers)
-    return client._table(answer).replace_schema_metadata(None)
+    return client._decode_table(answer).replace_schema_metadata(None)
 
 
 def _to_json(value: Any) -> Any:

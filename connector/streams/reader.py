@@ -84,7 +84,7 @@ class StreamReads:
 
     def locate(self, at: str) -> str:
         """Return the position at `earliest`, `latest`, `snapshot:ID` or `time:MS`."""
-        answer = self.client._json("GET", f"{table_path(self.table)}/stream/position", {"at": at})
+        answer = self.client._request_json("GET", f"{table_path(self.table)}/stream/position", {"at": at})
         return str(answer["position"])
 
     def begin(self, from_: str | int | datetime) -> str:
@@ -117,7 +117,7 @@ class StreamReads:
         query |= {} if until is None else {"until": until}
         path = f"{table_path(self.table)}/rows"
         body = self.client._request("GET", path, query, accept=ARROW_STREAM, timeout_s=wait_s + 60)
-        rows = self.client._table(body)
+        rows = self.client._decode_table(body)
         about = {name.decode(): value.decode() for name, value in (rows.schema.metadata or {}).items()}
         try:
             files = None

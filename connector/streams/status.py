@@ -22,7 +22,7 @@ def list_streams(client: SeamarkClient) -> Iterator[dict[str, Any]]:
     """
     query = {"pageSize": _PAGE}
     while True:
-        page = client._json("GET", "/api/v1/streams", query)
+        page = client._request_json("GET", "/api/v1/streams", query)
         yield from page["streams"]
         if page["next-page-token"] is None:
             return
@@ -38,7 +38,7 @@ def load_stream(client: SeamarkClient, table: Name) -> dict[str, Any]:
         NoSuchResource: The table does not exist.
         InvalidRequest: No row was ever appended to the table.
     """
-    return client._json("GET", f"{table_path(table)}/stream")
+    return client._request_json("GET", f"{table_path(table)}/stream")
 
 
 def flush_stream(client: SeamarkClient, table: Name) -> int:
@@ -59,7 +59,7 @@ def pause_stream(client: SeamarkClient, table: Name, reason: str = "") -> str:
         InvalidRequest: The table is no stream table.
     """
     body = {"reason": reason} if reason else {}
-    return str(client._json("POST", f"{table_path(table)}/stream/pause", {}, body)["paused"])
+    return str(client._request_json("POST", f"{table_path(table)}/stream/pause", {}, body)["paused"])
 
 
 def resume_stream(client: SeamarkClient, table: Name) -> None:
@@ -69,7 +69,7 @@ def resume_stream(client: SeamarkClient, table: Name) -> None:
         NoSuchResource: The table does not exist.
         InvalidRequest: The table is no stream table.
     """
-    client._json("POST", f"{table_path(table)}/stream/resume")
+    client._request_json("POST", f"{table_path(table)}/stream/resume")
 
 
 def drain_stream(client: SeamarkClient, table: Name, reason: str = "") -> int:
@@ -81,5 +81,5 @@ def drain_stream(client: SeamarkClient, table: Name, reason: str = "") -> int:
         Unavailable: Another server has the log.
     """
     body = {"reason": reason} if reason else {}
-    rows: int = client._json("POST", f"{table_path(table)}/stream/drain", {}, body)["rows"]
+    rows: int = client._request_json("POST", f"{table_path(table)}/stream/drain", {}, body)["rows"]
     return rows

@@ -233,7 +233,7 @@ class Proxy:
             return self._own(request, path), ""
         if path == STATEMENTS and request.method == "POST":
             candidates = [coordinator] if coordinator else self._coordinators.round_robin()
-            return await self._statement(request, content, candidates, target)
+            return await self._handle_statement(request, content, candidates, target)
         if renewing := self._waiting.plans_to_renew(path):
             # The leases are renewed before Trino can resolve the plans.
             await self._rewriter.renew(renewing)
@@ -264,7 +264,7 @@ class Proxy:
 
     # Statements
 
-    async def _statement(
+    async def _handle_statement(
         self, request: web.BaseRequest, content: ClientBody, candidates: Sequence[Coordinator], target: str
     ) -> _Outcome:
         body, is_complete = await read_at_most(content, self._settings.statement_bytes)
@@ -272,7 +272,7 @@ class Proxy:
             summary = f"unchanged; it is longer than {self._settings.statement_bytes} bytes"
             return await self._forward_unchanged(request, candidates, target, read_rest(body, content), summary)
         if self._tables.may_be_table_statement(body) and (
-            answered := await self._table_statement(request, body, candidates[0])
+            answered := await self._handle_table_statement(request, body, candidates[0])
         ):
             return answered
         begun_s = time.monotonic()
@@ -305,7 +305,7 @@ class Proxy:
         summary, header = f"original; {result.name}", _PLANNED if result.name in _HIDDEN_OUTCOMES else ""
         return await self._forward_unchanged(request, candidates[:1], target, body, summary, header, outcome="original")
 
-    async def _table_statement(
+    async def _handle_table_statement(
         self, request: web.BaseRequest, body: bytes, coordinator: Coordinator
     ) -> _Outcome | None:
         """Start a statement that maintains a table, or return None for another statement."""

@@ -199,7 +199,7 @@ def _open_flushed(client: SeamarkClient, table: Name, branch: str, *, history: b
     """
     opened = open_table(client, table, At(ref=branch), history=history)
     if branch == MAIN and as_bool(opened.metadata.properties, STREAM_ENABLED, False):
-        flushed = client._json("POST", f"{table_path(table)}/flush")["rows"]
+        flushed = client._request_json("POST", f"{table_path(table)}/flush")["rows"]
         if flushed:
             return open_table(client, table, At(ref=branch), history=history)
     return opened

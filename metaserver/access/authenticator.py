@@ -133,7 +133,7 @@ class Authenticator:
             raise Unauthenticated(f"The token is unknown: it is neither a token of this server nor a JWT; {_HOWTO}")
         unverified = jwt.read(bearer)
         if self.issuer.is_ours(unverified):
-            return await self._login_issued(bearer, unverified, expired_too=False)
+            return await self._log_in_issued(bearer, unverified, expired_too=False)
         if self._oidc is None:
             raise Unauthenticated("The token is from another issuer; this server accepts only its own tokens")
         identity = await self._oidc.identify(bearer, unverified)
@@ -143,7 +143,7 @@ class Authenticator:
     async def login_secret(self, secret: str) -> Login:
         """Return the holder of a bearer token of this server."""
         self._check_tokens_accepted()
-        return await self._login_token(await self._store.token_by_digest(digest_of(secret)))
+        return await self._log_in_by_token(await self._store.token_by_digest(digest_of(secret)))
 
     async def login_expired(self, bearer: str) -> Login:
         """Return the holder of an access token of this server, even if it has expired.
@@ -151,18 +151,18 @@ class Authenticator:
         The token from which it was made must still be valid. An expired token alone proves nothing. Call this method
         only for a client that has also presented the token from which it was made.
         """
-        return await self._login_issued(bearer, jwt.read(bearer), expired_too=True)
+        return await self._log_in_issued(bearer, jwt.read(bearer), expired_too=True)
 
-    async def _login_issued(self, bearer: str, unverified: jwt.Unverified, *, expired_too: bool) -> Login:
+    async def _log_in_issued(self, bearer: str, unverified: jwt.Unverified, *, expired_too: bool) -> Login:
         self._check_tokens_accepted()
         issued = self.issuer.check(bearer, unverified, expired_too=expired_too)
         if not issued.digest:
             raise Unauthenticated("The token was issued while this server required no login; get a new token")
-        login = await self._login_token(await self._store.token_by_digest(issued.digest))
+        login = await self._log_in_by_token(await self._store.token_by_digest(issued.digest))
         ends_ms = [end for end in (issued.expires_ms, login.expires_ms) if end is not None]
         return msgspec.structs.replace(login, expires_ms=min(ends_ms, default=None))
 
-    async def _login_token(self, token: AccessToken | None) -> Login:
+    async def _log_in_by_token(self, token: AccessToken | None) -> Login:
         if token is None:
             raise Unauthenticated("The token is unknown; an operator creates tokens with: seamark token create")
         if not is_live(token, self._clock.now_ms()):

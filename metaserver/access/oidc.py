@@ -130,21 +130,21 @@ class Oidc:
     async def _find_key(self, kid: object) -> VerifyKey:
         if kid is not None and not isinstance(kid, str):
             raise Unauthenticated("The token's kid is not a string")
-        age_s = self._age_s(self._fetched_s)
-        if age_s >= FRESH_S or (self._lookup(kid) is None and age_s >= REFRESH_S_MIN):
+        age_s = self._measure_age_s(self._fetched_s)
+        if age_s >= FRESH_S or (self._find_key(kid) is None and age_s >= REFRESH_S_MIN):
             await self._refresh(kid)
-        key = self._lookup(kid)
+        key = self._find_key(kid)
         if key is None:
             raise Unauthenticated("The token is signed with a key that its issuer does not publish")
         return key
 
-    def _lookup(self, kid: str | None) -> VerifyKey | None:
+    def _find_key(self, kid: str | None) -> VerifyKey | None:
         """Return the key with this kid. If there is no kid, return the issuer's only key."""
         if kid is None and len(self._keys) == 1:
             return next(iter(self._keys.values()))
         return self._keys.get(kid)
 
-    def _age_s(self, since_s: float | None) -> float:
+    def _measure_age_s(self, since_s: float | None) -> float:
         return float("inf") if since_s is None else self._clock.monotonic() - since_s
 
     async def _refresh(self, kid: str | None) -> None:
@@ -152,17 +152,21 @@ class Oidc:
 
         Concurrent requests share one fetch.
         """
-        if self._fetching.locked() and self._lookup(kid) is not None and self._age_s(self._fetched_s) < STALE_S:
+        if (
+            self._fetching.locked()
+            and self._find_key(kid) is not None
+            and self._measure_age_s(self._fetched_s) < STALE_S
+        ):
             return  # A fetch is in progress. The issuer may be slow, and the old keys can still be used.
         before = self._attempts
         async with self._fetching:
-            paused = self._failed and self._age_s(self._tried_s) < RETRY_S
+            paused = self._failed and self._measure_age_s(self._tried_s) < RETRY_S
             if self._attempts == before and not paused:
                 await self._fetch()
                 self._attempts += 1
         if not self._failed:
             return
-        if self._age_s(self._fetched_s) >= STALE_S or self._lookup(kid) is None:
+        if self._measure_age_s(self._fetched_s) >= STALE_S or self._find_key(kid) is None:
             raise RetryLater(f"The keys of the issuer {self._issuer} are unavailable; try again shortly", 5)
 
     async def _fetch(self) -> None:

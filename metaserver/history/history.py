@@ -233,7 +233,7 @@ class QueryHistory:
         self._samplers_bytes = 0
         self._flushed_ms = self._clock.now_ms()
         hour, failures = self.hour, 0
-        for uuid, records in (await asyncio.to_thread(_records_by_table, counts)).items():
+        for uuid, records in (await asyncio.to_thread(_group_records_by_table, counts)).items():
             for start in range(0, len(records), _RECORDS_MAX):
                 part = records[start : start + _RECORDS_MAX]
                 owned_max = self._shapes_max if all(not record.owner for record in part) else self._owner_shapes_max
@@ -256,7 +256,7 @@ class QueryHistory:
     async def of_table(self, uuid: str, days: int) -> list[QueryShapeSums]:
         """Return the history of a table, including statements that this server has not recorded yet."""
         await self.flush()
-        return await self._store.query_shapes(uuid, self._since(days), _LISTED_MAX)
+        return await self._store.query_shapes(uuid, self._compute_first_hour(days), _LISTED_MAX)
 
     async def sums_since(self, uuid: str, since_ms: int) -> QuerySums:
         """Return the sums of a table's statements in the hours that began after a time."""
@@ -277,9 +277,9 @@ class QueryHistory:
             await self.flush()
         if within is not None and len(within) > NAMESPACES_MAX:
             within = None
-        return await self._store.query_totals(self._since(days), within, limit)
+        return await self._store.query_totals(self._compute_first_hour(days), within, limit)
 
-    def _since(self, days: int) -> int:
+    def _compute_first_hour(self, days: int) -> int:
         # A row of an older day has the first hour of the day.
         return (self.hour // 24 - days) * 24
 
@@ -322,7 +322,7 @@ class QueryHistory:
         return removed
 
 
-def _records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[QueryRecord, ...]]:
+def _group_records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[QueryRecord, ...]]:
     tables: defaultdict[str, list[QueryRecord]] = defaultdict(list)
     for key, counted in counts.items():
         shape = key.shape

@@ -127,7 +127,7 @@ def conjuncts_of(
         predicate, negated = part
         if isinstance(predicate, Bound):  # Nearly all conjuncts are bound comparisons, and each plan reads them.
             conjuncts.add((_term(predicate.column_id, predicate, len(predicate.values), negated),))
-        elif terms := tuple(sorted(set(_terms(part, find_column)))):
+        elif terms := tuple(sorted(set(_make_terms(part, find_column)))):
             conjuncts.add(terms)
     return tuple(sorted(conjuncts)) if len(conjuncts) > 1 else tuple(conjuncts)
 
@@ -167,7 +167,7 @@ def drop_nan(part: Expression) -> Expression:
     return part
 
 
-def _terms(part: tuple[Expression, bool], find_column: Callable[[str], int | None] | None) -> list[ShapeTerm]:
+def _make_terms(part: tuple[Expression, bool], find_column: Callable[[str], int | None] | None) -> list[ShapeTerm]:
     terms: list[ShapeTerm] = []
     waiting = [part]
     while waiting and len(terms) < TERMS_MAX:

@@ -58,7 +58,7 @@ def recover(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes: int
         Corrupt: Acknowledged rows are damaged or missing. No file is changed then.
         OSError: The disk fails.
     """
-    numbers = _segment_numbers(files)
+    numbers = _list_segment_numbers(files)
     if not numbers:
         return _begin(files, state, now_ms, segment_bytes)
     segments = [_open_segment(files, number, is_last=number == numbers[-1]) for number in numbers]
@@ -73,7 +73,7 @@ def recover(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes: int
     return RecoveredLog(state, segments, file, torn_bytes)
 
 
-def _segment_numbers(files: LogFiles) -> list[int]:
+def _list_segment_numbers(files: LogFiles) -> list[int]:
     """Return the numbers of the segments.
 
     Raises:

@@ -162,7 +162,7 @@ class LogSegment:
             OSError: The file cannot be written. The index then stays in memory.
         """
         assert self.index is not None
-        crc = crc_of(self._slices(files))
+        crc = crc_of(self._read_slices(files))
         data = encode_index(self.index, self.number, self.size_bytes, crc)
         files.create(index_name(self.number), data)
 
@@ -180,9 +180,9 @@ class LogSegment:
 
     def is_intact(self, files: LogFiles, crc: int) -> bool:
         """Return whether the bytes have the checksum of the index file."""
-        return crc_of(self._slices(files)) == crc
+        return crc_of(self._read_slices(files)) == crc
 
-    def _slices(self, files: LogFiles) -> Iterator[bytes]:
+    def _read_slices(self, files: LogFiles) -> Iterator[bytes]:
         for position in range(0, self.size_bytes, _CHECK_BYTES):
             yield files.read(self.name, position, min(_CHECK_BYTES, self.size_bytes - position))
 

@@ -362,7 +362,7 @@ class Group:
         for each in entry.batches:
             self._ends[each.shard] = each.offset + each.rows
         if producer is not None:
-            self._set_producer(producer.name, follow(self._producer(producer.name), entry))
+            self._set_producer(producer.name, follow(self._find_producer(producer.name), entry))
         return Acknowledgement(
             tuple(Position(each.shard, each.offset, each.offset + each.rows) for each in entry.batches)
         )
@@ -373,7 +373,7 @@ class Group:
         Raises:
             TooManyRequests: The producer is new, and there are too many producers.
         """
-        previous = self._producer(name)
+        previous = self._find_producer(name)
         self._check_room(name, previous)
         entry = FenceEntry(self.time_ms, name, previous.epoch + 1 if previous is not None else 1)
         self.entries.append(entry)
@@ -397,11 +397,11 @@ class Group:
         end = self._ends.get(shard)
         return end if end is not None else self._state.watermark(shard)
 
-    def _producer(self, name: str) -> ProducerSummary | None:
+    def _find_producer(self, name: str) -> ProducerSummary | None:
         return self._producers.get(name) or self._state.producers.get(name)
 
     def _set_producer(self, name: str, summary: ProducerSummary) -> None:
-        if self._producer(name) is None:
+        if self._find_producer(name) is None:
             self._new_producers[owner_of(name)] += 1
         self._producers[name] = summary
 
@@ -411,7 +411,7 @@ class Group:
 
     def _check_sequence(self, producer: StreamProducer) -> Acknowledgement | None:
         """Return the first answer if the append is a repetition, None if it is the next append."""
-        previous = self._producer(producer.name)
+        previous = self._find_producer(producer.name)
         self._check_room(producer.name, previous)
         last = previous.sequence if previous is not None else -1
         if previous is not None and producer.epoch < previous.epoch:

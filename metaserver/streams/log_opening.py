@@ -84,13 +84,13 @@ async def open_log_source(settings: Settings, clock: Clock) -> AsyncIterator[Log
 
     def open_log() -> AbstractAsyncContextManager[StreamLog]:
         if address is not None:
-            return client.open_kafka_log(address, clock, _kafka_limits(settings))
+            return client.open_kafka_log(address, clock, _make_kafka_limits(settings))
         if settings.workers > 1:
             raise LogElsewhere(
                 f"This server has {settings.workers} workers, and one process owns the log of streams; set workers to "
                 "1, or keep the log in Kafka (stream_log)"
             )
-        return open_segment_log(folder, clock, _segment_limits(settings))
+        return open_segment_log(folder, clock, _make_segment_limits(settings))
 
     async with AsyncExitStack() as stack:
         exists = folder.exists if address is None else _always
@@ -101,7 +101,7 @@ def _always() -> bool:
     return True
 
 
-def _segment_limits(settings: Settings) -> SegmentLimits:
+def _make_segment_limits(settings: Settings) -> SegmentLimits:
     return SegmentLimits(
         retention_ms=1000 * settings.stream_log_retention_s,
         retention_bytes=settings.stream_log_retention_bytes,
@@ -110,7 +110,7 @@ def _segment_limits(settings: Settings) -> SegmentLimits:
     )
 
 
-def _kafka_limits(settings: Settings) -> KafkaLimits:
+def _make_kafka_limits(settings: Settings) -> KafkaLimits:
     return KafkaLimits(
         retention_ms=1000 * settings.stream_log_retention_s,
         retention_bytes=settings.stream_log_retention_bytes,

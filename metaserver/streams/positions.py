@@ -207,7 +207,7 @@ def choose_next_step(
     position = msgspec.structs.replace(position, is_scan=False)
     ranges: dict[int, tuple[int, int]] = {}
     ahead = position  # the position after `ranges`
-    for snapshot in _snapshots_after(position, table, until):
+    for snapshot in _list_snapshots_after(position, table, until):
         flushed = parse_ranges(snapshot, table)
         if flushed is not None and (missing := _find_in_log(ahead, flushed, table.shards)) is not None:
             ranges |= {moved.shard: (position.offset(moved.shard), moved.end) for moved in missing}
@@ -240,7 +240,7 @@ def _scan(snapshot_id: int, position: ReadPosition, table: ReadableTable) -> Fil
     return Files(snapshot_id, None, True, msgspec.structs.replace(position, is_scan=False))
 
 
-def _snapshots_after(position: ReadPosition, table: ReadableTable, until: ReadPosition | None) -> list[Snapshot]:
+def _list_snapshots_after(position: ReadPosition, table: ReadableTable, until: ReadPosition | None) -> list[Snapshot]:
     """Return the snapshots after a position up to the end, oldest first.
 
     Raises:
@@ -409,7 +409,7 @@ def position_after_snapshot(table_uuid: str, table: ReadableTable, snapshot_id: 
         raise BadRequest(f"The table has no snapshot {snapshot_id}, or it has expired; begin at one of its snapshots")
     start = ReadPosition(table_uuid, snapshot_id, ())
     offsets = dict(table.flushed)
-    for snapshot in reversed(_snapshots_after(start, table, None)):
+    for snapshot in reversed(_list_snapshots_after(start, table, None)):
         for moved in parse_ranges(snapshot, table) or ():
             offsets[moved.shard] = min(offsets.get(moved.shard, moved.start), moved.start)
     return start.advance(offsets)

@@ -283,7 +283,7 @@ class StreamTable:
             written: list[FreshPart] = []
             try:
                 for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(number)):
-                    rows = self._slices(number, chosen.start, chosen.end)
+                    rows = self._read_slices(number, chosen.start, chosen.end)
                     files, keyed = await self._store(rows, metadata, self._fresh_folder, key)
                     named = tuple(map(_drop_data, files))
                     written.append(FreshPart(number, chosen.start, chosen.end, named, key, keyed))
@@ -310,7 +310,7 @@ class StreamTable:
                 raise
             raise FlushedBefore("Another process has flushed these rows; read the pointer again") from None
 
-    def _slices(self, number: int, start: int, end: int) -> list[RowSlice]:
+    def _read_slices(self, number: int, start: int, end: int) -> list[RowSlice]:
         """Return rows in memory.
 
         Raises:
@@ -398,7 +398,7 @@ class StreamTable:
             try:
                 for moved in ranges:
                     await self._read_rows(moved.shard, moved.end)
-                rows = [rows for moved in ranges for rows in self._slices(moved.shard, moved.start, moved.end)]
+                rows = [rows for moved in ranges for rows in self._read_slices(moved.shard, moved.start, moved.end)]
                 files, keyed = await self._store(rows, metadata, None, self._tables.key_of(metadata))
                 index_files = await self._store_index_files(files, metadata)
                 try:

@@ -269,7 +269,7 @@ class Streams:
             assert loaded.entry is not None
             state = self._flushes.get(loaded.entry.uuid)
             if state is not None:  # else the table was dropped meanwhile
-                state.interval_ms = _interval_ms(loaded.metadata)
+                state.interval_ms = _read_interval_ms(loaded.metadata)
                 # Engines do not ask for a plan of a table without a snapshot. A running flush gives it one.
                 if loaded.metadata.current_snapshot_id is None and state.task is None:
                     state.is_due = True
@@ -409,7 +409,7 @@ class Streams:
         oldest_ms = self._context.clock.now_ms() - _FOREIGN_FILES_MS if self._logs.is_shared else 1 << 62
         table.give_up_files([info.location for info in listed if info.modified_ms < oldest_ms])
         self._tables[entry.uuid] = table
-        self._flushes.setdefault(entry.uuid, _FlushState()).interval_ms = _interval_ms(metadata)
+        self._flushes.setdefault(entry.uuid, _FlushState()).interval_ms = _read_interval_ms(metadata)
         return table
 
     def _run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
@@ -661,7 +661,7 @@ def check_stream_table(metadata: TableMetadata, subject: str) -> None:
         )
 
 
-def _interval_ms(metadata: TableMetadata) -> int | None:
+def _read_interval_ms(metadata: TableMetadata) -> int | None:
     """Return the table's own flush interval, if it has a valid one."""
     text = metadata.properties.get(FLUSH_INTERVAL, "")
     return max(FLUSH_INTERVAL_MS_MIN, int(text)) if text.isdecimal() and len(text) < 10 else None

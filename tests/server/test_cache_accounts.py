@@ -164,7 +164,7 @@ async def delete_files(folder: Path) -> AsyncIterator[Fill]:
         async def fill() -> object:
             reader = DeleteFiles(objects, 64 * MIB)
             for file in files:
-                await reader._content(file, ())
+                await reader._decode_content(file, ())
             return reader
 
         yield fill

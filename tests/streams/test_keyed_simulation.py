@@ -74,8 +74,8 @@ def commit_deletes_of_an_older_version(patch: pytest.MonkeyPatch) -> None:
 
 def take_earlier_rows_for_later_ones(patch: pytest.MonkeyPatch) -> None:
     """Keep the earlier of two rows with the same key."""
-    slices = StreamTable._slices
-    patch.setattr(StreamTable, "_slices", lambda table, *args: slices(table, *args)[::-1])
+    slices = StreamTable._read_slices
+    patch.setattr(StreamTable, "_read_slices", lambda table, *args: slices(table, *args)[::-1])
 
 
 def order_fresh_parts_backwards(patch: pytest.MonkeyPatch) -> None:
@@ -103,13 +103,13 @@ def locate_rows_of_an_earlier_pointer(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_last_append(patch: pytest.MonkeyPatch) -> None:
     """Leave the last append of a range of offsets out of the file."""
-    slices = StreamTable._slices
+    slices = StreamTable._read_slices
 
     def drop(table: StreamTable, *args):
         rows = slices(table, *args)
         return rows[:-1] or rows
 
-    patch.setattr(StreamTable, "_slices", drop)
+    patch.setattr(StreamTable, "_read_slices", drop)
 
 
 MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, int]] = [

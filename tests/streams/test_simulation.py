@@ -94,7 +94,7 @@ def accept_appends_in_any_order(patch: pytest.MonkeyPatch) -> None:
     """Accept each number that the log does not remember, in any order."""
 
     def accept(group: Group, producer):
-        summary = group._producer(producer.name)
+        summary = group._find_producer(producer.name)
         appends = summary.appends if summary is not None else ()
         return next((each.acknowledge() for each in appends if each.sequence == producer.sequence), None)
 

@@ -185,7 +185,7 @@ def save(
     if "keys" in options and mode not in KEYED:
         raise InvalidRequest(f"keys require option('mode', 'upsert') or 'delete'; the mode is {mode}")
     target = _find_target(df.sparkSession, name or options.get("table") or options.get("path"), options)
-    exists = _exists(target)
+    exists = _table_exists(target)
     if exists and mode == ERROR:
         text = join_name(target.table)
         raise InvalidRequest(
@@ -233,7 +233,7 @@ def _parse_list(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _exists(target: _Target) -> bool:
+def _table_exists(target: _Target) -> bool:
     try:
         target.client.load_table(target.table)
     except NoSuchResource:

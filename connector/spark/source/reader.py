@@ -226,9 +226,9 @@ class RowReader:
         reader = TaskReader(self._read_plan, self._storage, threads=False)
         for change in snapshot_changes:
             for batch in reader.read(change.task):
-                yield self._for_spark(batch, change.kind, converts)
+                yield self._convert_for_spark(batch, change.kind, converts)
 
-    def _for_spark(self, batch: pa.RecordBatch, kind: str, converts: Mapping[str, Convert]) -> pa.RecordBatch:
+    def _convert_for_spark(self, batch: pa.RecordBatch, kind: str, converts: Mapping[str, Convert]) -> pa.RecordBatch:
         arrays = []
         for name in self._names:
             if name == CHANGE_TYPE:

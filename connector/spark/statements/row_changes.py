@@ -170,7 +170,7 @@ class ChangeQuery:
         )
         outputs = to_list(local.output())
         by_name = {field.name: output for field, output in zip(fields, outputs, strict=False)}
-        by_id = self._by_id(by_name) | dict(zip(source.ids, outputs[len(fields) + 1 :], strict=True))
+        by_id = self._key_by_id(by_name) | dict(zip(source.ids, outputs[len(fields) + 1 :], strict=True))
         for number, kind_of_mark in marks.items():
             by_id[number] = by_name[PLACE] if kind_of_mark == _ROW else outputs[len(fields)]
         return self._with_attributes(join, local, by_id)
@@ -223,9 +223,9 @@ class ChangeQuery:
             pa.table(columns, names=[field.name for field in fields]), spark_types.StructType(fields)
         )
         by_name = dict(zip((field.name for field in fields), to_list(plan.output()), strict=True))
-        return self._with_attributes(self._statement.stored, plan, self._by_id(by_name))
+        return self._with_attributes(self._statement.stored, plan, self._key_by_id(by_name))
 
-    def _by_id(self, by_name: Mapping[str, Node]) -> dict[int, Node]:
+    def _key_by_id(self, by_name: Mapping[str, Node]) -> dict[int, Node]:
         """Return the nodes by the ids of the stored rows' attributes.
 
         Args:

@@ -189,7 +189,7 @@ class _CubeTranslation(Translation):
             if unit is not None and name not in whole
         ]
         text, _ = self.query(replace_times(tree, times), NameScope((), {}))
-        row_values = {column: self._row_dimension(column) for column in self._groups.used}
+        row_values = {column: self._name_row_dimension(column) for column in self._groups.used}
         row_values |= {column: used.row for column, used in self._used.items()}
         columns = sorted(row_values, key=lambda column: (column[0], int(column[1:])))
         if not columns:
@@ -221,7 +221,7 @@ class _CubeTranslation(Translation):
             visible.append(VisibleColumn(shown, field.qualifiers, value, (self._groups, column)))
         return _UNION, tuple(visible)
 
-    def _row_dimension(self, column: str) -> str:
+    def _name_row_dimension(self, column: str) -> str:
         """Return the dimension of a row, in DuckDB's SQL."""
         name, unit = self._dimensions[column]
         stored = use_column(self._stored_fields[name])

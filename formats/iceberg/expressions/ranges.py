@@ -133,7 +133,7 @@ def contains(ranges: Iterable[Range], value: int) -> bool:
 def invert_ranges(transform: str, kind: str, results: Iterable[Range]) -> list[Range]:
     """Return exactly the source values whose result is in one of the ranges: disjoint ranges in order."""
     if base_name(kind) in ("string", "binary"):
-        return _merge_ranges(list(_strings_backwards(width_of(transform), results)))
+        return _merge_ranges(list(_find_ranges_backwards(width_of(transform), results)))
     begin = _inverse_of(transform, kind)
     first, end = _find_limits(kind)
     result = result_type(transform, kind)
@@ -151,7 +151,7 @@ def invert_ranges(transform: str, kind: str, results: Iterable[Range]) -> list[R
     ]
 
 
-def _strings_backwards(width: int, results: Iterable[Range]) -> Iterator[Range]:
+def _find_ranges_backwards(width: int, results: Iterable[Range]) -> Iterator[Range]:
     for span in results:
         low, high = (bound if bound is None or len(bound) <= width else end_of_prefix(bound[:width]) for bound in span)
         if low is None and span.low is not None:

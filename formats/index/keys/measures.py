@@ -228,32 +228,32 @@ class _MeasureParser:
         self._text, self._schema, self._older = text, schema, older
         self._tokens = list(islice(self._split(text), _TOKENS_MAX + 1))
         if len(self._tokens) > _TOKENS_MAX:
-            raise self._error(f"it has more than {_TOKENS_MAX} names, numbers and signs")
+            raise self._make_error(f"it has more than {_TOKENS_MAX} names, numbers and signs")
         self._at = 0
         self._depth = 0
 
     def parse(self) -> Measure:
         function = self._take().lower()
         if function not in FUNCTIONS or not self._skip("("):
-            raise self._error(f"begin with one of {', '.join(FUNCTIONS)}, as in sum(amount)")
+            raise self._make_error(f"begin with one of {', '.join(FUNCTIONS)}, as in sum(amount)")
         operand = None if function == COUNT and self._skip("*") else self._parse_sum()
         if not self._skip(")") or self._at < len(self._tokens):
-            raise self._error("a measure is one function of columns and numbers with +, - and *")
+            raise self._make_error("a measure is one function of columns and numbers with +, - and *")
         if operand is not None:
             self._check(function, operand)
         return Measure(function, operand)
 
     def _check(self, function: str, operand: Operand) -> None:
         if not any(True for _ in list_columns(operand)):
-            raise self._error("it has no column")
+            raise self._make_error("it has no column")
         name = base_name(operand.kind)
         if (function in (SUM, AVG) and name not in _SUMMED) or (function in (MIN, MAX) and name not in _COMPARED):
-            raise self._error(f"{function} is not defined for values of type {operand.kind}")
+            raise self._make_error(f"{function} is not defined for values of type {operand.kind}")
 
     def _parse_sum(self) -> Operand:
         self._depth += 1
         if self._depth > _DEPTH_MAX:
-            raise self._error("it is nested too deeply")
+            raise self._make_error("it is nested too deeply")
         operand = self._parse_product()
         while (sign := self._peek()) in ("+", "-"):
             self._take()
@@ -271,10 +271,10 @@ class _MeasureParser:
         if self._skip("("):
             operand = self._parse_sum()
             if not self._skip(")"):
-                raise self._error("a parenthesis is not closed")
+                raise self._make_error("a parenthesis is not closed")
             return operand
         if self._at >= len(self._tokens):
-            raise self._error("it ends before a column")
+            raise self._make_error("it ends before a column")
         kind, value = self._tokens[self._at]
         self._at += 1
         match kind:
@@ -287,13 +287,13 @@ class _MeasureParser:
             case "quoted":
                 term = resolve(f"`{value}`", self._schema, self._older)
             case _:
-                raise self._error(f"{value!r} is not a column or a number")
+                raise self._make_error(f"{value!r} is not a column or a number")
         return column_operand(term)
 
     def _parse_number(self, text: str) -> NumberOperand:
         number = NumberOperand(text)
         if len(text) > PRECISION_MAX or ("." not in text and int(text) > _LONG_MAX):
-            raise self._error(f"the number {text[:50]} has too many digits")
+            raise self._make_error(f"the number {text[:50]} has too many digits")
         return number
 
     def _split(self, text: str) -> Iterator[tuple[str, str]]:
@@ -303,7 +303,7 @@ class _MeasureParser:
         while at < end:
             match = _TOKEN.match(text, at)
             if match is None or match.lastgroup is None:
-                raise self._error(f"{text[at : at + 20]!r} is not expected")
+                raise self._make_error(f"{text[at : at + 20]!r} is not expected")
             yield match.lastgroup, match[match.lastgroup]
             at = match.end()
 
@@ -321,7 +321,7 @@ class _MeasureParser:
         self._at += is_next
         return is_next
 
-    def _error(self, reason: str) -> BadRequest:
+    def _make_error(self, reason: str) -> BadRequest:
         return BadRequest(f"{self._text[:100]!r} is not a measure of a cube: {reason}")
 
 

@@ -154,10 +154,10 @@ def _to_shape(shape_sums: QueryShapeSums, metadata: TableMetadata) -> StatementS
     return StatementShape(
         fingerprint=shape_sums.fingerprint,
         engine=shape.engine,
-        columns=_names(metadata, shape.columns),
+        columns=_list_names(metadata, shape.columns),
         conditions=show_conditions(shape, metadata),
-        joins=_names(metadata, shape.joins),
-        grouping=_names(metadata, shape.grouping),
+        joins=_list_names(metadata, shape.joins),
+        grouping=_list_names(metadata, shape.grouping),
         aggregates=[
             f"{aggregate.function}({name_column(metadata, aggregate.column_id) if aggregate.column_id else '*'})"
             for aggregate in shape.aggregates
@@ -168,7 +168,7 @@ def _to_shape(shape_sums: QueryShapeSums, metadata: TableMetadata) -> StatementS
     )
 
 
-def _names(metadata: TableMetadata, column_ids: Iterable[int]) -> list[str]:
+def _list_names(metadata: TableMetadata, column_ids: Iterable[int]) -> list[str]:
     return [name_column(metadata, column_id) for column_id in column_ids]
 
 

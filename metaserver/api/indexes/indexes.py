@@ -365,7 +365,7 @@ async def _describe_index(
     if any(table.metadata.current_schema.column(column_id) is None for column_id in definition.column_ids):
         health, problem = "broken", "The column was dropped from the table"
     return {
-        **_definition_to_json(definition),
+        **_encode_definition(definition),
         "health": health if definition.enabled or health == "broken" else "paused",
         "problem": problem,
         "files": indexed,
@@ -403,7 +403,7 @@ def _describe_bucket_index(
     counts = [block.rows for block in files.view.blocks]
     mask = np.repeat(np.isin(files.view.spec_ids, specs), counts)
     return {
-        **_definition_to_json(definition),
+        **_encode_definition(definition),
         "health": "ok",
         "problem": None,
         "files": int(mask.sum()),
@@ -421,7 +421,7 @@ def _describe_bucket_index(
     }
 
 
-def _definition_to_json(definition: IndexDefinition) -> dict[str, Any]:
+def _encode_definition(definition: IndexDefinition) -> dict[str, Any]:
     return {
         "name": definition.name,
         "kind": definition.kind,

@@ -161,10 +161,10 @@ def read_of_scan_report(
     ids = report.get("projected-field-ids")
     by_id = schema.index.by_id
     metrics = report.get("metrics")
-    files_left = _metric(metrics, "result-data-files")
-    files_in = _total(snapshot, _TOTAL_FILES)
-    bytes_left = _metric(metrics, "total-file-size-in-bytes")
-    bytes_in = _total(snapshot, _TOTAL_BYTES)
+    files_left = _read_metric(metrics, "result-data-files")
+    files_in = _read_total(snapshot, _TOTAL_FILES)
+    bytes_left = _read_metric(metrics, "total-file-size-in-bytes")
+    bytes_in = _read_total(snapshot, _TOTAL_BYTES)
     shape = QueryShape(
         engine,
         columns_of_shape(
@@ -197,11 +197,11 @@ def _principal_of(call: Call) -> str | None:
     return None if call.principal is ANONYMOUS else call.principal.name
 
 
-def _total(snapshot: Snapshot, name: str) -> int:
+def _read_total(snapshot: Snapshot, name: str) -> int:
     return count_of(snapshot.summary_map(), name, -1)
 
 
-def _metric(metrics: object, name: str) -> int:
+def _read_metric(metrics: object, name: str) -> int:
     """Return a counter of a scan report, or -1."""
     counter = metrics.get(name) if isinstance(metrics, dict) else None
     value = counter.get("value") if isinstance(counter, dict) else None
@@ -246,7 +246,7 @@ def sampler_of(
         if entry_ids is None:
             return StatementSample(filter_sample, -1, -1)
         bytes_left = int(files_at(view, entry_ids).longs("file_size_in_bytes").sum())
-        bytes_in = -1 if snapshot is None else _total(snapshot, _TOTAL_BYTES)
+        bytes_in = -1 if snapshot is None else _read_total(snapshot, _TOTAL_BYTES)
         if bytes_in < bytes_left:  # Some writers state no total.
             bytes_in = int(lookup(view).longs("file_size_in_bytes").sum()) if is_whole else -1
         return StatementSample(filter_sample, bytes_in, bytes_left)

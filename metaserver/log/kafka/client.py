@@ -187,9 +187,9 @@ class KafkaBroker:
         try:
             return await self._loop.run_in_executor(self._threads, work)
         except KafkaException as error:
-            raise self._unavailable(error) from error
+            raise self._make_unavailable_error(error) from error
 
-    def _unavailable(self, error: KafkaException) -> LogUnavailable:
+    def _make_unavailable_error(self, error: KafkaException) -> LogUnavailable:
         reason = error.args[0]
         text = reason.str() if isinstance(reason, KafkaError) else str(error)
         return LogUnavailable(f"Kafka at {self._address.servers} does not serve the log ({text}); retry later")
@@ -270,7 +270,7 @@ class KafkaBroker:
         except KafkaException as error:
             if isinstance(error.args[0], KafkaError) and error.args[0].code() in expected:
                 return None
-            raise self._unavailable(error) from error
+            raise self._make_unavailable_error(error) from error
 
     async def delete_stream(self, stream: str) -> None:
         topic = self._address.topic_of(stream)
@@ -308,7 +308,7 @@ class KafkaBroker:
             if isinstance(answer, KafkaError):
                 if answer.code() in _NO_TOPIC:  # Another process has deleted it.
                     self._partitions.pop(self._address.topic_of(record.shard.stream), None)
-                answers.append(self._unavailable(KafkaException(answer)))
+                answers.append(self._make_unavailable_error(KafkaException(answer)))
             else:
                 answers.append(answer)
         return answers

@@ -388,7 +388,7 @@ class KafkaLog:
             NewRecord(shard, piece)
             for waiting in group
             for shard, batch in waiting.batches.items()
-            for piece in _pieces(batch)
+            for piece in _split_batch(batch)
         ]
         written = iter(await self._broker.write(records) if records else ())
         requests: list[Request] = []
@@ -566,7 +566,7 @@ def _refuse(futures: Sequence[asyncio.Future[Outcome]], error: SeamarkError) -> 
             future.set_exception(error)
 
 
-def _pieces(batch: Batch) -> list[bytes]:
+def _split_batch(batch: Batch) -> list[bytes]:
     """Return the records of a batch: its payload, then its kinds."""
     data = batch.payload + batch.kinds if batch.kinds else batch.payload
     if len(data) <= RECORD_BYTES_MAX:

@@ -116,7 +116,7 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
         Only layouts that keep less than half of the files of the table, and clearly fewer files than the plan keeps
         now.
     """
-    columns = _intervals_by_column(scan)
+    columns = _group_intervals_by_column(scan)
     if not columns or scan.files <= 1:
         return LayoutEstimates([], {})
     selection = Selection.everything(scan.view)
@@ -243,7 +243,7 @@ def _count_slices(shares: Shares, count: int) -> int:
 # The intervals of the filter
 
 
-def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[Interval]]]:
+def _group_intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[Interval]]]:
     """Return, for each column, the predicates of the filter on it, and the intervals of values that match them."""
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
     columns: dict[str, tuple[list[Bound], list[Interval]]] = {}

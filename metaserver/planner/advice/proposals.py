@@ -173,24 +173,29 @@ class _Advisor:
         self._indexes = [one for one in read_definitions(state.metadata).enabled if one.kind in FALSE_SHARES]
         self._layout = current_layout(state.files, state.sample)
         self._current, self._current_files = compute_read_shares(self._layout, state.statements)
-        self._buckets = self._bucket_shares({})
+        self._buckets = self._estimate_bucket_shares({})
         self._indexed = self._index_shares(self._indexes)
         shares = self._buckets * self._indexed
         self.before = self._reads(self._current * shares, self._current_files * shares, state.files.files)
 
     def rank_proposals(self) -> list[Proposal]:
-        proposals = [*self._clusterings(), *self._propose_indexes(), *self._propose_index_drops(), *self._partitions()]
-        proposals += self._bucketing()
-        proposals += self._file_size()
+        proposals = [
+            *self._propose_clusterings(),
+            *self._propose_indexes(),
+            *self._propose_index_drops(),
+            *self._propose_partitions(),
+        ]
+        proposals += self._propose_buckets()
+        proposals += self._propose_file_size()
         useful = [one for one in proposals if one.kind in ("drop-index", "file-size") or self._is_useful(one)]
-        useful.sort(key=lambda one: (not one.pays, -_net_bytes(one), one.id))
+        useful.sort(key=lambda one: (not one.pays, -_compute_net_bytes(one), one.id))
         # A proposal that cannot pay is never first, so without a proposal that pays there is none.
         return _drop_weaker(useful)[:PROPOSALS_MAX] if useful and useful[0].pays else []
 
     def _is_useful(self, proposal: Proposal) -> bool:
         return proposal.predicted.bytes < (1 - GAIN_MIN_FRACTION) * self.before.bytes
 
-    def _weight(self, column_id: int, accepts: Callable[[int], bool]) -> float:
+    def _sum_weights(self, column_id: int, accepts: Callable[[int], bool]) -> float:
         """Return the number of statements with a condition on the column; `accepts` gets the number of its values."""
         return sum(
             statement.weight
@@ -203,13 +208,13 @@ class _Advisor:
         )
 
     def _rank_compared_columns(self) -> list[int]:
-        weights = {column_id: self._weight(column_id, lambda _: True) for column_id in self._state.sample.columns}
+        weights = {column_id: self._sum_weights(column_id, lambda _: True) for column_id in self._state.sample.columns}
         used = [column_id for column_id, weight in weights.items() if weight > 0]
         return sorted(used, key=lambda column_id: (-weights[column_id], column_id))[:COLUMNS_MAX]
 
     # Candidates
 
-    def _clusterings(self) -> Iterator[Proposal]:
+    def _propose_clusterings(self) -> Iterator[Proposal]:
         # The property separates names by commas, and a dot refers to a joined table.
         columns = [one for one in self._rank_compared_columns() if not set(self._name(one)) & set(",.")]
         try:
@@ -221,14 +226,14 @@ class _Advisor:
                 names = [self._name(column_id) for column_id in chosen]
                 if own is not None and sorted(own.columns) == sorted(names):
                     continue
-                yield self._clustering(chosen, names, None)
+                yield self._propose_clustering(chosen, names, None)
         if columns:
             smaller = self._state.target_bytes // 4
             names = [self._name(column_id) for column_id in columns[:2]]
             if smaller >= 1 << 20:
-                yield self._clustering(tuple(columns[:2]), names, smaller)
+                yield self._propose_clustering(tuple(columns[:2]), names, smaller)
 
-    def _clustering(self, columns: tuple[int, ...], names: list[str], smaller_bytes: int | None) -> Proposal:
+    def _propose_clustering(self, columns: tuple[int, ...], names: list[str], smaller_bytes: int | None) -> Proposal:
         curve = HILBERT if len(columns) > 1 else LINEAR
         table, sample = self._state.name, self._state.sample
         files = math.ceil(self._state.total_bytes / (smaller_bytes or self._state.target_bytes))
@@ -264,7 +269,7 @@ class _Advisor:
         indexed = {term.column_id for index in self._indexes for term in index.terms}
         for column_id in self._rank_compared_columns():
             column = self._state.sample.columns[column_id]
-            if column_id in indexed or not self._weight(column_id, lambda values: values > 0):
+            if column_id in indexed or not self._sum_weights(column_id, lambda values: values > 0):
                 continue
             kind = "bitmap" if len(column.values) <= _BITMAP_VALUES_MAX else "bloom"
             name = self._name(column_id)
@@ -298,7 +303,7 @@ class _Advisor:
                 0,
             )
 
-    def _partitions(self) -> Iterator[Proposal]:
+    def _propose_partitions(self) -> Iterator[Proposal]:
         sample, rows = self._state.sample, self._state.sample.rows
         if any(spec.fields for spec in self._state.metadata.partition_specs):
             return
@@ -326,17 +331,17 @@ class _Advisor:
                 max(wanted, count),
             )
 
-    def _bucketing(self) -> Iterator[Proposal]:
+    def _propose_buckets(self) -> Iterator[Proposal]:
         if any(spec.fields for spec in self._state.metadata.partition_specs):
             return
         wanted = math.ceil(self._state.total_bytes / self._state.target_bytes)
         buckets = max((count for count in _BUCKETS if count <= max(_BUCKETS[0], wanted)), default=_BUCKETS[0])
         for column_id in self._rank_compared_columns():
             column = self._state.sample.columns[column_id]
-            equal = self._weight(column_id, lambda values: values > 0)
+            equal = self._sum_weights(column_id, lambda values: values > 0)
             if not equal or len(column.values) < 10 * buckets or column.values.dtype == np.float64:
                 continue
-            shares = self._bucket_shares({column_id: buckets}) * self._indexed
+            shares = self._estimate_bucket_shares({column_id: buckets}) * self._indexed
             name = self._name(column_id)
             predicted = self._reads(self._current * shares, self._current_files * shares, max(wanted, buckets))
             yield self._propose(
@@ -348,7 +353,7 @@ class _Advisor:
                 2 * self._state.total_bytes,
             )
 
-    def _file_size(self) -> Iterator[Proposal]:
+    def _propose_file_size(self) -> Iterator[Proposal]:
         files, total = self._state.files.files, self._state.total_bytes
         wanted = math.ceil(total / self._state.target_bytes)
         if files < 8 or files < 4 * wanted:
@@ -400,7 +405,7 @@ class _Advisor:
                 shares[number] = min(shares[number], share)
         return shares
 
-    def _bucket_shares(self, more: dict[int, int]) -> Shares:
+    def _estimate_bucket_shares(self, more: dict[int, int]) -> Shares:
         """Return the share of the buckets that each statement reads, by the bucket fields of the current spec."""
         buckets = dict(more)
         for field in self._state.metadata.default_spec.fields:
@@ -458,7 +463,7 @@ def _quote(name: str) -> str:
     return name if name.isascii() and name.isidentifier() else "`" + name.replace("`", "``") + "`"
 
 
-def _net_bytes(proposal: Proposal) -> int:
+def _compute_net_bytes(proposal: Proposal) -> int:
     """Return the bytes that a proposal saves in the horizon, less its cost."""
     return proposal.saved_bytes_per_day * HORIZON_DAYS - proposal.cost_bytes
 

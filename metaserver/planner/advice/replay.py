@@ -329,14 +329,14 @@ def compute_read_shares(layout: SimulatedLayout, statements: Sequence[DrawnState
         for alternatives in statement.conditions:
             either = np.zeros(layout.files, dtype=np.bool_)
             for condition in alternatives:
-                either |= _files_with(layout, condition)
+                either |= _find_files_with(layout, condition)
             is_read &= either
         size_shares[number] = float(layout.weights[is_read].sum())
         file_shares[number] = float(is_read.mean()) if layout.files else 0.0
     return size_shares, file_shares
 
 
-def _files_with(layout: SimulatedLayout, condition: DrawnCondition) -> Mask:
+def _find_files_with(layout: SimulatedLayout, condition: DrawnCondition) -> Mask:
     """Return the files that may have a matching row by their bounds, bool[files]."""
     column_id = condition.column_id
     if condition.matching[0]:

@@ -171,8 +171,8 @@ def _make_float_span_condition(column: LimitedColumn, start: int, end: int) -> E
     is_nan = _compare(column, Op.IS_NAN) if end == _NAN else FALSE
     if start > min(end, highest) or end < lowest:
         return is_nan if start <= end else FALSE
-    low = _float_at(start) if start > lowest else None
-    high = _float_at(end) if end < highest else None
+    low = _decode_float(start) if start > lowest else None
+    high = _decode_float(end) if end < highest else None
     return any_of(_make_between(column, low, high), is_nan)
 
 
@@ -182,7 +182,7 @@ def _position_of(value: float) -> int:
     return code - SIGN
 
 
-def _float_at(position: int) -> float:
+def _decode_float(position: int) -> float:
     """Return the number whose code is at a position."""
     code = position + SIGN
     (value,) = _DOUBLE.unpack(_WORD.pack(code ^ SIGN if code >= SIGN else code ^ CODE_MAX))

@@ -60,7 +60,7 @@ def _list_read(query: Callable[P, Steps[T]]) -> Method[P, T]:
     return method
 
 
-def _transaction(query: Callable[P, Steps[T]]) -> Method[P, T]:
+def _run_as_transaction(query: Callable[P, Steps[T]]) -> Method[P, T]:
     def method(store: GeneratorStore, /, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
         return store._change(partial(query, *args, **options))
 
@@ -149,16 +149,16 @@ class GeneratorStore(ABC):
     audit = _list_read(queries.audit)
     cursor = _point_read(queries.cursor)
     secret = _point_read(queries.secret)
-    swap_secret = _transaction(records.swap_secret)
+    swap_secret = _run_as_transaction(records.swap_secret)
     replicas = _point_read(replica_steps.live)
     column_reads = _list_read(read_steps.of_table)
-    prune_column_reads = _transaction(read_steps.prune)
+    prune_column_reads = _run_as_transaction(read_steps.prune)
     query_shapes = _list_read(read_steps.query_shapes)
     query_totals = _list_read(read_steps.query_totals)
-    merge_query_hours = _transaction(read_steps.merge_query_hours)
-    prune_queries = _transaction(read_steps.prune_queries)
+    merge_query_hours = _run_as_transaction(read_steps.merge_query_hours)
+    prune_queries = _run_as_transaction(read_steps.prune_queries)
     list_applied_advice = _list_read(read_steps.list_applied_advice)
-    prune = _transaction(records.prune)
+    prune = _run_as_transaction(records.prune)
 
     async def grants(self, principal: str | None) -> list[Grant]:
         if principal is None:

@@ -100,7 +100,7 @@ def drop_namespace(op: operations.DropNamespace, now_ms: int) -> Steps[None]:
 # Entries -------------------------------------------------------------------------------------------------------------
 
 
-def _missing(kind: EntryKind, path: NamespacePath, name: str) -> Exception:
+def _make_missing_error(kind: EntryKind, path: NamespacePath, name: str) -> Exception:
     return _MISSING[kind](f"{_TITLES[kind]} does not exist: {show(path, name)}")
 
 
@@ -157,7 +157,7 @@ def _require_entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Row
         (pack(path), space_of(kind), name, kind.value),
     )
     if not rows:
-        raise _missing(kind, path, name)
+        raise _make_missing_error(kind, path, name)
     return rows[0]
 
 

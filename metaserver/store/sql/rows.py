@@ -64,7 +64,7 @@ class ColumnCoding(NamedTuple):
     encode: Callable[[Any], Any]
 
 
-def _json(description: str, kind: Any = Any) -> ColumnCoding:
+def _make_json_coding(description: str, kind: Any = Any) -> ColumnCoding:
     def decode(text: str) -> Any:
         try:
             return from_json(text, kind)
@@ -74,7 +74,7 @@ def _json(description: str, kind: Any = Any) -> ColumnCoding:
     return ColumnCoding(decode, pack_json)
 
 
-def _enum(kind: type[Enum], description: str) -> ColumnCoding:
+def _make_enum_coding(kind: type[Enum], description: str) -> ColumnCoding:
     members = {member.value: member for member in kind}
 
     def decode(text: str) -> Enum:
@@ -128,18 +128,20 @@ class StructColumns(Generic[T]):
 _NAMESPACE = ColumnCoding(unpack, pack)
 _WHO = {"principal_name": "who"}
 """The tables store the name of a principal in the column `who`."""
-_entry = partial(StructColumns, Entry, kind=_enum(EntryKind, "an entry of unknown kind"), namespace=_NAMESPACE)
+_entry = partial(
+    StructColumns, Entry, kind=_make_enum_coding(EntryKind, "an entry of unknown kind"), namespace=_NAMESPACE
+)
 _instant = partial(
     StructColumns,
     Instant,
     sql=_WHO,
-    state=_enum(InstantState, "an instant in unknown state"),
-    kind=_enum(EntryKind, "an entry of unknown kind"),
+    state=_make_enum_coding(InstantState, "an instant in unknown state"),
+    kind=_make_enum_coding(EntryKind, "an entry of unknown kind"),
     namespace=_NAMESPACE,
-    summary=_json("instant summary"),
+    summary=_make_json_coding("instant summary"),
 )
 
-NAMESPACE = StructColumns(Namespace, path=_NAMESPACE, properties=_json("namespace properties"))
+NAMESPACE = StructColumns(Namespace, path=_NAMESPACE, properties=_make_json_coding("namespace properties"))
 ENTRY: StructColumns[Entry] = _entry(without=("index_version", "flushed"))
 NAMED: StructColumns[Entry] = _entry(
     sql={
@@ -153,19 +155,19 @@ INSTANT: StructColumns[Instant] = _instant()
 NEW_INSTANT: StructColumns[Instant] = _instant(without=("position",))
 """The columns of a new instant without the position, which the database sets."""
 IDEMPOTENCY = StructColumns(IdempotencyRecord)
-METRICS = StructColumns(MetricsReport, sql=_WHO, namespace=_NAMESPACE, report=_json("metrics report"))
+METRICS = StructColumns(MetricsReport, sql=_WHO, namespace=_NAMESPACE, report=_make_json_coding("metrics report"))
 TOKEN = StructColumns(AccessToken)
 INDEX_FILE = StructColumns(
     RegisteredIndexFile,
     sql={"files": "file_count", "rows": "row_count"},
-    state=_enum(IndexFileState, "an index file in unknown state"),
+    state=_make_enum_coding(IndexFileState, "an index file in unknown state"),
 )
 PRODUCER = StructColumns(ProducerState)
 PLAN_TABLE = StructColumns(
     StoredPlanTable,
     sql={"plan_snapshot_id": "shown_id", "snapshot_or_fingerprint": "shown"},
     namespace=_NAMESPACE,
-    files=_json("files of a plan table", tuple[str, ...]),
+    files=_make_json_coding("files of a plan table", tuple[str, ...]),
 )
 GRANT = StructColumns(Grant, namespace=_NAMESPACE)
 AUDIT = StructColumns(AuditRecord, sql=_WHO)

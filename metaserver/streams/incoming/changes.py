@@ -197,25 +197,25 @@ def _read_decimal(value: Any, scale: int) -> Any:
     return f"{sign}{digits[: len(digits) - scale]}{'.' if scale else ''}{digits[len(digits) - scale :]}"
 
 
-def _at(value: Any, **unit: float) -> datetime:
+def _add_to_epoch(value: Any, **unit: float) -> datetime:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{show_json(value)} is not a number")
     ((name, factor),) = unit.items()
     return _EPOCH + timedelta(**{name: value * factor})
 
 
-def _timestamp(moment: datetime) -> str:
+def _format_timestamp(moment: datetime) -> str:
     return moment.replace(tzinfo=None).isoformat(timespec="microseconds")
 
 
 def _time_of_day(value: Any, unit_us: int) -> str:
-    moment = _at(value, microseconds=unit_us)
+    moment = _add_to_epoch(value, microseconds=unit_us)
     if not 0 <= value * unit_us < _DAY_US:  # MySQL's TIME may be a duration.
         raise ValueError(f"{value} is no time of a day")
     return moment.time().isoformat(timespec="microseconds")
 
 
-def _nanoseconds(value: Any) -> str:
+def _format_nanoseconds(value: Any) -> str:
     seconds, nanoseconds = divmod(int(value), 1_000_000_000)
     return f"{(_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()}.{nanoseconds:09d}"
 
@@ -223,14 +223,14 @@ def _nanoseconds(value: Any) -> str:
 _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(
         ("io.debezium.time.Date", "org.apache.kafka.connect.data.Date"),
-        lambda value: _at(value, days=1).date().isoformat(),
+        lambda value: _add_to_epoch(value, days=1).date().isoformat(),
     ),
     **dict.fromkeys(
         ("io.debezium.time.Timestamp", "org.apache.kafka.connect.data.Timestamp"),
-        lambda value: _timestamp(_at(value, milliseconds=1)),
+        lambda value: _format_timestamp(_add_to_epoch(value, milliseconds=1)),
     ),
-    "io.debezium.time.MicroTimestamp": lambda value: _timestamp(_at(value, microseconds=1)),
-    "io.debezium.time.NanoTimestamp": _nanoseconds,
+    "io.debezium.time.MicroTimestamp": lambda value: _format_timestamp(_add_to_epoch(value, microseconds=1)),
+    "io.debezium.time.NanoTimestamp": _format_nanoseconds,
     **dict.fromkeys(
         ("io.debezium.time.Time", "org.apache.kafka.connect.data.Time"),
         lambda value: _time_of_day(value, 1_000),

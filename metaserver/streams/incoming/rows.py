@@ -172,7 +172,9 @@ def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
             nested = _make_nested_converter(kind, _Budget())
             converted = [_convert(nested, value, number, path, kind) for number, value in enumerate(values)]
             return pa.array(converted, to_row_type(kind))
-        return arrow_array(kind, [_convert(_converter(kind), value, n, path, kind) for n, value in enumerate(values)])
+        return arrow_array(
+            kind, [_convert(_make_converter(kind), value, n, path, kind) for n, value in enumerate(values)]
+        )
     except (ValueError, pa.ArrowException) as error:
         raise BadRequest(f"Column {path}: {str(error)[:300]}") from None
 
@@ -188,7 +190,7 @@ def _convert(convert: Callable[[Any], Any], value: Any, row: int, path: str, kin
         ) from None
 
 
-def _converter(kind: str) -> Callable[[Any], Any]:
+def _make_converter(kind: str) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
         if kind.startswith("decimal") and isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
@@ -233,7 +235,7 @@ def _make_nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
 
         def convert_struct(value: Any) -> Any:
             budget.spend(leaves)
-            return None if value is None else _struct(value, children)
+            return None if value is None else _convert_struct(value, children)
 
         return convert_struct
     if isinstance(kind, ListType):
@@ -242,7 +244,7 @@ def _make_nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
     if isinstance(kind, MapType):
         key, item = _make_nested_converter(kind.key, budget), _make_nested_converter(kind.value, budget)
         return lambda value: None if value is None else _map(value, key, item)
-    convert, arrow_kind = _converter(kind), kind
+    convert, arrow_kind = _make_converter(kind), kind
 
     def primitive(value: Any) -> Any:
         # Arrow's own value of the type, such as a datetime or a Decimal.
@@ -251,7 +253,7 @@ def _make_nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
     return convert if kind in _PLAIN else primitive
 
 
-def _struct(value: Any, children: Sequence[tuple[Field, Callable[[Any], Any]]]) -> dict[str, Any]:
+def _convert_struct(value: Any, children: Sequence[tuple[Field, Callable[[Any], Any]]]) -> dict[str, Any]:
     fields = _require(value, dict)
     if unknown := fields.keys() - {field.name for field, _ in children}:
         raise ValueError(f"there is no field {sorted(unknown)[0]!r}")
