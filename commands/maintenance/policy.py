@@ -1,4 +1,4 @@
-"""`seamark policy`: lists, shows and changes what the table services do with a table, or with a namespace's
+"""`seamark policy`: lists, shows and changes the work of the table services on a table, or on a namespace's
 tables.
 
 Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
@@ -50,7 +50,7 @@ def policy() -> None:
 @click.argument("namespace", required=False)
 @server_command
 def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> None:
-    """List what the tables of NAMESPACE, or all tables that you may see, have set or inherit.
+    """List the policies that the tables of NAMESPACE, or all tables that you may see, have set or inherit.
 
     Tables that follow only the server's defaults are left out. The command makes one request for each table.
     """

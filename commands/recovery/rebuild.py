@@ -57,7 +57,7 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
     folders of the tables. A dropped table whose files are left looks like a table: compare the list with what you
     expect. Grants, tokens, the timeline and properties of namespaces are not in the warehouse.
 
-    What is not certain is listed and not registered, such as two files that may be the newest of a table. Choose by
+    Uncertain cases are listed and not registered, such as two files that may be the newest of a table. Choose by
     --names.
     """
     choices = _read_choices(names_file)

@@ -18,9 +18,9 @@ class SnapshotAtTime(NamedTuple):
     Attributes:
         table: The levels of the table's name.
         uuid: The UUID of the table.
-        current_id: The present snapshot; None if there is none.
+        current_id: The current snapshot, or None if the table has no snapshot.
         snapshot_id: The snapshot at the time; None if `problem` is set.
-        problem: Why the table cannot be moved back; empty if it can.
+        problem: The reason why the table cannot be moved back; otherwise empty.
     """
 
     table: tuple[str, ...]

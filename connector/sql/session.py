@@ -91,7 +91,7 @@ class ChosenPlan:
     text: str = ""
     """The text of the statement that the engine receives."""
     cube: CubeSummary | None = None
-    """How the query uses cubes, or None if its tables have none."""
+    """The use of cubes by the query, or None if its tables have no cubes."""
 
 
 @dataclass

@@ -65,7 +65,7 @@ class LookupTable:
         return len(self._rows)
 
     def get(self, key: Any) -> dict[str, Any] | None:
-        """Return the row with a key, None if there is none.
+        """Return the row with a key, or None if no row has the key.
 
         Args:
             key: The value of the key column; a tuple if the key has several columns.
@@ -174,7 +174,7 @@ def lookup_table(
         key: The columns of the key.
         columns: The columns to keep, with those of the key; None for all.
         rows_max: The maximum number of keys in memory.
-        timeout_s: How long to wait for the present rows.
+        timeout_s: The maximum time to wait for the present rows.
 
     Raises:
         LookupFailed: The table cannot be read.

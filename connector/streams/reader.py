@@ -101,12 +101,12 @@ class StreamReads:
     def step(
         self, after: str, *, until: str | None = None, wait_s: float = 0.0, limit_bytes: int = _LIMIT_BYTES
     ) -> StreamStep:
-        """Return what follows a position.
+        """Return the rows after a position.
 
         Args:
             after: The position of the server, without progress within files.
             until: The position at which the read ends.
-            wait_s: How long the server waits for rows.
+            wait_s: The maximum time for which the server waits for rows.
             limit_bytes: The most bytes of rows; 0 to learn only the position after the rows.
 
         Raises:
@@ -144,7 +144,7 @@ def read_stream(
     Args:
         client: The client.
         table: A table. It may be a stream table or any other; rows of streams are read before their flush.
-        from_: Where to begin: "earliest" (the present rows first), "latest" (only later rows), the id of a snapshot
+        from_: The start: "earliest" (the present rows first), "latest" (only later rows), the id of a snapshot
             (the rows after it), a time (the rows that the server received at or after it), or the position of a batch.
         columns: The columns to read; None for all.
         changes: Whether the batches have the column `_change_type`, with `insert`, `update` or `delete`. Without it, a
@@ -173,9 +173,9 @@ def iterate(
 
     Args:
         reads: The table.
-        from_: Where to begin, as for `read_stream`.
+        from_: The start, as for `read_stream`.
         columns: The columns to read; None for all.
-        wait_s: How long to wait for rows before each further None.
+        wait_s: The maximum time to wait for rows before each further None.
     """
     position, progress = _begin(reads, from_)
     shape = _Shape(reads, columns)
@@ -203,7 +203,7 @@ def iterate(
 
 
 class _Progress(NamedTuple):
-    """How far the files of a snapshot were read: all files before `path`, and `rows` rows of it."""
+    """The progress in the files of a snapshot: all files before `path` were read, and `rows` rows of `path`."""
 
     snapshot_id: int
     path: str

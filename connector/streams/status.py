@@ -56,7 +56,7 @@ def pause_stream(client: SeamarkClient, table: Name, reason: str = "") -> str:
 
     Raises:
         NoSuchResource: The table does not exist.
-        InvalidRequest: The table is no stream table.
+        InvalidRequest: The table is not a stream table.
     """
     body = {"reason": reason} if reason else {}
     return str(client._request_json("POST", f"{table_path(table)}/stream/pause", {}, body)["paused"])
@@ -67,7 +67,7 @@ def resume_stream(client: SeamarkClient, table: Name) -> None:
 
     Raises:
         NoSuchResource: The table does not exist.
-        InvalidRequest: The table is no stream table.
+        InvalidRequest: The table is not a stream table.
     """
     client._request_json("POST", f"{table_path(table)}/stream/resume")
 
@@ -77,7 +77,7 @@ def drain_stream(client: SeamarkClient, table: Name, reason: str = "") -> int:
 
     Raises:
         NoSuchResource: The table does not exist.
-        InvalidRequest: The table is no stream table.
+        InvalidRequest: The table is not a stream table.
         Unavailable: Another server has the log.
     """
     body = {"reason": reason} if reason else {}

@@ -235,7 +235,7 @@ def send_rows(
         body: The rows.
         content_type: The media type of the rows.
         producer: The name of the producer, and the number of the request.
-        timeout_s: How long the request is repeated while the server is busy or away.
+        timeout_s: The time for which the request is repeated while the server is busy or unavailable.
 
     Raises:
         Refused: The server refuses the rows.
@@ -278,7 +278,7 @@ def stream_writer(
         request_rows: The most rows of a request.
         request_bytes: The most bytes of a request, except for a row that is larger.
         buffer_bytes: The memory of unsent rows, at which `write` waits.
-        timeout_s: How long a request is repeated while the server is busy or away.
+        timeout_s: The time for which a request is repeated while the server is busy or unavailable.
     """
     return StreamTableWriter(
         client,

@@ -85,7 +85,7 @@ _QUERY = re.compile(rb"\s*(?:select|with|values|table|\()", re.IGNORECASE)
 _log = structlog.get_logger("seamark.trino-proxy")
 
 _Outcome = tuple[web.StreamResponse, str]
-"""The response to a request and, for a statement, what was changed in it."""
+"""The response to a request and, for a statement, a summary of the changes in its text."""
 
 
 @dataclass(frozen=True)

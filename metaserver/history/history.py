@@ -45,7 +45,7 @@ SAMPLES_EACH = 4
 APPLIED_MAX = 100
 """The number of applied proposals that the database keeps for a table."""
 _OWNER_PARTS = 4
-"""One principal can be the first user of this part of a table's shapes: one quarter."""
+"""One principal can be the first user of at most one in this number of a table's shapes."""
 _RECORDS_MAX = 200
 """The maximum number of shapes in one transaction."""
 _FAILURES_MAX = 10
@@ -83,7 +83,7 @@ class StatementRead(NamedTuple):
 
 
 class StatementSample(NamedTuple):
-    """A sample of one statement. Only some statements of a shape have one, because it would take a plan too long.
+    """A sample of one statement. Only some statements of a shape have a sample, because sampling takes time.
 
     Attributes:
         filter: A sample of the filter's values, or None if the statement has no filter.
@@ -106,7 +106,7 @@ class _Key(NamedTuple):
 
 
 class _Counts:
-    """The sums of one shape since the last flush. A class with slots, because each plan changes one."""
+    """The sums of one shape since the last flush. The class has slots, because each plan changes an instance."""
 
     __slots__ = ("bytes_in", "bytes_left", "files_in", "files_left", "plan_s", "samplers", "sized", "statements")
 
@@ -166,13 +166,13 @@ class QueryHistory:
         """Count a statement.
 
         Args:
-            read: What the statement read.
+            read: The files and bytes that the statement read.
             principal: The principal that reads. None if the server has no logins; then it may use the whole limit.
             plan_s: The duration of planning.
 
         Returns:
-            The functions that sample statements of the shape, if there are few. The caller may add a function. It is
-            called in a thread, before the counts are recorded.
+            The functions that sample statements of the shape, if there are few of them. The caller may add a function.
+            A thread calls it before the counts are recorded.
         """
         key = _Key(read.uuid, principal, read.shape)
         counts = self._counts.get(key)
@@ -186,10 +186,10 @@ class QueryHistory:
         return counts.samplers if len(counts.samplers) < SAMPLES_EACH else None
 
     def reserve(self, size: int) -> bool:
-        """Reserve bytes for what a sampler keeps until the next flush.
+        """Reserve memory for the data that a sampler keeps until the next flush.
 
         Returns:
-            Whether there is room. If there is none, the sampler keeps nothing.
+            Whether there is room. Without room, the sampler keeps nothing.
         """
         if self._samplers_bytes + size > _SAMPLERS_BYTES_MAX:
             return False
@@ -212,7 +212,7 @@ class QueryHistory:
                 setting="query_history_waiting",
                 who=key.principal,
             )
-        # The number of tables limits the number of these keys. Each of their statements was authorised.
+        # The number of tables limits the number of these keys, because each of their statements was authorised.
         return self._counts.setdefault(_Key(key.uuid, None, None), _Counts())
 
     async def run(self) -> None:
@@ -271,7 +271,7 @@ class QueryHistory:
         Args:
             days: The days of the history. Statements of the last seconds may be missing.
             limit: The maximum number of tables.
-            within: The namespaces of the tables. None: all tables.
+            within: The namespaces of the tables, or None for all tables.
         """
         if abs(self._clock.now_ms() - self._flushed_ms) >= _LISTED_AFTER_MS:
             await self.flush()
@@ -291,9 +291,9 @@ class QueryHistory:
         await self._store.transact([SaveAppliedAdvice(advice, APPLIED_MAX)])
 
     async def prune(self) -> int:
-        """Merge hours of older days, and remove what is older than the setting allows.
+        """Merge the hours of older days, and remove rows that are older than the setting allows.
 
-        If the merge fails, rows are removed nevertheless.
+        Rows are removed even if the merge fails.
 
         Returns:
             The number of removed rows.
@@ -343,7 +343,7 @@ def _group_records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[Quer
 
 
 def _take_sample(sampler: StatementSampler, uuid: str) -> StatementSample | None:
-    """Return a sample, or None if there is none. A failure loses the sample, but not the counts of the statements."""
+    """Return a sample, or None if the statement has no sample. A failure loses the sample, but not the counts."""
     try:
         return sampler()
     except Exception:  # noqa: BLE001  a sampler computes with the values of any client

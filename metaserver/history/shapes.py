@@ -1,4 +1,5 @@
-"""Shapes of statements: what a statement reads of one table, without the values that it compares.
+"""Shapes of statements: the columns, conditions and aggregates of a statement on one table, without the compared
+values.
 
 Statements that differ only in their literals have the same shape. A shape contains ids of columns, never names, and
 names of operators. So no text of a client becomes part of it, except the name of the engine, which is one of
@@ -54,18 +55,18 @@ class ShapeTerm(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 Conjunct = tuple[ShapeTerm, ...]
-"""The alternatives of a conjunct. A conjunct without OR has one."""
+"""The alternatives of a conjunct. A conjunct without OR has one alternative."""
 
 
 class Aggregate(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """An aggregate function of a column. The column is 0 if the argument is no plain column, as in `count(*)`."""
+    """An aggregate function of a column. The column is 0 if the argument is not a column, as in `count(*)`."""
 
     function: str
     column_id: int = 0
 
 
 class QueryShape(msgspec.Struct, frozen=True, cache_hash=True):
-    """The shape of statements that read one table. Its hash is kept, because each plan looks a shape up.
+    """The shape of statements that read one table. The hash is cached, because each plan looks up a shape.
 
     Attributes:
         engine: One of `ENGINES`.
@@ -133,7 +134,7 @@ def conjuncts_of(
 
 
 def _list_conjuncts(expression: Expression) -> list[tuple[Expression, bool]]:
-    """Return the first `CONJUNCTS_MAX` conjuncts of an expression, each with whether it is negated."""
+    """Return the first `CONJUNCTS_MAX` conjuncts of an expression. Each has a flag that is True if it is negated."""
     if isinstance(expression, Bound):
         return [(expression, False)]
     conjuncts: list[tuple[Expression, bool]] = []

@@ -63,7 +63,7 @@ class LogFiles(Protocol):
     def size_bytes(self, name: str) -> int: ...
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove files durably, in this order. A missing file is no error."""
+        """Remove files durably, in this order. A missing file is not an error."""
 
 
 class _OpenFile:

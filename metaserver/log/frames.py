@@ -1,4 +1,4 @@
-"""How entries are stored in a segment file: as frames, each with a checksum.
+"""The storage of entries in a segment file: frames, each with a checksum.
 
 A segment is a sequence of frames, each at a multiple of 8 bytes. A frame has a header of 32 bytes, all little-endian,
 and a body:
@@ -46,7 +46,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class FrameKind(IntEnum):
-    """What a frame contains."""
+    """The content of a frame."""
 
     HEAD = 1
     ENTRY = 2

@@ -1,4 +1,4 @@
-"""Where the records of each shard are in a segment.
+"""The positions of the records of each shard in a segment.
 
 The index of a segment that is complete is stored in a file beside it. That file only saves time: if it is missing or
 damaged, the segment is read instead.
@@ -25,7 +25,7 @@ _RECORD_BYTES = 24
 
 
 class FramePlace(NamedTuple):
-    """Where a frame is in its segment."""
+    """The place of a frame in its segment."""
 
     position: int
     length: int

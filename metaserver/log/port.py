@@ -4,7 +4,7 @@ A stream is the log of one table, named by the table's UUID, so that a table tha
 another stream. A shard is a share of the stream's writes. The offset of a row is the number of
 rows before it in its shard.
 
-What every implementation promises:
+Every implementation promises:
 
 - `append` returns when all its batches are durable. A batch that was acknowledged survives the loss of every process.
 - The watermark of a shard is the offset after its last durable row. A reader never sees a row at or after it.
@@ -38,7 +38,7 @@ class Shard(NamedTuple):
 
 
 class RowKind(IntEnum):
-    """What a row does to the row with the same key."""
+    """The effect of a row on the stored row with the same key."""
 
     INSERT = 0
     UPDATE = 1
@@ -131,7 +131,7 @@ class Record:
 
     Attributes:
         offset: The offset of the first row.
-        time_ms: When the log took the batch, by the server's clock. It never decreases within a shard.
+        time_ms: The time when the log accepted the batch, by the server's clock. It never decreases within a shard.
         producer: The name of the producer, "" if the append had none.
         sequence: The sequence number of the append, -1 if it had no producer.
     """
@@ -292,7 +292,7 @@ def check_batch(shard: Shard, batch: Batch) -> None:
     if batch.kinds and len(batch.kinds) != batch.rows:
         raise BadRequest(f"A batch of {batch.rows} rows has {len(batch.kinds)} kinds; give one for each row or none")
     if batch.kinds and max(batch.kinds) > max(RowKind):
-        raise BadRequest(f"{max(batch.kinds)} is no kind of a row; use 0 (insert), 1 (update) or 2 (delete)")
+        raise BadRequest(f"{max(batch.kinds)} is not a kind of row; use 0 (insert), 1 (update) or 2 (delete)")
     if not shard.stream or not 0 <= shard.number < 1 << 16:
         raise BadRequest(f"A shard has the name of its stream and a number from 0 to 65535, not {shard!r}")
 

@@ -173,7 +173,7 @@ def _read_head(files: LogFiles, segment: LogSegment) -> Frame:
 def _recover_last(
     files: LogFiles, segments: list[LogSegment], state: LogState, segment_bytes: int
 ) -> tuple[int, LogFile]:
-    """Apply the entries of the last segment, and cut off what follows them.
+    """Apply the entries of the last segment, and truncate the file after them.
 
     Frames after the last mark may be only in the memory of the kernel, even after a sync that failed. So they are
     written again before the log reports them as durable.

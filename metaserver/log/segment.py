@@ -56,7 +56,7 @@ class LogSegment:
         head_time_ms: The time of the state in its first frame.
         index: The places of its records, None if the index file has them.
         ranges: The rows of each shard, if the index file has the places.
-        body_position: Where the places begin in the index file.
+        body_position: The position in the index file at which the places begin.
     """
 
     number: int

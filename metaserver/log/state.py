@@ -145,7 +145,7 @@ class LogState:
 
     Attributes:
         producers_max: The maximum number of producers. Above it, a new producer is refused.
-        keep_ms: How long a producer without appends and a removed stream are remembered.
+        keep_ms: The time for which a producer without appends and a removed stream are remembered.
         time_ms: The time of the last entry; times never decrease.
         producer_counts: The number of producers of each owner.
     """

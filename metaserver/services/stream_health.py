@@ -22,7 +22,7 @@ _FULL_DISK = 0.95
 def stream_problems(
     table_uuid: str, metadata: TableMetadata, streams: Streams, settings: Settings, now_ms: int
 ) -> Iterator[Problem]:
-    """Yield what is wrong with the stream of a table on this server.
+    """Yield the problems of the stream of a table on this server.
 
     Args:
         table_uuid: The UUID of the table.

@@ -24,7 +24,7 @@ class ShardBlocks:
         start: The offset of the first row in memory: the flushed offset.
         end: The offset after the last row in memory.
         size_bytes: The bytes of all rows, including rows that wait for earlier rows.
-        oldest_ms: When the log received the oldest row; None without rows.
+        oldest_ms: The time when the log received the oldest row, or None if there are no rows.
     """
 
     def __init__(self, log: StreamLog, shard: Shard, flushed: int) -> None:

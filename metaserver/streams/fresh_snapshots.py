@@ -64,7 +64,7 @@ def encode_fresh_snapshot(
         metadata: The table's metadata.
         listed: The manifests of its current snapshot, without delete files that `deletes` replace.
         files: The fresh files.
-        folder: Where the manifests are to be stored.
+        folder: The folder in which to store the manifests.
         clock: The clock.
         deletes: The ContentFiles of the delete files of the rows that rows of the fresh files replace, as JSON.
     """

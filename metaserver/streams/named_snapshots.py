@@ -32,8 +32,8 @@ class _NamedSnapshot:
 
     Attributes:
         key: The table, its metadata file and the fresh files from which the snapshot was made.
-        made_s: When it was made.
-        used_s: When it was last the current snapshot of an answer. Its files were not given up before.
+        made_s: The time when it was made.
+        used_s: The time when it was last the current snapshot of an answer.
     """
 
     __slots__ = ("key", "made_s", "snapshot", "used_s")
@@ -45,10 +45,11 @@ class _NamedSnapshot:
 
 
 class NamedSnapshots:
-    """The fresh snapshots of all tables. Belongs to one event loop.
+    """The fresh snapshots of all tables. An instance belongs to one event loop.
 
     Attributes:
-        named_s: The time for which requests may name a fresh snapshot after its last use as the current one.
+        named_s: The time for which requests may name a fresh snapshot after it was last the current snapshot of an
+            answer.
     """
 
     def __init__(self, objects: ObjectStore, manifests: Manifests, clock: Clock, *, retention_s: float) -> None:
@@ -58,7 +59,7 @@ class NamedSnapshots:
             objects: The storage.
             manifests: Reads the manifest lists of tables.
             clock: The clock.
-            retention_s: How long files stay after the last plan that may name them.
+            retention_s: The time for which files stay after the last plan that may name them.
         """
         self._objects = objects
         self._manifests = manifests
@@ -72,7 +73,7 @@ class NamedSnapshots:
         self._encoding: SingleFlight[tuple[object, ...], Snapshot] = SingleFlight()
 
     def find(self, uuid: str, snapshot_id: int) -> Snapshot | None:
-        """Return a fresh snapshot of a table; None if there is none with this id, or if it can no longer be named."""
+        """Return a fresh snapshot of a table, or None if no snapshot has this id or requests can no longer name it."""
         named = self._by_id.get((uuid, snapshot_id))
         if named is None or self._clock.monotonic() - named.used_s > self.named_s:
             return None

@@ -1,4 +1,4 @@
-"""Which process of a fleet flushes a stream table: the owner of its shards.
+"""The process of a fleet that flushes a stream table: the owner of its shards.
 
 All processes over one log may append rows, and may read them. The owner keeps the rows of a table in memory and
 flushes them, so that the others do not do the same work again. Rendezvous hashing over the live leases of the

@@ -1,4 +1,4 @@
-"""Positions of continuous reads, and the decision what a reader reads next. Pure.
+"""Positions of continuous reads, and the decision which rows a reader reads next. The functions are pure.
 
 The history of a table is the sequence of its snapshots, in which the rows of a stream are also rows of the log. A
 position says which snapshots a reader has read, and up to which offset it has read each shard. Rows of the log are
@@ -40,7 +40,7 @@ _OPERATION, _APPEND = "operation", "append"
 
 
 class ReadPosition(msgspec.Struct, frozen=True):
-    """What a continuous reader has read.
+    """The rows that a continuous reader has read.
 
     Attributes:
         table_uuid: The table.
@@ -115,9 +115,9 @@ def encode_ranges(ranges: Iterable[FlushedRange]) -> str:
 def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange, ...] | None:
     """Return the rows that the snapshot of a flush of this table has added; None for any other snapshot.
 
-    The summary alone is no proof: the metadata file may be a copy of another table's, or a client may have written it.
-    Rows beyond the flushed offsets of the database were never flushed. A flush of an earlier version of the
-    server does not state its table.
+    The summary alone proves nothing: the metadata file may be a copy of another table's file, or a client may have
+    written the summary. Rows beyond the flushed offsets of the database were never flushed. A flush of an earlier
+    version of the server does not state its table.
     """
     if FLUSH_OFFSETS.encode() not in bytes(snapshot.summary):
         return None
@@ -190,7 +190,7 @@ class ReadableTable(NamedTuple):
 def choose_next_step(
     position: ReadPosition, table: ReadableTable, *, until: ReadPosition | None = None, skips_changes: bool = False
 ) -> Step:
-    """Return what a reader at `position` reads next.
+    """Return the next step of a reader at `position`.
 
     Args:
         position: The position of the reader.

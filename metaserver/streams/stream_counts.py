@@ -1,4 +1,4 @@
-"""What the streams of a server have done since its start, and how the flushes of a table go."""
+"""The counters of a server's streams since its start, and the state of the flushes of a table."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ class StreamCounts:
 
 
 class FlushReport(NamedTuple):
-    """How the flushes of a table go.
+    """The state of the flushes of a table.
 
     Attributes:
-        oldest_ms: When the oldest row in memory was appended; None without rows.
+        oldest_ms: The time when the oldest row in memory was appended, or None if there are no rows.
         interval_ms: The age at which rows are flushed.
         failures: The flushes that have failed since the last successful flush.
         error: The message of the last failure.

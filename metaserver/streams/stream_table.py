@@ -94,7 +94,7 @@ class StreamLimits(NamedTuple):
 
     Attributes:
         fresh_interval_s: The least time between two times that fresh files are written.
-        fresh_retention_s: How long fresh files stay when plans no longer name them, for running queries.
+        fresh_retention_s: The time for which fresh files stay, for running queries, when plans no longer name them.
     """
 
     fresh_interval_s: float
@@ -199,7 +199,7 @@ class StreamTable:
 
     @property
     def oldest_ms(self) -> int | None:
-        """When the log received the oldest row that is not flushed; None without such rows."""
+        """The time when the log received the oldest row that is not flushed, or None if all rows are flushed."""
         return min((blocks.oldest_ms for blocks in self._blocks.values() if blocks.oldest_ms is not None), default=None)
 
     @property
@@ -339,7 +339,7 @@ class StreamTable:
     async def _store_index_files(
         self, files: Sequence[EncodedFile], metadata: TableMetadata
     ) -> Sequence[EncodedIndexFile]:
-        """Store index files of the files of a flush. After a failure there are none; the indexer covers the files."""
+        """Store the index files of a flush. After a failure, there are no index files, and the indexer builds them."""
         try:
             index_files = await self._run_in_thread(partial(self._files.encode_index_files, files, metadata))
             await self._create(index_files)
@@ -494,7 +494,7 @@ class StreamTable:
 
         Args:
             locations: The files.
-            extra_s: How long later plans may still name them.
+            extra_s: The time for which later plans may still name the files.
         """
         self._delete_later(locations, extra_s)
 

@@ -138,7 +138,7 @@ class ProducerKey(NamedTuple):
 
 
 class _FlushState:
-    """When a table was last flushed, and whether it is being flushed."""
+    """The time of the last flush of a table, and the flush that is running."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -329,7 +329,7 @@ class Streams:
             try:
                 table = await self._open(entry, metadata)
                 fresh = await table.get_fresh_rows(flushed)
-            except LogElsewhere:  # a replica without the log serves what was flushed
+            except LogElsewhere:  # A replica without the log serves the flushed rows.
                 return FreshTable(LoadedTable(entry, metadata), None, flushed)
             except FlushedBefore:
                 namespace, name, uuid = entry.namespace, entry.name, entry.uuid

@@ -65,7 +65,7 @@ class EventTarget(Protocol):
 
 
 class DeliveryObserver(Protocol):
-    """Receives what the metrics show."""
+    """Receives the numbers that the metrics show."""
 
     def delivery_failed(self, kind: str) -> None:
         """Count a failed call of a target."""

@@ -69,7 +69,7 @@ class Leaves(Protocol):
     def constant(self, node: Node) -> Literal | None:
         """Return a constant as a literal of the node's type.
 
-        An instant is in UTC. Return None if the node is no constant.
+        An instant is in UTC. Return None if the node is not a constant.
         """
 
     def row(self, node: Node) -> list[Literal | None] | None:

@@ -78,7 +78,7 @@ class LogSinkOptions:
         """Parse the options of a writer.
 
         Raises:
-            InvalidRequest: Options are unknown, or the table is no stream table.
+            InvalidRequest: Options are unknown, or the table is not a stream table.
             Unwritable: Columns do not fit the table.
         """
         options = {name.lower(): value for name, value in raw_options.items()}
@@ -92,7 +92,7 @@ class LogSinkOptions:
         client, table = client_and_table(options)
         into = open_destination(client, table, APPEND)
         if not as_bool(into.target.properties, STREAM_ENABLED, False):
-            raise InvalidRequest(f"{table} is no stream table; set its property {STREAM_ENABLED} to true")
+            raise InvalidRequest(f"{table} is not a stream table; set its property {STREAM_ENABLED} to true")
         has_kind = all(column.name != _KIND_COLUMN for column in into.target.schema.fields)
         columns = [column for column in schema.fields if not (has_kind and column.name == _KIND_COLUMN)]
         check_fits(StructType(columns), into.target)

@@ -84,7 +84,7 @@ class Options:
     after: str = ""
     """Tokens of rows that the answer has to include."""
     from_: str | None = None
-    """Where a stream of rows begins (`row_stream.py`)."""
+    """The start of a stream of rows (`row_stream.py`)."""
 
     @staticmethod
     def of(raw_options: Mapping[str, str]) -> Options:

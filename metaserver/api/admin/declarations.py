@@ -1,6 +1,6 @@
 """Routes by which tools such as Terraform declare a state. A repeat of a request changes nothing.
 
-The body of a PUT is the whole state: what it omits is removed.
+The body of a PUT is the whole state: a property that it omits is removed.
 """
 
 from __future__ import annotations

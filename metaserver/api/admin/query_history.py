@@ -91,7 +91,7 @@ class ReadTables(msgspec.Struct, frozen=True, rename="kebab"):
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The most frequent shapes first", TableHistory),
-        ResponseSpec(400, "days or limit is no number, or out of range"),
+        ResponseSpec(400, "days or limit is not a number, or is out of range"),
         ResponseSpec(404, "No such table"),
     ),
 )
@@ -117,7 +117,7 @@ async def load_query_history(call: Call) -> TableHistory:
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The tables that the caller may read", ReadTables),
-        ResponseSpec(400, "days is no number, or out of range"),
+        ResponseSpec(400, "days is not a number, or is out of range"),
     ),
 )
 async def list_query_history(call: Call) -> ReadTables:
@@ -137,7 +137,7 @@ def read_number(call: Call, name: str, default: int, maximum: int) -> int:
     """Return a number of the query.
 
     Raises:
-        BadRequest: It is no number from 1 to `maximum`.
+        BadRequest: The value is not a number from 1 to `maximum`.
     """
     text = call.query.get(name, str(default))
     if not text.isdecimal() or len(text) > 6 or not 1 <= int(text) <= maximum:

@@ -233,7 +233,7 @@ def sampler_of(
         entry_ids = scan_plan.entry_ids.copy()  # The array may be a part of a larger one.
     view_ref = ref(scan_plan.view)
     snapshot = None if bound_scan.options.is_incremental else bound_scan.snapshot
-    # Limits of a part of the files are no limits of the column.
+    # Limits of some of the files are not limits of the column.
     is_whole = scan_plan.view.file_count == scan_plan.considered
     literals = history.literals
     key = components.keyring.signing_key(_PURPOSE)[1] if literals != DROPPED else b""

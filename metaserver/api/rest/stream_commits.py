@@ -136,7 +136,7 @@ def _check_dead_letter_table(call: Call, updates: Sequence[dict[str, Any]]) -> N
     """Check that the caller may append rows to a dead-letter table that the update sets.
 
     Raises:
-        Forbidden: The caller may not.
+        Forbidden: The caller has no right to append rows to that table.
         BadRequest: The name of the table is invalid.
     """
     for update in updates:

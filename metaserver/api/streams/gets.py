@@ -134,7 +134,7 @@ def _read_keys(metadata: TableMetadata, keys: Sequence[Any]) -> pa.RecordBatch |
         key = key_of(metadata)
         if len(key) != 1:
             described = f"the key has the columns {', '.join(key)}" if key else "the table has no key"
-            raise BadRequest(f"keys[0] is no object, and {described}; send each key as an object by column")
+            raise BadRequest(f"keys[0] is not an object, and {described}; send each key as an object by column")
         objects = [{key[0]: value} for value in keys]
     for number, each in enumerate(objects):
         if not isinstance(each, dict) or not each or each.keys() != objects[0].keys():
@@ -145,7 +145,7 @@ def _read_keys(metadata: TableMetadata, keys: Sequence[Any]) -> pa.RecordBatch |
     for name in objects[0]:
         if not isinstance(kinds.get(name, ""), str):  # `to_batch` reports unknown columns.
             raise BadRequest(
-                f"keys: the column {name[:100]!r} is a struct, list or map, which is no key; leave it out of the keys"
+                f"keys: the column {name[:100]!r} is a struct, list or map, which cannot be a key; leave it out"
             )
     try:
         return to_batch(objects, metadata.current_schema)

@@ -41,7 +41,7 @@ class DrainedStream(msgspec.Struct, frozen=True):
 
 _ANSWERS = (
     ResponseSpec(200, "Whether the table is paused now", PausedStream),
-    ResponseSpec(400, "The table is no stream table, or the reason is too long"),
+    ResponseSpec(400, "The table is not a stream table, or the reason is too long"),
     ResponseSpec(404, "No such table"),
     ResponseSpec(409, "Other commits were faster in all attempts; try again"),
 )
@@ -119,7 +119,7 @@ async def _update(call: Call, compute_update: Callable[[TableMetadata], dict[str
     """Commit the updates that `compute_update` computes, and return the table. After a conflict, compute them again.
 
     Raises:
-        BadRequest: The table is no stream table.
+        BadRequest: The table is not a stream table.
         CommitConflict: Many attempts conflicted.
     """
     check_changeable(call.name)

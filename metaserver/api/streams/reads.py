@@ -237,7 +237,7 @@ async def _wait_for_rows(
             if not isinstance(step, End) or left_s <= 0 or call.components.timeline.is_draining:
                 return step, table, log
             marks = {Shard(entry.uuid, number): step.position.offset(number) for number in table.shards}
-            # The first row of a table gives it a log, and is no commit that wakes the watcher.
+            # The first row of a table opens its log. That is not a commit, so it does not wake the watcher.
             await _wait_for_either(watcher, log, marks, min(left_s, _FIRST_ROW_S) if log is None else left_s)
 
 

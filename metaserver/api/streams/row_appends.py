@@ -100,7 +100,7 @@ async def load_target(call: Call, namespace: NamespacePath, name: str) -> RowTar
 
     Raises:
         NoSuchTable: The table does not exist.
-        BadRequest: It is no stream table, or its dead-letter table cannot be used.
+        BadRequest: The table is not a stream table, or its dead-letter table cannot be used.
         Forbidden: The caller may not append rows to its dead-letter table.
     """
     entry = await call.app[POINTERS].entry(namespace, name)
@@ -123,7 +123,7 @@ async def append_prepared(
         call: The call.
         prepared: The tables and their rows.
         producer: The name of the producer, and the number of the request.
-        scope: What the producer is unique in: a table's UUID, or a word for several tables.
+        scope: The scope in which the name of the producer is unique: the UUID of a table, or a word for several tables.
 
     Raises:
         BadRequest: The dead-letter table of a table is one of the tables.

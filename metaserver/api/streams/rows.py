@@ -64,7 +64,7 @@ _VALUE_BYTES = 4
     body_size=BodySize.LARGE,
     answers=(
         ResponseSpec(200, "The rows are durable, and every later plan has them", AppendedRows),
-        ResponseSpec(400, "The table is no stream table, or a row does not fit it; no row was appended"),
+        ResponseSpec(400, "The table is not a stream table, or a row does not fit it; no row was appended"),
         ResponseSpec(404, "No such table"),
         ResponseSpec(409, "The sequence does not follow the producer's last sequence; no row was appended"),
         ResponseSpec(413, "Too many rows, or the decoded rows are too large; no row was appended"),

@@ -56,7 +56,7 @@ class AppendedToTables(msgspec.Struct, frozen=True):
     body_size=BodySize.LARGE,
     answers=(
         ResponseSpec(200, "The rows of all tables are durable", AppendedToTables),
-        ResponseSpec(400, "A table is no stream table, or a row does not fit; no row was appended"),
+        ResponseSpec(400, "A table is not a stream table, or a row does not fit; no row was appended"),
         ResponseSpec(403, "The caller may not append rows to one of the tables"),
         ResponseSpec(404, "No such table"),
         ResponseSpec(409, "The sequence does not follow the producer's last sequence; no row was appended"),

@@ -36,11 +36,11 @@ _FOLDERS_READ_CONCURRENTLY = 64
 
 
 class FoundFile(NamedTuple):
-    """A metadata file, and what it says about itself.
+    """A metadata file and its content.
 
     Attributes:
         table_location: The location of the table or view. For a function, the folder above the file's folder.
-        updated_ms: When the metadata changed. For a function, when the file was written.
+        updated_ms: The time of the last change of the metadata. For a function, the time when the file was written.
         previous: The earlier metadata files that the file lists, newest last.
         metadata: The decoded metadata; None for a function.
     """

@@ -25,7 +25,7 @@ class FoundName(NamedTuple):
     """A namespace and a name.
 
     Attributes:
-        note: Why the name may differ from the name that was lost; empty if it probably does not.
+        note: The reason why the name may differ from the lost name; empty if it probably is the same name.
     """
 
     namespace: NamespacePath

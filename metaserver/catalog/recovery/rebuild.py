@@ -41,7 +41,7 @@ class Registered(msgspec.Struct, frozen=True, rename="kebab"):
     """A table, view or function that was registered, or that a dry run would register.
 
     Attributes:
-        notes: What differs, or may differ, from the state before the loss.
+        notes: The differences, certain or possible, from the state before the loss.
     """
 
     kind: str

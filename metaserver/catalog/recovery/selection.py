@@ -1,4 +1,4 @@
-"""Decides which of the found metadata files are registered, and under which names. Pure.
+"""Decides which of the found metadata files are registered, and under which names. The functions are pure.
 
 The rules keep tables apart as they were before the loss. A writer of one table may have written metadata files into its
 own folders, with the UUID, the location or the paths of other tables. So a file counts only for a table in whose folder
@@ -57,7 +57,7 @@ def select(
     Args:
         files: The newest file of each UUID in each folder.
         warehouse: The warehouse.
-        choices: What the operator has decided, by metadata file: its name, or None to leave it out.
+        choices: The decisions of the operator, by metadata file: the name for the file, or None to leave the file out.
         has_stream_log: Whether a log may have rows of stream tables. A new log has no rows that are in files.
     """
     findings: list[Finding] = []
@@ -87,7 +87,7 @@ def select(
 
 
 def check_own_folder(file: FoundFile, warehouse: Warehouse) -> None:
-    """Check what does not depend on other files.
+    """Check the rules that do not depend on other files.
 
     Raises:
         BadRequest: The file is not in the folder of its table, or has locations or rights outside it.
@@ -197,7 +197,7 @@ def _find_losers(
 def _find_shared_names(
     candidates: Sequence[Candidate], warehouse: Warehouse, files: Sequence[FoundFile]
 ) -> dict[int, str]:
-    """Return the reasons for candidates with the same name, such as a table and an earlier one that was dropped."""
+    """Return the reasons for candidates with the same name, such as a table and an earlier table that was dropped."""
     by_name: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for number, candidate in enumerate(candidates):
         by_name[space_of(candidate.file.kind), *candidate.name.namespace, candidate.name.name].append(number)

@@ -188,8 +188,8 @@ class ConflictCheck:
         if snapshots is None:
             raise Collision(
                 "read-snapshot",
-                f"Snapshot {read}, which the change was computed from, has expired or is no ancestor of the head of "
-                f"{change.request.branch!r}; compute the change again from the current snapshot",
+                f"Snapshot {read}, which the change was computed from, has expired or is not an ancestor of the head "
+                f"of {change.request.branch!r}; compute the change again from the current snapshot",
             )
         return History(self._manifests, self._metadata, snapshots)
 

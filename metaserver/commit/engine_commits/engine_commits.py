@@ -288,7 +288,7 @@ class EngineCommits:
         return self._context.remember(commit.caller, status=200, metadata_location=location)
 
     async def _prepare(self, commit: _Commit, table: TableCommit) -> PreparedCommit:
-        """Apply the updates of one table to its current metadata, and prepare what the publication writes."""
+        """Apply the updates of one table to its current metadata, and prepare the publication."""
         context, caller, full_name = self._context, commit.caller, (table.namespace, table.name)
         entry, base = await self._load_base(table)
         rebased: RevisedUpdates | None = None

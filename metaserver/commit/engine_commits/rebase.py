@@ -196,7 +196,7 @@ async def _read_recorded_updates(
 ) -> set[tuple[str, ...]]:
     """Return the kinds of updates that this server has recorded for the snapshots.
 
-    A snapshot without a record gives (). The summary of a snapshot is no proof, because any client can write it.
+    A snapshot without a record gives (). The summary of a snapshot proves nothing, because any client can write it.
     """
     where = InstantFilter(uuid=uuid, action="commit", newest_first=True, archived=False)
     instants = await context.store.instants(where, _INSTANTS_MAX)

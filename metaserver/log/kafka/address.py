@@ -87,7 +87,7 @@ def read_properties(setting: str, path: Path, owner: str) -> dict[str, str]:
     Args:
         setting: The setting that names the file, for messages.
         path: The file.
-        owner: What sets the other properties, for messages.
+        owner: The name of the component that sets the other properties, for messages.
 
     Raises:
         ConfigError: The file cannot be read, or has a property that the owner sets itself.

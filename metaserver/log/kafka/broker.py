@@ -1,4 +1,4 @@
-"""The port to Kafka: what the log needs of a cluster. `client.py` implements it, and a simulation does."""
+"""The port to Kafka: the operations of a cluster that the log needs. `client.py` and a simulation implement it."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ from seamark.metaserver.log.port import Shard
 READERS = 4
 """The number of threads that read rows."""
 _TIMEOUT_S = 10.0
-"""How long a request to the cluster may take."""
+"""The maximum time of a request to the cluster."""
 _POLL_S = 0.1
 _FOLLOWED_MAX = 1000
 """The maximum number of records of the journal that are given to the event loop at a time."""
@@ -133,7 +133,8 @@ class KafkaBroker:
         """Return a consumer.
 
         Args:
-            fetch_wait_ms: How long the cluster keeps a fetch that finds no records. The next assignment waits for it.
+            fetch_wait_ms: The time for which the cluster keeps a fetch that finds no records. The next assignment waits
+                for this fetch.
         """
         return Consumer(
             {

@@ -90,7 +90,7 @@ class TrimRequest(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
     Attributes:
         starts: The shards that lose rows.
-        keep_ms: How long producers and removed streams are remembered.
+        keep_ms: The time for which producers and removed streams are remembered.
     """
 
     starts: tuple[ShardStart, ...]

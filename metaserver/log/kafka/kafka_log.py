@@ -93,8 +93,8 @@ class KafkaLimits:
         batches_max: The maximum number of released batches; the oldest are removed. Their positions are in memory.
         producers_max: The maximum number of producers that are remembered.
         head_groups: The number of groups after which the state of the log is written to the journal.
-        answer_timeout_s: How long an append waits for its record of the journal, which is written.
-        open_timeout_s: How long the log may take to open.
+        answer_timeout_s: The maximum time for which an append waits until its record of the journal is read back.
+        open_timeout_s: The maximum time for opening the log.
         trim_interval_s: The time between two runs of the retention.
     """
 

@@ -1,8 +1,9 @@
-"""Proposals of the advisor: layouts and indexes of a table, ranked by what the recorded statements would gain.
+"""Proposals of the advisor: layouts and indexes of a table, ranked by the gain of the recorded statements.
 
-Each proposal is a hypothesis. Its gain is predicted by a replay of the history (`replay.py`): of the files that the
-statements read now, and of those that they would read. It costs bytes that are rewritten or written. A proposal pays if
-it saves more bytes in `HORIZON_DAYS` than it costs. A proposal that does not pay comes after all that pay.
+Each proposal is a hypothesis. A replay of the history (`replay.py`) predicts its gain: it compares the files that the
+statements read now with the files that they would read after the change. The cost of a proposal is the number of bytes
+that the change writes or rewrites. A proposal pays if it saves more bytes in `HORIZON_DAYS` than it costs. Proposals
+that pay come first.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ _INDEX_BYTES_PER_ROW = {"bloom": 1.5, "bitmap": 1.0}
 _BITMAP_VALUES_MAX = 1000
 _CURRENT_FILES_MAX = 20_000
 _BOUNDS_MAX = 20_000
-"""The bounds of files that become values of a sampled column."""
+"""The maximum number of bounds that become values of a sampled column."""
 _BUCKETS = (16, 64, 256)
 _FEW_VALUES_MAX = 200
 _DAY_UNITS = {"date": 1, "timestamp": 86_400_000_000, "timestamptz": 86_400_000_000}
@@ -99,11 +100,11 @@ class Proposal(msgspec.Struct, frozen=True, rename="kebab"):
         kind: cluster, index, drop-index, partition, bucket, file-size.
         title: The change in words.
         commands: The commands or statements that make the change.
-        change: What a client does to apply the proposal.
-        before: What an average statement reads now, by the replay.
-        predicted: What it would read.
+        change: The change that a client makes to apply the proposal.
+        before: The files, bytes and seconds that an average statement reads now, by the replay.
+        predicted: The files, bytes and seconds that this statement would read after the change.
         cost_bytes: The bytes that are written once.
-        cost_seconds: The time that this takes.
+        cost_seconds: The time that the change takes.
         saved_bytes_per_day: The predicted gain of all recorded statements of a day.
         pays_after_days: The days after which the saved bytes exceed the cost, or None if they never do.
     """
@@ -157,13 +158,13 @@ class AdvisedTable:
 
 
 def make_proposals(state: AdvisedTable) -> tuple[Reads, list[Proposal]]:
-    """Return what an average statement reads now, and the proposals, the best first."""
+    """Return the present reads of an average statement, and the proposals, the best first."""
     advisor = _Advisor(state)
     return advisor.before, advisor.rank_proposals()
 
 
 def measure(state: AdvisedTable) -> Reads:
-    """Return what an average statement reads now, by the replay over the bounds and indexes of the table."""
+    """Return the present reads of an average statement, by a replay over the bounds and indexes of the table."""
     return _Advisor(state).before
 
 
@@ -189,7 +190,7 @@ class _Advisor:
         proposals += self._propose_file_size()
         useful = [one for one in proposals if one.kind in ("drop-index", "file-size") or self._is_useful(one)]
         useful.sort(key=lambda one: (not one.pays, -_compute_net_bytes(one), one.id))
-        # A proposal that cannot pay is never first, so without a proposal that pays there is none.
+        # Proposals that cannot pay come last. If no proposal pays, there is nothing to propose.
         return _drop_weaker(useful)[:PROPOSALS_MAX] if useful and useful[0].pays else []
 
     def _is_useful(self, proposal: Proposal) -> bool:
@@ -358,7 +359,7 @@ class _Advisor:
         wanted = math.ceil(total / self._state.target_bytes)
         if files < 8 or files < 4 * wanted:
             return
-        # Files that a compaction merges cover the ranges of all of them, so statements read more bytes of each.
+        # A merged file covers the ranges of all files that it replaces, so statements read more of its bytes.
         order = np.arange(self._state.sample.rows)
         layout = cut_layout(self._state.sample, order, wanted)
         sizes, file_shares = compute_read_shares(layout, self._state.statements)
@@ -437,7 +438,8 @@ class _Advisor:
         cost_bytes: int,
     ) -> Proposal:
         saved = (self.before.bytes - predicted.bytes) * self._state.statements_per_day
-        if kind == "file-size":  # A merge of small files saves time, which counts as the bytes of this time.
+        if kind == "file-size":
+            # A merge of small files saves time. The time counts as the number of bytes that a scan reads in it.
             saved = (self.before.seconds - predicted.seconds) * SCAN_BYTES_PER_S * self._state.statements_per_day
         pays_after = cost_bytes / saved if saved > 0 else 0.0 if cost_bytes == 0 else None
         return Proposal(
@@ -459,7 +461,7 @@ class _Advisor:
 
 
 def _quote(name: str) -> str:
-    """Return a name as Spark reads it, in backticks if it is no plain identifier."""
+    """Return a name for a statement of Spark. A name that is not an identifier is in backticks."""
     return name if name.isascii() and name.isidentifier() else "`" + name.replace("`", "``") + "`"
 
 
@@ -491,9 +493,9 @@ def _partition_codes(column: SampledColumn) -> tuple[str, npt.NDArray[np.int64]]
 def add_bounds(sample: RowSample, files: FoundFiles) -> RowSample:
     """Return the sample with the bounds of all files as further values of its columns.
 
-    The sampled files of a clustered table have a part of the values only. A range between two sampled values would then
-    match no file, although there are files with these values. Of more than `_BOUNDS_MAX` bounds, an evenly spaced part
-    is taken.
+    The sampled files of a clustered table have only some of the values. A range between two sampled values would then
+    match no file, although there are files with these values. If there are more than `_BOUNDS_MAX` bounds, evenly
+    spaced bounds are used.
     """
     columns = {}
     for column_id, column in sample.columns.items():
@@ -545,7 +547,7 @@ def _codes_of_bounds(
 
     The number is -1 for a file without a bound.
 
-    For `left` a value that equals the bound does not count, for `right` it does.
+    If `side` is `left`, a value that equals the bound does not count. If it is `right`, the value counts.
     """
     if isinstance(bounds, Strings):
         all_texts = bounds.values()

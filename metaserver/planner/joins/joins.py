@@ -95,7 +95,7 @@ class RequestedJoin:
     joins: tuple[RequestedJoin, ...] = ()
     likes: tuple[AnyLike, ...] = ()
     transform: str = IDENTITY
-    """What the column of the planned table is compared with.
+    """The values with which the column of the planned table is compared.
 
     A period: the other table contains this period of the column (`periods.py`). `MINIMUM` or `MAXIMUM`: the
     extreme of the other table's column (`extremes.py`). `RANGE`: the other table's column itself (`ranges.py`).

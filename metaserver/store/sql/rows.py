@@ -58,7 +58,7 @@ def space_of(kind: EntryKind) -> str:
 
 
 class ColumnCoding(NamedTuple):
-    """How a column stores a field: the conversions from and to the stored form."""
+    """The conversions of a field from and to the form in which a column stores it."""
 
     decode: Callable[[Any], Any]
     encode: Callable[[Any], Any]

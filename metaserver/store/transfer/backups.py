@@ -28,7 +28,7 @@ class BackupInfo(msgspec.Struct, frozen=True, rename="kebab"):
     """The description of a backup.
 
     Attributes:
-        created_ms: When the backup began.
+        created_ms: The time when the backup began.
         program: The version of the program that wrote the backup.
         database: The kind of the source: SQLite or PostgreSQL.
         schema_version: The version of the schema of the source.
@@ -58,7 +58,7 @@ async def write_backup(
 
     Raises:
         ConfigError: The file exists, or cannot be written.
-        Corrupt: The file differs from what was read.
+        Corrupt: The file differs from the rows that were read.
     """
     _check_free(path, overwrite=overwrite)
     partial = path.with_name(f".{path.name}.partial")
@@ -84,13 +84,13 @@ async def read_backup(path: Path) -> AsyncIterator[tuple[BackupInfo, DatabaseRea
     """Open a backup.
 
     Raises:
-        ConfigError: The file is missing or is no backup, or a later program wrote it.
+        ConfigError: The file is missing or is not a backup, or a later program wrote it.
         Corrupt: The description of the backup is damaged.
     """
     async with read_sqlite(path) as reader:
         names = reader.connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (_INFO_TABLE,)).fetchall()
         if not names:
-            raise ConfigError(f"{path} is no backup; name a file that seamark backup wrote")
+            raise ConfigError(f"{path} is not a backup; name a file that seamark backup wrote")
         rows = reader.connection.execute(f"SELECT info FROM {_INFO_TABLE}").fetchall()  # noqa: S608
         try:
             info = from_json(rows[0][0], BackupInfo)

@@ -1,4 +1,4 @@
-"""Copies the rows of one database to another, and compares what was written with what was read.
+"""Copies the rows of one database to another, and compares the written rows with the read rows.
 
 Positions of the timeline differ. PostgreSQL's contain a transaction id, and SQLite numbers instants. Both compare as
 texts. PostgreSQL continues above any position that it finds (`renew_epoch`). SQLite can continue only from numbers, so

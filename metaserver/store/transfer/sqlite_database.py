@@ -75,7 +75,7 @@ async def read_sqlite(path: Path, *, is_writer_excluded: bool = False) -> AsyncI
         is_writer_excluded: Whether the lock of the database is held, so that no server can write until the end.
 
     Raises:
-        ConfigError: The file is missing, or is no database of this program.
+        ConfigError: The file is missing, or is not a database of Seamark.
     """
     _check_exists(path)
     with _explain_errors(path):
@@ -84,7 +84,7 @@ async def read_sqlite(path: Path, *, is_writer_excluded: bool = False) -> AsyncI
             connection.execute("BEGIN IMMEDIATE" if is_writer_excluded else "BEGIN")
             tables = _list_tables(connection)
             if VERSION_TABLE not in tables:
-                raise ConfigError(f"{path} is no database of Seamark; name another file")
+                raise ConfigError(f"{path} is not a database of Seamark; name another file")
             version = connection.execute(f"SELECT version FROM {VERSION_TABLE}").fetchone()[0]  # noqa: S608
             yield SqliteReader(connection, check_version(version, f"The database {path}"))
         finally:

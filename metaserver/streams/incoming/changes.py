@@ -1,4 +1,4 @@
-"""Rows with a kind: what a row does to the row with the same key. Pure.
+"""Rows with a kind: the effect of a row on the stored row with the same key. The functions are pure.
 
 A plain row may state its kind in the field `_op`: `insert`, `update` or `delete`. In an envelope of Debezium, the
 field `op` states it, `before` and `after` have the row. Both are read into a `RowWithKind`.
@@ -39,7 +39,7 @@ class RowWithKind(NamedTuple):
     """A row of a request.
 
     Attributes:
-        kind: What the row does; None if the request does not state it.
+        kind: The kind of the row, or None if the request does not state it.
         values: The values by column.
     """
 
@@ -55,7 +55,7 @@ def read_plain(row: Any, *, has_kind: bool) -> list[RowWithKind]:
         has_kind: Whether the field `_op` is the kind, and no column of the table.
 
     Raises:
-        BadRequest: The row is no object, or its kind is unknown.
+        BadRequest: The row is not an object, or its kind is unknown.
     """
     if not isinstance(row, dict):
         raise BadRequest(f"is {show_json(row)}, and not an object with the columns")
@@ -86,7 +86,7 @@ def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
         key: The names of the key columns; empty for a table without a key.
 
     Raises:
-        BadRequest: The message is no envelope, or its change cannot be applied.
+        BadRequest: The message is not an envelope, or its change cannot be applied.
     """
     if message is None:
         return []
@@ -176,7 +176,7 @@ def _read_scale(parameters: Any) -> int:
     """Return the scale of a decimal, which Kafka Connect sends as text.
 
     Raises:
-        BadRequest: The scale is no number, or is so large that the text of a value would be long.
+        BadRequest: The scale is not a number, or is too large.
     """
     text = str(parameters.get("scale", 0)) if isinstance(parameters, dict) else "0"
     digits = text.removeprefix("-")
@@ -211,7 +211,7 @@ def _format_timestamp(moment: datetime) -> str:
 def _time_of_day(value: Any, unit_us: int) -> str:
     moment = _add_to_epoch(value, microseconds=unit_us)
     if not 0 <= value * unit_us < _DAY_US:  # MySQL's TIME may be a duration.
-        raise ValueError(f"{value} is no time of a day")
+        raise ValueError(f"{value} is not a time of day")
     return moment.time().isoformat(timespec="microseconds")
 
 

@@ -76,7 +76,7 @@ class _Conformed(NamedTuple):
 
 @dataclass(frozen=True)
 class RowPreparation:
-    """How the rows of one request are prepared.
+    """The preparation of the rows of one request.
 
     Attributes:
         metadata: The table's metadata.
@@ -132,7 +132,7 @@ class RowPreparation:
         """Return the changes of JSON rows, and the reasons of rows that are none by their numbers.
 
         Raises:
-            BadRequest: A row is no change, and such rows are not rejected one by one.
+            BadRequest: A row is not a change, and the request does not reject rows one by one.
         """
         has_kind = all(field.name != KIND_FIELD for field in self.metadata.current_schema.fields)
         is_plain = not self.is_envelope and set(map(type, decoded)) <= {dict}
