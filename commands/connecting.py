@@ -107,7 +107,7 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def add_suggestions(client: SeamarkClient, table: Any = None) -> Iterator[None]:
-    """Add advice to a NotFound error within the context.
+    """Add advice to a NoSuchResource error that is raised in the context.
 
     The advice is the command that restores or creates the missing entry, or a similar name. The name is
     compared with `table`, or with the name in the error.

@@ -497,7 +497,7 @@ def run(
 ) -> None:
     """Run one worker on its own event loop until it has drained.
 
-    The parameters are those of `serve`.
+    The parameters are the same as in `serve`.
     """
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -54,7 +54,7 @@ def _check_creatable(folder: Path) -> CheckResult:
 
 
 async def _probe(settings: Settings, root: str) -> None:
-    """Write, read and delete an object. The errors are those of the storage."""
+    """Write, read and delete an object. Errors of the storage are raised unchanged."""
     clock = SystemClock()
     location = f"{root}/seamark-doctor-{clock.uuid4()}"
     async with asyncio.timeout(TIMEOUT_S), open_objects(settings, clock) as objects:

@@ -203,7 +203,7 @@ def statistics_command(client: IndexClient, table: str, full: bool, dry_run: boo
 @click.option("--dry-run", is_flag=True, help="Show which manifests would be replaced; commit nothing.")
 @server_command
 def manifests_command(client: IndexClient, table: str, min_count: int, dry_run: bool, as_json: bool) -> None:
-    """List the files of TABLE in fewer manifests, sorted by partition.
+    """Rewrite the manifests of TABLE: fewer manifests list its files, sorted by partition.
 
     Files stay the same. If other commits replace the manifests in the meantime, nothing is changed.
     """

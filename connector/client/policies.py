@@ -36,7 +36,7 @@ def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = Non
 
 
 def load_history(client: SeamarkClient, table: Name, *, days: int | None = None, limit: int | None = None) -> Any:
-    """Return the shapes of the statements that read a table, those with the most statements first.
+    """Return the shapes of the statements that read a table. Shapes with the most statements come first.
 
     docs/reference/openapi.json defines the form of the result (loadQueryHistory).
 

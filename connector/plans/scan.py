@@ -41,7 +41,10 @@ class Join:
     where: Condition | None = None
     """A condition that the other row also meets. For an extreme, it is the only condition on the other rows."""
     any_of: int | None = None
-    """The number of a group of alternatives. A row needs only one of the joins with the same number."""
+    """The number of a group of alternatives.
+
+    A row needs a partner in at least one of the joins with the same number.
+    """
     exempt_condition: Condition | None = None
     """A condition on rows of this table. Rows that meet it are needed without the join."""
     ops: tuple[str, ...] = ()

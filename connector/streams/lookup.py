@@ -41,7 +41,7 @@ class LookupTable:
     """A copy of a table in memory, by key. Use `lookup_table`. Any number of threads may look up."""
 
     def __init__(self, reads: StreamReads, key: Sequence[str], columns: Sequence[str] | None, *, rows_max: int) -> None:
-        """Start the thread; the arguments are those of `lookup_table`."""
+        """Start the thread. The arguments are the same as in `lookup_table`."""
         self._reads, self._key, self._columns = reads, tuple(key), columns
         self._rows_max = rows_max
         self._rows: dict[Any, dict[str, Any]] = {}
@@ -172,7 +172,7 @@ def lookup_table(
         client: The client.
         table: A table that has at most one row for each key, or whose later rows replace earlier rows.
         key: The columns of the key.
-        columns: The columns to keep, with those of the key; None for all.
+        columns: The columns to keep, in addition to the key columns, or None for all columns.
         rows_max: The maximum number of keys in memory.
         timeout_s: The maximum time to wait for the present rows.
 

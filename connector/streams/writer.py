@@ -6,7 +6,7 @@
         writer.flush()                            every row so far is durable, and readers see it
 
 Requests have a producer and a sequence number, so that a repeat after a lost answer adds no row twice. Rows keep their
-order. A writer has one request under way at a time. Rows that are written meanwhile are in the next request.
+order. A writer sends one request at a time. The next request contains the rows that are written in the meantime.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class StreamTableWriter:
         buffer_bytes: int,
         timeout_s: float,
     ) -> None:
-        """Start the thread; the arguments are those of `stream_writer`."""
+        """Start the thread. The arguments are the same as in `stream_writer`."""
         self._client = client
         self._table = table
         self._producer = producer

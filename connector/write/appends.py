@@ -163,7 +163,7 @@ def overwrite(
 ) -> dict[str, Any] | None:
     """Replace the rows that match a predicate. By default, all rows are replaced.
 
-    The other arguments and the result are those of `append`.
+    The other arguments and the result are the same as in `append`.
 
     Args:
         where: The predicate, as SQL or as the JSON of an Iceberg expression.
@@ -187,7 +187,7 @@ def overwrite_partitions(
 ) -> dict[str, Any] | None:
     """Replace all rows of the partitions to which the new rows belong.
 
-    The arguments and the result are those of `append`.
+    The arguments and the result are the same as in `append`.
     """
     return _write_and_commit(
         client, rows, open_destination(client, table, OVERWRITE_PARTITIONS, branch=branch), producer, summary

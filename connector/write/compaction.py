@@ -132,7 +132,7 @@ def compact(
     branch: str = MAIN,
     runner: BatchRunner = run_here,
 ) -> RewriteReport:
-    """Compact a branch of a table. The default policy is that of the table's properties.
+    """Compact a branch of a table. The default policy is the policy of the table's properties.
 
     Args:
         dry_run: Report the files that would be replaced, and commit nothing. The size of the new files is then an

@@ -40,7 +40,7 @@ _STREAM_ENABLED = "seamark.stream.enabled"
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a change. The counts of files are those of the committed attempt."""
+    """The result of a change. The counts of files describe the committed attempt."""
 
     inserted: int = 0
     """The number of keys without a stored row."""
@@ -60,7 +60,7 @@ class Report:
     snapshot_id: int | None = None
     """The committed snapshot, or None if there was nothing to change and no producer."""
     duplicate: bool = False
-    """Whether the producer had committed this change before. The other counts are then those of the repeated run."""
+    """Whether the producer had committed this change before. Then the other counts describe the repeated run."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,9 @@ def _open_flushed(client: SeamarkClient, table: Name, branch: str, *, history: b
 
 
 def _find_earlier_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the response to an earlier commit of this change by the same producer, or None if there was none."""
+    """Return the response to an earlier commit of this change by the same producer, or None if the producer has not
+    committed it.
+    """
     question = {name: fields[name] for name in ("producer", "branch", "table-uuid") if name in fields}
     if "producer" not in question:
         return None

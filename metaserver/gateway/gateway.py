@@ -379,7 +379,7 @@ def _join_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 async def _name_server(request: web.Request, response: web.StreamResponse) -> None:
-    # If the header is absent, aiohttp sends its version and that of Python.
+    # If the header is absent, aiohttp sends its version and Python's version.
     response.headers["Server"] = "seamark"
 
 

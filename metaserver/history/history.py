@@ -1,12 +1,12 @@
 """Collects the query history of all tables: sums over the statements of each shape, by hour.
 
-A statement is counted in memory, without I/O, and the counts are recorded once a minute, by a task of the server. So a
-plan never waits for the history. If a server is killed, its unrecorded counts are lost.
+A statement is counted in memory, without I/O. A task of the server records the counts once a minute, so a plan never
+waits for the history. If a server is killed, its unrecorded counts are lost.
 
 The memory is limited, and one principal can use at most half of it. The database keeps a limited number of shapes for
 each table, and one principal can be the first user of at most a quarter of them. Beyond these limits, a statement
 counts towards the shape `OTHER_SHAPES` of its table. No shape displaces another, so a client that sends many shapes
-cannot remove those of other clients.
+cannot remove the shapes of other clients.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SAMPLERS_BYTES_MAX = 64 << 20
 """The memory that the filters and files of samplers may use between two flushes."""
 _LISTED_MAX = 2000
 _LISTED_AFTER_MS = 5000
-"""A listing of all tables records the counts first, if they were not recorded in this time."""
+"""Before it lists all tables, the server records the counts if they are older than this."""
 _MERGED = 1000
 _MERGE_AFTER_H = 48
 HOUR_MS = 3_600_000
@@ -87,7 +87,7 @@ class StatementSample(NamedTuple):
 
     Attributes:
         filter: A sample of the filter's values, or None if the statement has no filter.
-        bytes_in: See `StatementRead`. -1 if the bytes of the statement are unknown, or were counted with it.
+        bytes_in: See `StatementRead`. -1 if the bytes of the statement are unknown, or are counted already.
         bytes_left: See `StatementRead`.
     """
 

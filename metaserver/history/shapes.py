@@ -2,8 +2,7 @@
 values.
 
 Statements that differ only in their literals have the same shape. A shape contains ids of columns, never names, and
-names of operators. So no text of a client becomes part of it, except the name of the engine, which is one of
-`ENGINES`.
+names of operators. So a shape contains no text of a client, except the name of the engine, which is one of `ENGINES`.
 
     shape = QueryShape("spark", columns=(1, 2), conjuncts=conjuncts_of(bound))
     shape.fingerprint
@@ -25,7 +24,7 @@ ENGINES = ("spark", "trino", "duckdb", "seamark", "pyiceberg", "java", "other")
 CONJUNCTS_MAX, TERMS_MAX = 24, 12
 """The maximum numbers of conjuncts of a shape, and of terms of a conjunct. Further conjuncts and terms are left out."""
 COLUMNS_MAX = 64
-"""The maximum number of columns in a list of a shape. A shape with more columns lists none."""
+"""The maximum number of columns in a list of a shape. With more columns, the list is empty."""
 _OTHER_TRANSFORM = "other"
 _TRANSFORMS = frozenset(("identity", "bucket", "truncate", "year", "month", "day", "hour", "void"))
 _NEGATIONS = {
@@ -45,7 +44,7 @@ class ShapeTerm(msgspec.Struct, frozen=True, array_like=True, order=True):
 
     Attributes:
         transform: The name of the transform or function, without its parameter.
-        values: The number of compared values, rounded up to a power of ten.
+        values: The number of values that the column is compared with, rounded up to a power of ten.
     """
 
     column_id: int

@@ -49,7 +49,7 @@ def rewrite_segment(files: LogFiles, segment: LogSegment, released: Mapping[Shar
         Corrupt: If a record is damaged; the segment is unchanged.
         OSError: If the disk fails. The segment is the old or the new.
     """
-    # Later segments begin with the state, so a rewritten segment needs none.
+    # Later segments begin with the state, so a rewritten segment does not need it.
     head = encode_meta(StateSummary(segment.head_time_ms, [], {}, {}))
     parts = encode_frame(segment.number, 0, FrameKind.HEAD, head, ())
     size_bytes = sum(map(len, parts))

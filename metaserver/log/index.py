@@ -75,7 +75,7 @@ class ShardIndex:
         return answer
 
     def offset_at(self, time_ms: int) -> int | None:
-        """Return the offset of the first record at or after a time, None if there is none."""
+        """Return the offset of the first record at or after a time, or None if no record is that late."""
         place = bisect.bisect_left(self.times, time_ms)
         return self.offsets[place] if place < len(self.offsets) else None
 

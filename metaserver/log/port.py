@@ -96,7 +96,10 @@ def owner_of(producer: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StreamProducerState:
-    """The session and the last acknowledged sequence number of a producer; -1 if there is none."""
+    """The session and the last acknowledged sequence number of a producer.
+
+    The number is -1 if nothing is acknowledged.
+    """
 
     epoch: int
     sequence: int
@@ -132,7 +135,7 @@ class Record:
     Attributes:
         offset: The offset of the first row.
         time_ms: The time when the log accepted the batch, by the server's clock. It never decreases within a shard.
-        producer: The name of the producer, "" if the append had none.
+        producer: The name of the producer, or "" if the append had no producer.
         sequence: The sequence number of the append, -1 if it had no producer.
     """
 
@@ -189,7 +192,7 @@ class StreamLog(Protocol):
 
         Raises:
             BadRequest: `check_append` refuses the append.
-            TooLarge: The append has more bytes than the log stores at once.
+            TooLarge: The append has more bytes than the log accepts in one append.
             LogFull: The disk has no room. Nothing is stored, and the log works again when there is room.
             TooManyRequests: Too many bytes wait, or the producer is new and there are too many. Nothing is stored.
             StreamRemoved: One of the streams was removed.
@@ -207,7 +210,7 @@ class StreamLog(Protocol):
         """
 
     def producer(self, name: str) -> StreamProducerState | None:
-        """Return the state of a producer, None if the log has none."""
+        """Return the state of a producer, or None if the log does not know the producer."""
 
     def watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
         """Return the watermarks at one moment; 0 for a shard without rows.

@@ -114,7 +114,7 @@ def create_segment_file(files: LogFiles, number: int, head: bytes, time_ms: int,
 
 
 def _open_segment(files: LogFiles, number: int, *, is_last: bool) -> LogSegment:
-    """Open a segment by its index file, or by its frames if there is none.
+    """Open a segment by its index file, or by its frames if it has no index file.
 
     The frames of the last segment are read later.
     """

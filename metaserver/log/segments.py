@@ -4,7 +4,8 @@ All shards of all streams share one sequence of segments, so that many small tab
 forms groups: all appends that wait become durable by one write and one sync. While the disk syncs, the next group
 forms.
 
-- If the disk is full, the log refuses appends at once and stores nothing of them. It works again when there is room.
+- If the disk is full, the log refuses appends immediately and stores nothing of them. It works again when there is
+room.
 - After any other failure of a write, the state of the disk is unknown. The log refuses everything until it is opened
   again, and the appends of the group have an unknown outcome.
 """
@@ -93,7 +94,7 @@ class SegmentLimits:
 
 
 class DiskRunner(Protocol):
-    """Runs blocking work of the disk."""
+    """Runs blocking work on the disk."""
 
     def write(self, work: Callable[[], T]) -> Awaitable[T]:
         """Run work of the writer: one after another, in the order of the calls."""
@@ -350,7 +351,7 @@ class SegmentLog:
                 _log.warning("log maintenance failed", error=str(error))
 
     async def store_indexes(self) -> None:
-        """Write the index file of each complete segment that has none.
+        """Write the missing index files of complete segments.
 
         Raises:
             OSError: The disk is full or fails; the log works without the file.

@@ -97,7 +97,7 @@ Entry = AppendEntry | FenceEntry | RemoveEntry
 
 
 class ShardSummary(msgspec.Struct, array_like=True):
-    """A shard in the state of a log. The fields are those of `ShardState`."""
+    """A shard in the state of a log. It has the same fields as `ShardState`."""
 
     stream: str
     number: int
@@ -345,7 +345,7 @@ class Group:
         return self.append_sizes(sizes, producer)
 
     def append_sizes(self, sizes: Mapping[Shard, BatchSize], producer: StreamProducer | None) -> Acknowledgement:
-        """Admit an append whose bytes are elsewhere. The errors are those of `append`."""
+        """Admit an append whose bytes are elsewhere. It raises the same errors as `append`."""
         if producer is not None:
             duplicate = self._check_sequence(producer)
             if duplicate is not None:

@@ -185,7 +185,7 @@ class ClaimLocations(Operation, frozen=True):
     namespace: NamespacePath = ()
     """The namespace of the new name, if it is set.
 
-    In this case, the location may be that of an entry that was dropped with this name.
+    In this case, the location may be the location of an entry that was dropped with this name.
     """
     name: str = ""
     checked: bool = True

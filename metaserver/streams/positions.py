@@ -416,7 +416,7 @@ def position_after_snapshot(table_uuid: str, table: ReadableTable, snapshot_id: 
 
 
 def snapshot_at(table: ReadableTable, time_ms: int) -> int | None:
-    """Return the last ancestor of the current snapshot that was committed before a time; None if there is none."""
+    """Return the last ancestor of the current snapshot that was committed before a time, or None if all are later."""
     snapshot = table.metadata.current_snapshot
     while snapshot is not None and snapshot.timestamp_ms >= time_ms:
         parent_id = snapshot.parent_snapshot_id

@@ -24,7 +24,7 @@ class EventTopic:
     Attributes:
         servers: The addresses host:port, comma-separated.
         topic: The name of the topic, which exists.
-        properties: Further properties of the client, such as those of TLS and SASL.
+        properties: Further properties of the client, for example for TLS and SASL.
     """
 
     servers: str

@@ -71,7 +71,7 @@ class DeliveryObserver(Protocol):
         """Count a failed call of a target."""
 
     def delivery_lags(self, kind: str, name: str, seconds: float) -> None:
-        """Take the age of the oldest event that the target `name` has not confirmed; 0 if there is none."""
+        """Record the age of the oldest event that the target `name` has not confirmed, or 0 if all are confirmed."""
 
 
 class Deliverer:

@@ -140,7 +140,7 @@ def _read_groups(
     covered = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(files), bitorder="little")
     answered = {tasks[number] for number in np.flatnonzero(covered).tolist()}
     if not answered:
-        raise NotFromCube(f"{cube.name}: none of its entries is for a file of the plan")
+        raise NotFromCube(f"{cube.name}: it has no entry for a file of the plan")
     row_tasks = tuple(task for number, task in enumerate(read.tasks) if number not in answered)
     return CubePlan(
         DuckDBQuery(translated.text, query.columns, (translated.table,)),

@@ -4,7 +4,7 @@ In text a measure names its columns: `count(*)`, `sum(price * (1 - discount))`, 
 its field id, as in `sum(#3 * (1 - #4))`, so that renames do not affect it.
 
 A measure is stored as partial aggregates, which can be combined: an average as a sum and a count. The types follow
-Trino's rules. Integers keep their type, and an operation of decimals has at most 38 digits. This module is pure.
+Trino's rules. Integers keep their type, and an operation of decimals has at most 38 digits. The functions are pure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _DEPTH_MAX = 50
 _TOKENS_MAX = 200
 """The maximum number of tokens of a measure, because functions that recurse into its operands must not nest deeply."""
 _PRODUCT_DIGITS_MAX = 75
-"""The maximum number of digits of both operands of a product, so that the exact product has at most 76 digits."""
+"""The maximum number of digits of both operands of a product together, so that the exact product has at most 76
+digits.
+"""
 _TOKEN = re.compile(r"\s*(?:(?P<symbol>[-+*()])|(?P<number>[0-9]+(?:\.[0-9]+)?)|`(?P<quoted>(?:[^`]|``)+)`"
                     r"|#(?P<id>[0-9]{1,10})|(?P<name>[^\s`()+*,;=#-]+))")  # fmt: skip
 _INTEGERS = {"int": 10, "long": 19}
@@ -87,7 +89,7 @@ Operand: TypeAlias = ColumnOperand | NumberOperand | BinaryOperation
 
 
 def operation(sign: str, left: Operand, right: Operand) -> BinaryOperation:
-    """Return an operation with the type that Trino gives it. The operands of sums and products have one order.
+    """Return an operation with the type that Trino gives it. The operands of sums and products are sorted.
 
     Raises:
         BadRequest: The operation is not defined for these types, or its result may have too many digits.
@@ -110,7 +112,7 @@ def operation(sign: str, left: Operand, right: Operand) -> BinaryOperation:
 
 
 def decimal_digits(kind: str) -> tuple[int, int]:
-    """Return precision and scale of the decimal type to which a number is converted."""
+    """Return the precision and scale of the decimal type to which a number of this type is converted."""
     return (_INTEGERS[kind], 0) if kind in _INTEGERS else (decimal_precision(kind), decimal_scale(kind))
 
 
@@ -200,7 +202,7 @@ def _format_id(column: ColumnOperand) -> str:
 
 def _format_name(column: ColumnOperand) -> str:
     match = _TOKEN.match(column.name)
-    # A text that begins with a digit is a number, and a space before a name is ignored.
+    # A token that begins with a digit is a number. A space before a name is ignored.
     is_plain = match is not None and match["name"] == column.name
     return column.name if is_plain else "`" + column.name.replace("`", "``") + "`"
 
@@ -316,7 +318,7 @@ class _MeasureParser:
         return self._tokens[self._at - 1][1] if self._at <= len(self._tokens) else ""
 
     def _skip(self, symbol: str) -> bool:
-        """Skip the symbol if it is next, and return whether it was."""
+        """Skip the symbol if it is the next token, and return whether it was skipped."""
         is_next = self._peek() == symbol
         self._at += is_next
         return is_next

@@ -219,7 +219,7 @@ def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
         if column is not None:
             if not isinstance(column.type, str):
                 raise BadRequest(
-                    f"Column {name} has no statistics; request those of {_suggest_inner_fields(schema, name)}"
+                    f"Column {name} has no statistics; request the statistics of {_suggest_inner_fields(schema, name)}"
                 )
             return RequestedColumn(column.id, _canonicalize_kind(column.type))
     similar_names = near_names(name, metadata.current_schema.index.by_name)

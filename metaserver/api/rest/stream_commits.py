@@ -103,7 +103,7 @@ async def check_not_based_on_fresh(
 
 
 def _find_fresh_parent(call: Call, entry: Entry, snapshot: dict[str, Any]) -> Snapshot | None:
-    """Return the fresh snapshot on which a new snapshot is based; None if there is none."""
+    """Return the fresh snapshot on which a new snapshot is based, or None if it is not based on a fresh snapshot."""
     parent_id = snapshot.get("parent-snapshot-id")
     return call.components.streams.snapshots.find(entry.uuid, parent_id) if isinstance(parent_id, int) else None
 

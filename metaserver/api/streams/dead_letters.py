@@ -109,7 +109,7 @@ def parse_dead_letter_table(properties: Mapping[str, Any]) -> tuple[NamespacePat
 
 
 async def load_dead_letters(call: Call, loaded: LoadedTable) -> DeadLetters | None:
-    """Return the dead-letter table of a stream table; None if it has none.
+    """Return the dead-letter table of a stream table, or None if it has no dead-letter table.
 
     Raises:
         Forbidden: The caller may not append rows to the dead-letter table.

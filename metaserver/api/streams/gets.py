@@ -104,7 +104,7 @@ def _select_fields(metadata: TableMetadata, names: Sequence[str] | None) -> list
     """Return the columns to read.
 
     Raises:
-        BadRequest: A column is unknown or repeated, or there is none.
+        BadRequest: A column is unknown or repeated, or the list of columns is empty.
     """
     by_name = {field.name: field for field in metadata.current_schema.fields}
     if names is None:
@@ -138,7 +138,7 @@ def _read_keys(metadata: TableMetadata, keys: Sequence[Any]) -> pa.RecordBatch |
         objects = [{key[0]: value} for value in keys]
     for number, each in enumerate(objects):
         if not isinstance(each, dict) or not each or each.keys() != objects[0].keys():
-            raise BadRequest(f"keys[{number}] has other columns than keys[0], or none; all keys have the same columns")
+            raise BadRequest(f"keys[{number}] differs from keys[0] in its columns; all keys must have the same columns")
         if any(value is None for value in each.values()):
             raise BadRequest(f"keys[{number}] has a null; rows with a null have no key")
     kinds = {field.name: field.type for field in metadata.current_schema.fields}

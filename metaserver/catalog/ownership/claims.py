@@ -221,7 +221,7 @@ async def check_own(context: CatalogContext, uuid: str, location: str) -> None:
 
 
 async def list_claimed(context: CatalogContext, uuid: str, locations: Sequence[str]) -> list[str]:
-    """Return those of the locations that `uuid` has claimed. The table's metadata does not matter."""
+    """Return the locations among these that `uuid` has claimed. The table's metadata does not matter."""
     claims = {
         claimed_location.location
         for claimed_location in await context.store.claims(uuid)

@@ -1,7 +1,7 @@
 """The metadata files of a warehouse, by folder, and the newest file of each table, view and function.
 
-The storage is not trusted: a user who may write files of one table may write any metadata file in its folders. So a
-file that cannot be read, and a choice between two files, are reported, and nothing is guessed.
+The storage is not trusted: a user who may write files of one table may write any metadata file in its folders. So the
+module reports a file that cannot be read, and a choice between two files. It does not guess.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Metadata = TableMetadata | ViewMetadata | None
 _TABLE_FILE = re.compile(r"\.metadata\.json(?:\.gz)?\Z")
 _FUNCTION_FILE = re.compile(r"\.function\.json\Z")
 _LARGE_FILE_BYTES = 8 << 20
-"""A larger file is read while no other large file is in memory."""
+"""A file with more bytes is read only when no other large file is in memory."""
 _FOLDERS_READ_CONCURRENTLY = 64
 
 
@@ -123,8 +123,8 @@ class FileReader:
     async def read_folder(self, files: Sequence[ObjectInfo]) -> NewestFiles:
         """Return the newest file of each table, view and function of a folder.
 
-        A file is newer than the files that it lists. The files are read from the highest number on, and a file that was
-        listed is not read. So mostly one file is read for each table.
+        A file is newer than the files that it lists. The files are read in descending order of their numbers, and a
+        listed file is not read. Usually, one file is read for each table.
         """
         pending = {info.location: info for info in files}
         newest: dict[str, FoundFile] = {}
@@ -196,7 +196,7 @@ class FileReader:
             updated_ms = max((entry.timestamp_ms for entry in view.version_log), default=0)
             return FoundFile(location, EntryKind.VIEW, view.view_uuid, view.location, updated_ms, (), view)
         previous = tuple(normalise_location(entry.metadata_file) for entry in table.metadata_log)
-        # A warehouse may have very many tables. Their histories are not needed.
+        # A warehouse may have very many tables, so the histories, which are not needed, are dropped.
         table = msgspec.structs.replace(
             table, snapshots=table.snapshots[-1:], snapshot_log=(), metadata_log=(), statistics=()
         )
@@ -216,13 +216,13 @@ class FileReader:
 def _order(location: str) -> tuple[int, str]:
     """Return the number of a file and its location. A later file of a table, view or function compares greater.
 
-    The names of functions' files begin with a UUID of version 7, so their order is the order of their writes.
+    The names of the files of functions begin with a UUID of version 7, so they sort by the time of writing.
     """
     return (0 if _FUNCTION_FILE.search(location) else version_of(location)), location
 
 
 def normalise_location(location: str) -> str:
-    """Return a location as listings spell it, or unchanged if it is not valid."""
+    """Return a location in the form that listings use, or unchanged if it is not valid."""
     try:
         return str(parse_location(location))
     except BadRequest:
@@ -230,7 +230,10 @@ def normalise_location(location: str) -> str:
 
 
 def _make_unreadable(location: str) -> FoundFile:
-    """Return a file of which only the location is known, with the UUID of a table that has none."""
+    """Return an entry for a file of which only the location is known.
+
+    Its UUID is the UUID of a table without a UUID.
+    """
     folder = location.rpartition("/")[0].removesuffix("/metadata")
     return FoundFile(location, EntryKind.TABLE, str(uuid5(NAMESPACE_URL, folder)), folder, 0, (), None)
 

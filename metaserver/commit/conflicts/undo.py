@@ -116,7 +116,7 @@ def _find_snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id:
 async def _restore_manifests(
     manifests: Manifests, metadata: TableMetadata, snapshots: tuple[Snapshot, Snapshot, Snapshot]
 ) -> tuple[ManifestFile, ...]:
-    """Return the manifests of the head, in which the old manifests replace those of the undone snapshot.
+    """Return the manifests of the head, in which the old manifests replace the manifests of the undone snapshot.
 
     Args:
         snapshots: The parent of the undone snapshot, the undone snapshot, and the head.

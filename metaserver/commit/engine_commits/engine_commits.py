@@ -169,7 +169,7 @@ class EngineCommits:
         Args:
             caller: The principal that commits.
             changes: The updates and requirements of each table.
-            is_single: Whether the idempotent answer is that of the table, not an empty 204.
+            is_single: Whether the idempotent answer is the table, not an empty 204.
             fresh: See `commit_table`.
 
         Raises:

@@ -445,7 +445,7 @@ class _Rebase:
         merged = await self._read(self._manifests.published, former)
         existing = [entry for each in entries for entry in each if entry.status == EXISTING]
         if _count_identities(existing) != _count_identities(entry for each in merged for entry in each):
-            raise CannotRebase("the merged entries differ from those of the parent")
+            raise CannotRebase("the merged entries differ from the entries of the parent")
         keeps_merge = there and _map_row_ids(existing) == _map_row_ids(entry for each in merged for entry in each)
         own: list[ManifestFile] = []
         for manifest, listed in zip(added, entries, strict=True):

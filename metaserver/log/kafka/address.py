@@ -23,7 +23,7 @@ class KafkaAddress:
     Attributes:
         servers: The addresses host:port, comma-separated.
         prefix: The beginning of the names of all topics of the log.
-        properties: Further properties of the client, such as those of TLS and SASL.
+        properties: Further properties of the client, for example for TLS and SASL.
     """
 
     servers: str

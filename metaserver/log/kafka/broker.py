@@ -44,7 +44,7 @@ class Broker(Protocol):
         """The identity of the log, which depends on the cluster, the prefix and the journal."""
 
     async def create_partitions(self, shards: Iterable[Shard]) -> None:
-        """Create the topics and partitions of shards that have none."""
+        """Create the missing topics and partitions of shards."""
 
     async def write(self, records: Sequence[NewRecord]) -> Sequence[int | LogUnavailable]:
         """Write records durably; return Kafka's offset of each, or why it was not written.

@@ -86,7 +86,7 @@ class _Writes:
 
 
 class KafkaBroker:
-    """Implements `Broker`. Use `open_broker`."""
+    """A `Broker` that uses librdkafka. Open it with `open_broker`."""
 
     def __init__(self, address: KafkaAddress, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
         self._address = address
@@ -104,7 +104,7 @@ class KafkaBroker:
         # Another client: it remembers for a while that a topic did not exist, and then finds no leader for deletions.
         self._deleting_admin = AdminClient({**self._base})
         self._follower = self._make_consumer(fetch_wait_ms=500)
-        # Not the follower: its connection answers nothing else while a fetch waits for records.
+        # The follower is not used: its connection answers no other request while a fetch waits for records.
         self._ranges = self._make_consumer()
         self._readers: queue.LifoQueue[Consumer] = queue.LifoQueue()
         self._open_readers: list[Consumer] = []

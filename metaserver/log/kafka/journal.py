@@ -105,7 +105,7 @@ class JournalGroup(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     Attributes:
         writer: The id of the replica's log since it was opened.
-        number: The number of the group among those of the writer.
+        number: The number of the group among the groups of the writer.
         time_ms: The time of the replica.
     """
 

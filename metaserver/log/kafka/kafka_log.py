@@ -5,7 +5,8 @@ record goes to the journal (`journal.py`), which gives them their offsets. All a
 together. Kafka replicates and keeps both; this module has no consensus protocol.
 
 - If the rows cannot be written, the append fails and nothing of it exists: no record of the journal names it.
-- If the outcome of the record is unknown, so is that of the append. It is repeated with the same sequence number.
+- If the outcome of the record is unknown, the outcome of the append is unknown, too. The client repeats the append with
+the same sequence number.
 - A replica that was paused applies the records that it has missed, before it answers anything that depends on them.
 """
 
@@ -133,7 +134,7 @@ class _Waiting:
 
 
 class KafkaLog:
-    """A `StreamLog` in Kafka. Belongs to one event loop; use `open_kafka_log`."""
+    """A `StreamLog` in Kafka. An instance belongs to one event loop. Open it with `open_kafka_log`."""
 
     def __init__(self, broker: Broker, clock: Clock, limits: KafkaLimits, run_in_thread: RunInThread) -> None:
         self._run_in_thread = run_in_thread
@@ -259,7 +260,8 @@ class KafkaLog:
             if shard.stream in state.removed:
                 raise StreamRemoved(f"The stream {shard.stream} was removed with its table; load the table again")
         if producer is not None:
-            # A repetition is certain, and needs no second copy of its rows. All else is only certain in the journal.
+            # A repetition is certain, and needs no second copy of its rows. The other facts are certain only when they
+            # are in the journal.
             previous = state.producers.get(producer.name)
             if previous is None:
                 state.check_producer_room(producer.name, limit=self._limits.producers_max)

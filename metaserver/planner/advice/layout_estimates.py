@@ -10,8 +10,7 @@ assumes that the rows of a file are evenly distributed over the file's range. Th
 from the number of distinct values in the table's statistics. Without this number, there is no estimate.
 
 A layout that the clustering policy of the table requests already is not proposed, and a proposed layout keeps
-the columns of the policy. The estimates are part of the explanation of a plan; planning does not use
-them.
+the columns of the policy. The explanation of a plan shows the estimates. Planning does not use them.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import Selection, never
 
 COLUMNS_MAX = 4
-"""With more columns, a file would be split too rarely by each column."""
+"""The maximum number of columns of a clustering. With more columns, each column would divide the rows too coarsely."""
 _WORK_MAX = 50_000_000
 """The maximum number of comparisons of values with files, for one column."""
 _STRING_FILES_MAX = 100_000
@@ -51,8 +50,9 @@ _STRING_FILES_MAX = 100_000
 _BOUNDED_ROWS_MIN_FRACTION = 0.5
 """If files with bounds have less than this share of the rows, there is no estimate."""
 _STRING_DIGITS_BYTES = 6
-"""The number of bytes after the common prefix of strings that are converted to a number. A double represents such a
-number exactly.
+"""The number of bytes after the common prefix of strings that are converted to a number.
+
+A double represents such a number exactly.
 """
 _PROPOSED_FILES_MAX_FRACTION = 0.5
 """A layout that keeps more than this share of the files is not proposed."""

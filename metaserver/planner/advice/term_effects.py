@@ -1,8 +1,8 @@
 """The effect of each conjunct of a filter. If partitions and bounds leave out few files, also the index that would
 help.
 
-An index is proposed unless a sample of the column shows that most files have a matching row. These texts are part of
-the explanation of a plan; planning does not use them.
+An index is proposed unless a sample of the column shows that most files have a matching row. The explanation of a plan
+shows these texts. Planning does not use them.
 """
 
 from __future__ import annotations

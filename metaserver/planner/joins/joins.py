@@ -101,7 +101,7 @@ class RequestedJoin:
     extreme of the other table's column (`extremes.py`). `RANGE`: the other table's column itself (`ranges.py`).
     """
     any_of: int | None = None
-    """The number of a group of alternative joins. A row needs a partner in only one join of the group."""
+    """The number of a group of alternative joins. A row needs a partner in at least one join of the group."""
     exempt_condition: Expression = FALSE
     """A condition that is bound to the planned table's columns. Rows that may match it need no partner."""
     operators: tuple[str, ...] = ()

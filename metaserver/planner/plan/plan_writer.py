@@ -71,7 +71,9 @@ class ManifestPart(NamedTuple):
 
 
 class KeptManifests(NamedTuple):
-    """The manifests of a snapshot: those of which a plan keeps all files, and those of which it keeps only some."""
+    """The manifests of a snapshot, in two groups: manifests whose files the plan keeps all, and manifests of which it
+    keeps only some files.
+    """
 
     whole: tuple[ManifestFile, ...]
     parts: tuple[ManifestPart, ...]

@@ -69,10 +69,10 @@ async def _read_batches(connection: sqlite3.Connection, table: TableLayout) -> A
 
 @asynccontextmanager
 async def read_sqlite(path: Path, *, is_writer_excluded: bool = False) -> AsyncIterator[SqliteReader]:
-    """Read one state of a database file. Servers may write to it meanwhile.
+    """Read one state of a database file while servers may write to it.
 
     Args:
-        is_writer_excluded: Whether the lock of the database is held, so that no server can write until the end.
+        is_writer_excluded: Whether to take the lock of the database, so that no server can write until the end.
 
     Raises:
         ConfigError: The file is missing, or is not a database of Seamark.
@@ -95,7 +95,7 @@ async def read_sqlite(path: Path, *, is_writer_excluded: bool = False) -> AsyncI
 async def write_sqlite(path: Path, *, overwrite: bool, is_log_used: bool = True) -> AsyncIterator[SqliteWriter]:
     """Replace the content of a database file in one transaction.
 
-    The previous content stays until the transaction commits, whenever the process is killed.
+    If the process is killed before the transaction commits, the previous content stays.
 
     Args:
         overwrite: Whether the database may contain a catalog.
