@@ -44,6 +44,8 @@ from seamark.metaserver.store.operations import Operation
 
 NAMED_NAMESPACES_MAX = 100
 """The maximum number of names in one look-up of namespaces."""
+GROUPS_MAX = 100
+"""The maximum number of groups of a principal whose grants count."""
 
 
 class IdempotencyTaken(Exception):
@@ -260,6 +262,9 @@ class PointerStore(Protocol):
     async def tokens(self) -> list[AccessToken]: ...
 
     async def grants(self, principal: str | None) -> list[Grant]: ...
+
+    async def grants_of_any(self, principals: tuple[str, ...]) -> list[Grant]:
+        """Return the grants of all these principals. There are at most `GROUPS_MAX` principals."""
 
     async def audit(self, since: str | None, limit: int) -> list[AuditRecord]:
         """Return the audit records after `since`, in order of id."""

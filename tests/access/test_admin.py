@@ -162,7 +162,7 @@ async def test_invalid_request_is_a_400_with_the_reason(admin_server: AdminServe
         ("POST", "/api/v1/tokens", {"name": "t", "grants": [{"role": "reader", "namespace": "a"}]}),
         ("POST", "/api/v1/tokens", {"name": "t", "grant": []}),
         ("PUT", "/api/v1/grants", None),
-        ("PUT", "/api/v1/grants", {"principal": "a:b", "role": "reader"}),
+        ("PUT", "/api/v1/grants", {"principal": "A:b", "role": "reader"}),
         ("PUT", "/api/v1/grants", {"principal": "oidc:", "role": "reader"}),
         ("PUT", "/api/v1/grants", {"principal": "x", "role": "Reader"}),
         ("PUT", "/api/v1/grants", {"principal": "x", "role": "reader", "namespace": ["\x00"]}),

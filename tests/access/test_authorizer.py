@@ -162,8 +162,22 @@ def test_ambiguous_token_names_are_rejected(name: str) -> None:
         check_token_name(name)
 
 
-@pytest.mark.parametrize("name", ["oidc:", "oidc:a\nb", "other:ann", "anonymous", "OIDC:ann"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "oidc:",
+        "oidc:a\nb",
+        "service:ann",
+        "oidc-group:",
+        "oidc-group-group:ann",
+        ":ann",
+        "9:ann",
+        "anonymous",
+        "OIDC:ann",
+    ],
+)
 def test_grants_require_a_possible_principal_name(name: str) -> None:
     with pytest.raises(BadRequest):
         make_grant(name, "reader", ())
-    assert check_principal_name("oidc:auth0|5 f:g") == "oidc:auth0|5 f:g"
+    for possible in ("oidc:auth0|5 f:g", "corp:ann", "oidc-group:engineers", "k8s:system:serviceaccount:etl:loader"):
+        assert check_principal_name(possible) == possible

@@ -355,7 +355,7 @@ class _Logins(_Claims):
 @pytest.mark.parametrize("claim", ["", "roles"])
 async def test_claims_that_only_an_issuer_states_do_not_invalidate_credentials(claim: str) -> None:
     logins = _Logins({"oidc:granted": [RoleGrant("oidc:granted", "reader", ("db",))]})
-    settings = some_settings(Path("unused"), auth="token+oidc", oidc_roles_claim=claim)
+    settings = some_settings(Path("unused"), auth="token+oidc", oidc_issuer="https://i", oidc_roles_claim=claim)
     ownership = GrantChecker(logins, SimulatedClock(1), settings)
 
     async def is_allowed(principal: str, namespace: tuple[str, ...] = ("db",), *, writable: bool = False) -> bool:
@@ -377,7 +377,8 @@ async def test_claims_that_only_an_issuer_states_do_not_invalidate_credentials(c
 async def test_credentials_end_when_their_kind_of_login_is_disabled(auth: str, accepted: str) -> None:
     """The setting may have changed since they were issued."""
     logins = _Logins({principal: [RoleGrant(principal, "reader", ("db",))] for principal in ("ann", "oidc:eve")})
-    ownership = GrantChecker(logins, SimulatedClock(1), some_settings(Path("unused"), auth=auth))
+    settings = some_settings(Path("unused"), auth=auth, oidc_issuer="https://i")
+    ownership = GrantChecker(logins, SimulatedClock(1), settings)
     for principal in ("ann", "oidc:eve"):
         check = ownership.check(ObjectGrant("t", "s3://bkt/t", False, principal, 1 << 60, namespace=("db",)))
         if principal == accepted:

@@ -26,7 +26,7 @@ from seamark.metaserver.store.operations import (
     SaveToken,
     TakeLease,
 )
-from seamark.metaserver.store.port import IdempotencyTaken
+from seamark.metaserver.store.port import GROUPS_MAX, IdempotencyTaken
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
 from tests.store.opened import OpenedStores
 from tests.store.samples import (
@@ -154,6 +154,14 @@ class RecordsContract(OpenedStores):
         assert await store.grants("ann") == [whole]
         with pytest.raises(NotFound, match=r"reader for ann on a\.b"):
             await store.transact([RemoveGrant(part)])
+
+    async def test_grants_of_several_principals_are_read_together(self, store: GeneratorStore) -> None:
+        grants = [Grant("a-group:1", "admin"), Grant("a-group:2", "reader", ("a", "b")), Grant("b-group:1", "reader")]
+        await store.transact([SaveGrant(grant) for grant in grants])
+        assert await store.grants_of_any(("a-group:2", "missing", "a-group:1")) == grants[:2]
+        assert await store.grants_of_any(()) == []
+        many = tuple(f"other:{number}" for number in range(GROUPS_MAX - 1))
+        assert await store.grants_of_any((*many, "b-group:1")) == grants[2:]
 
     async def test_cursor_moves_only_from_the_position_that_was_read(
         self, store: GeneratorStore, other: GeneratorStore

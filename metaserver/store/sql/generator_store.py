@@ -112,6 +112,7 @@ class GeneratorStore(ABC):
     entry = _make_known_point_read("entry", queries.entry)
     token_by_digest = _make_known_point_read("token", queries.token_by_digest)
     _grants_of = _make_known_point_read("grants", queries.grants)
+    grants_of_any = _make_known_point_read("grants of any", queries.grants_of_any)
     namespaces = _list_read(queries.namespaces)
     find_namespaces = _list_read(queries.find_namespaces)
     namespace_size = _list_read(queries.namespace_size)

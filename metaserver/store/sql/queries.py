@@ -27,7 +27,7 @@ from seamark.metaserver.store.model import (
     RegisteredIndexFile,
     StoredPlanTable,
 )
-from seamark.metaserver.store.port import NAMED_NAMESPACES_MAX, InstantFilter
+from seamark.metaserver.store.port import GROUPS_MAX, NAMED_NAMESPACES_MAX, InstantFilter
 from seamark.metaserver.store.sql.rows import (
     AUDIT,
     DROPPED,
@@ -332,6 +332,17 @@ def grants(principal: str | None) -> Steps[list[Grant]]:
         return _read_all(GRANT.decode, f"SELECT {GRANT} FROM grants ORDER BY principal, namespace, role")  # noqa: S608
     sql = f"SELECT {GRANT} FROM grants WHERE principal = $1 ORDER BY namespace, role"  # noqa: S608
     return _read_all(GRANT.decode, sql, principal)
+
+
+def grants_of_any(principals: tuple[str, ...]) -> Steps[list[Grant]]:
+    if not principals:
+        return []
+    # The text is the same for any number of names, so that the databases prepare the statement once.
+    names = principals + principals[-1:] * (GROUPS_MAX - len(principals))
+    condition = f"principal IN ({placeholders(GROUPS_MAX)})"
+    sql = f"SELECT {GRANT} FROM grants WHERE {condition} ORDER BY principal, namespace, role"  # noqa: S608
+    grants = yield from _read_all(GRANT.decode, sql, *names)
+    return grants
 
 
 def audit(since: str | None, limit: int) -> Steps[list[AuditRecord]]:
