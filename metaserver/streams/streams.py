@@ -132,7 +132,7 @@ class Streams:
         self._owners = owners
         self.row_files = row_files
         self.gets = KeyedGets(row_files, search)
-        self._stream_tables = CatalogTables(catalog, commits, search)
+        self._stream_tables = CatalogTables(catalog, commits, search, logs)
         self._tables: dict[str, StreamTable] = {}
         self._opening: SingleFlight[str, StreamTable] = SingleFlight()
         self._flushes: dict[str, _FlushState] = {}
