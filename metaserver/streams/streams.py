@@ -20,11 +20,9 @@ import structlog
 
 from seamark.cache.single_flight import SingleFlight
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import as_bool, as_int
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.protocol.wire import FRESH_FOLDER, STREAM_ENABLED, show
+from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import (
-    BadRequest,
     CommitConflict,
     LogUnavailable,
     NoSuchTable,
@@ -43,6 +41,7 @@ from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.runtime.background import run_in_background
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream, RecordRemovalFlush, TakeRemovalFlush
+from seamark.metaserver.streams.appends import ProducerKey, TableRows
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
 from seamark.metaserver.streams.keyed_gets import KeyedGets
@@ -53,6 +52,7 @@ from seamark.metaserver.streams.pauses import Pauses
 from seamark.metaserver.streams.row_files import RowFiles
 from seamark.metaserver.streams.stored_rows import RowSearch
 from seamark.metaserver.streams.stream_counts import FlushReport, StreamCounts
+from seamark.metaserver.streams.stream_properties import fresh_folder_of, interval_ms_of, shards_of
 from seamark.metaserver.streams.stream_table import (
     FlushedBefore,
     StreamLimits,
@@ -60,12 +60,6 @@ from seamark.metaserver.streams.stream_table import (
     append_to_tables,
 )
 
-ENABLED, SHARDS = STREAM_ENABLED, "seamark.stream.shards"
-FLUSH_INTERVAL = "seamark.stream.flush-interval-ms"
-FLUSH_INTERVAL_MS_MIN = 100
-SHARDS_MAX = 64
-PRODUCER_CHARACTERS_MAX = 100
-_FORMAT_VERSION_MIN = 2
 _TICK_S = 0.1
 """The time between two checks for tables that are due."""
 _RETRY_S = 1.0
@@ -99,42 +93,6 @@ class FreshTable(NamedTuple):
     loaded: LoadedTable
     snapshot: Snapshot | None
     offsets: Mapping[int, int]
-
-
-class TableRows(NamedTuple):
-    """Packed rows to append to a table.
-
-    Attributes:
-        loaded: The table, which `check_stream_table` accepts.
-        rows: The rows: of a table without a key as one batch, else by the shard of their keys (`shards_of`).
-    """
-
-    loaded: LoadedTable
-    rows: Batch | Mapping[int, Batch]
-
-    @property
-    def size_bytes(self) -> int:
-        batches = [self.rows] if isinstance(self.rows, Batch) else self.rows.values()
-        return sum(batch.size_bytes for batch in batches)
-
-
-class ProducerKey(NamedTuple):
-    """The producer of an append, and the number of the append.
-
-    Attributes:
-        principal_name: The principal. Two principals may use the same name of a producer.
-        scope: The UUID of the table. Two tables have independent producers.
-    """
-
-    principal_name: str
-    scope: str
-    name: str
-    sequence: int
-
-    def to_producer(self) -> StreamProducer:
-        """Return the producer as the log knows it, with its owner (`owner_of`). Stored logs have this form."""
-        owner = hashlib.sha256(self.principal_name.encode()).hexdigest()[:16]
-        return StreamProducer(f"{self.scope}/{owner}/{self.name}", self.sequence)
 
 
 class _FlushState:
@@ -174,7 +132,7 @@ class Streams:
         self._owners = owners
         self.row_files = row_files
         self.gets = KeyedGets(row_files, search)
-        self._stream_tables = CatalogTables(catalog, commits, search)
+        self._stream_tables = CatalogTables(catalog, commits, search, logs)
         self._tables: dict[str, StreamTable] = {}
         self._opening: SingleFlight[str, StreamTable] = SingleFlight()
         self._flushes: dict[str, _FlushState] = {}
@@ -269,7 +227,7 @@ class Streams:
             assert loaded.entry is not None
             state = self._flushes.get(loaded.entry.uuid)
             if state is not None:  # else the table was dropped meanwhile
-                state.interval_ms = _read_interval_ms(loaded.metadata)
+                state.interval_ms = interval_ms_of(loaded.metadata)
                 # Engines do not ask for a plan of a table without a snapshot. A running flush gives it one.
                 if loaded.metadata.current_snapshot_id is None and state.task is None:
                     state.is_due = True
@@ -339,7 +297,7 @@ class Streams:
                 continue
             if not fresh.parts:
                 return FreshTable(LoadedTable(entry, metadata), None, fresh.offsets)
-            snapshot = await self.snapshots.make(table, entry, metadata, fresh, _locate_fresh_folder(metadata))
+            snapshot = await self.snapshots.make(table, entry, metadata, fresh, fresh_folder_of(metadata))
             return FreshTable(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot, fresh.offsets)
         raise RetryLater("The table was flushed again and again while the plan was made; try again")
 
@@ -376,7 +334,7 @@ class Streams:
             raise LogElsewhere(error.message) from None
         entry, metadata = await self._stream_tables.load(entry.uuid)
         settings = self._context.settings
-        folder = _locate_fresh_folder(metadata)
+        folder = fresh_folder_of(metadata)
         table = StreamTable(
             entry,
             log,
@@ -409,7 +367,7 @@ class Streams:
         oldest_ms = self._context.clock.now_ms() - _FOREIGN_FILES_MS if self._logs.is_shared else 1 << 62
         table.give_up_files([info.location for info in listed if info.modified_ms < oldest_ms])
         self._tables[entry.uuid] = table
-        self._flushes.setdefault(entry.uuid, _FlushState()).interval_ms = _read_interval_ms(metadata)
+        self._flushes.setdefault(entry.uuid, _FlushState()).interval_ms = interval_ms_of(metadata)
         return table
 
     def _run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
@@ -625,50 +583,6 @@ class Streams:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._threads.shutdown(wait=False)
         self.gets.close()
-
-
-def shards_of(loaded: LoadedTable) -> int:
-    """Return the number of shards that a table has, or gets with its first row."""
-    assert loaded.entry is not None
-    shards = as_int(loaded.metadata.properties, SHARDS, 1)
-    return len(loaded.entry.parse_flushed_offsets()) or min(max(1, shards), SHARDS_MAX)
-
-
-def is_stream_table(metadata: TableMetadata) -> bool:
-    return as_bool(metadata.properties, ENABLED, False)
-
-
-def check_stream_table(metadata: TableMetadata, subject: str) -> None:
-    """Check that rows can be appended to the table.
-
-    Raises:
-        BadRequest: Rows cannot be appended; the message has the reason.
-    """
-    if not is_stream_table(metadata):
-        raise BadRequest(f"{subject} is not a stream table; set its property {ENABLED} to true")
-    if metadata.format_version < _FORMAT_VERSION_MIN:
-        raise BadRequest(
-            f"{subject} has format version {metadata.format_version}; a stream table needs version 2 or 3. Upgrade it"
-        )
-    if not as_int(metadata.properties, FLUSH_INTERVAL, FLUSH_INTERVAL_MS_MIN) >= FLUSH_INTERVAL_MS_MIN:
-        interval = metadata.properties[FLUSH_INTERVAL]
-        raise BadRequest(
-            f"{subject}: {FLUSH_INTERVAL} is {interval!r}; it has to be at least {FLUSH_INTERVAL_MS_MIN} ms"
-        )
-    if not 1 <= as_int(metadata.properties, SHARDS, 1) <= SHARDS_MAX:
-        raise BadRequest(
-            f"{subject}: {SHARDS} is {metadata.properties[SHARDS]!r}; it is a number from 1 to {SHARDS_MAX}"
-        )
-
-
-def _read_interval_ms(metadata: TableMetadata) -> int | None:
-    """Return the table's own flush interval, if it has a valid one."""
-    text = metadata.properties.get(FLUSH_INTERVAL, "")
-    return max(FLUSH_INTERVAL_MS_MIN, int(text)) if text.isdecimal() and len(text) < 10 else None
-
-
-def _locate_fresh_folder(metadata: TableMetadata) -> str:
-    return f"{metadata.location.rstrip('/')}/{FRESH_FOLDER}"
 
 
 @asynccontextmanager

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
+from seamark.metaserver.streams.stream_properties import ENABLED
 from seamark.metaserver.streams.stream_table import StreamTable
-from seamark.metaserver.streams.streams import ENABLED
 from tests.services.kafka import Kafka
 from tests.services.seamark import Seamark
 from tests.streams.test_read_stream import ids, read

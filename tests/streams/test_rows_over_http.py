@@ -32,7 +32,7 @@ from seamark.connector.streams.writer import StreamClosed
 from seamark.formats.protocol.wire import FRESH_FOLDER
 from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.streams.catalog_tables import CatalogTables
-from seamark.metaserver.streams.streams import ENABLED
+from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.seeds import examples, first_seed
 from tests.server.rig import Running, running
 from tests.waits import until

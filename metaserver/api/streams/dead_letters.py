@@ -16,7 +16,7 @@ from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.streams.incoming.rows import RejectedRow
 from seamark.metaserver.streams.keys import key_of
 from seamark.metaserver.streams.row_files import RowFiles
-from seamark.metaserver.streams.streams import check_stream_table
+from seamark.metaserver.streams.stream_properties import check_stream_table
 
 DEAD_LETTER_TABLE = "seamark.stream.dead-letter-table"
 _COLUMNS = {

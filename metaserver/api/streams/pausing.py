@@ -17,7 +17,7 @@ from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.streams.pauses import PAUSED, REASON_CHARACTERS_MAX, pause_of
-from seamark.metaserver.streams.streams import check_stream_table
+from seamark.metaserver.streams.stream_properties import check_stream_table
 
 _COMMIT_TRIES = 10
 _STREAM = "/api/v1/tables/{namespace}/{table}/stream"

@@ -17,14 +17,9 @@ from seamark.metaserver.api.streams.dead_letters import DeadLetters, Letter, loa
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.log.port import Acknowledgement
 from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.streams.appends import PRODUCER_CHARACTERS_MAX, ProducerKey, TableRows
 from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
-from seamark.metaserver.streams.streams import (
-    PRODUCER_CHARACTERS_MAX,
-    ProducerKey,
-    TableRows,
-    check_stream_table,
-    shards_of,
-)
+from seamark.metaserver.streams.stream_properties import check_stream_table, shards_of
 
 PRODUCER_PARAMETERS = (
     Parameter(
