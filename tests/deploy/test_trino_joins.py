@@ -252,7 +252,8 @@ def test_dimension_that_changes_is_read_at_its_planned_snapshot(star: Shop) -> N
     assert len(seen) > 3
 
 
-@pytest.mark.parametrize("queries", [3, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("queries", [3, 40])
 def test_random_stars_give_equal_rows(star: Shop, queries: int) -> None:
     rng, less = random.Random(7), 0
     for _ in range(queries):

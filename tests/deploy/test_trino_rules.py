@@ -371,13 +371,9 @@ class Statements:
                 return f"EXECUTE IMMEDIATE '{text}'"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("seed", "queries"),
-    [
-        (45, 12),
-        pytest.param(45, 45, marks=pytest.mark.slow),
-        pytest.param(500, 500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
-    ],
+    ("seed", "queries"), [(45, 12), (45, 45), pytest.param(500, 500, marks=pytest.mark.timeout(3600))]
 )
 def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: RulesRig, seed: int, queries: int) -> None:
     statements = Statements(random.Random(seed))

@@ -146,7 +146,8 @@ def test_view_that_cannot_be_analysed_passes_unchanged(views: Shop, sql: str) ->
     assert outcome(views, sql).startswith("unchanged; ")
 
 
-@pytest.mark.parametrize("queries", [4, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("queries", [4, 50])
 def test_random_statements_over_views_give_equal_rows(views: Shop, queries: int) -> None:
     rng, before = random.Random(5), count_plan_views(views)
     for _ in range(queries):

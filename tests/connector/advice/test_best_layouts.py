@@ -26,7 +26,7 @@ from seamark.formats.iceberg.metadata.properties import TARGET_FILE_BYTES
 from seamark.formats.services.curves import compute_curve_keys
 from tests.connector.advice.workloads import FILES, TABLE, make_table, random_workload, run_statements
 from tests.connector.lake import catalog_at
-from tests.seeds import first_seed, quick
+from tests.seeds import first_seed
 
 COLUMNS = ("code", "region", "amount", "day")
 BITS = 16
@@ -92,7 +92,8 @@ def count_indexed(rows: pa.Table, wheres: Sequence[str], column: str) -> float:
     return float(np.mean(counts))
 
 
-@pytest.mark.parametrize("case", quick(range(8), 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", range(8))
 def test_first_five_proposals_have_most_of_the_best_gain(client: IndexClient, case: int) -> None:
     rng = np.random.default_rng(first_seed() + 500 + case)
     rows = make_table(client, rng)

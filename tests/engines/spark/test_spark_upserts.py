@@ -90,9 +90,8 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize(
-    "shape", ["bucketed", *(pytest.param(one, marks=pytest.mark.slow) for one in ("by reading", "by record index"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", ["bucketed", "by reading", "by record index"])
 def test_every_snapshot_has_the_rows_of_its_history(rig: Rig, shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     version, spec, properties = SHAPES[shape]
     monkeypatch.setattr(upserting, "TASK_ROWS", 8)
