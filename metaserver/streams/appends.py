@@ -34,16 +34,16 @@ class ProducerKey(NamedTuple):
     """The producer of an append, and the number of the append.
 
     Attributes:
-        who: The principal. Two principals may use the same name of a producer.
+        principal_name: The principal. Two principals may use the same name of a producer.
         scope: The UUID of the table. Two tables have independent producers.
     """
 
-    who: str
+    principal_name: str
     scope: str
     name: str
     sequence: int
 
     def to_producer(self) -> StreamProducer:
         """Return the producer as the log knows it, with its owner (`owner_of`). Stored logs have this form."""
-        owner = hashlib.sha256(self.who.encode()).hexdigest()[:16]
+        owner = hashlib.sha256(self.principal_name.encode()).hexdigest()[:16]
         return StreamProducer(f"{self.scope}/{owner}/{self.name}", self.sequence)

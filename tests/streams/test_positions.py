@@ -2,8 +2,8 @@
 clear error.
 
 The model has a log with retention, flushes, appends of batch writers, compactions and expired snapshots. A reader
-begins at any place, and stops and resumes at any place. It applies the steps of `next_step` to the model's log and
-files.
+begins at any place, and stops and resumes at any place. It applies the steps of `choose_next_step` to the model's log
+and files.
 """
 
 from __future__ import annotations
@@ -328,16 +328,16 @@ def test_flushes_before_a_rebuild_are_read_as_appends() -> None:
     model.flush(1.0)
     first, second = model.history.by_id
     start = position_after_snapshot(UUID, model.table(), None)
-    step = next_step(parse_position(start.encode(), UUID), model.table())
+    step = choose_next_step(parse_position(start.encode(), UUID), model.table())
     assert isinstance(step, Files)
     assert (step.snapshot_id, step.position.offsets) == (first, (0,))
-    step = next_step(step.position, model.table())
+    step = choose_next_step(step.position, model.table())
     assert isinstance(step, LogRows)
     assert step.ranges == {0: (0, 3)}
     after = step.position.advance({0: 3})
-    assert next_step(after, model.table()) == End(msgspec.structs.replace(after, snapshot_id=second))
+    assert choose_next_step(after, model.table()) == End(msgspec.structs.replace(after, snapshot_id=second))
     with pytest.raises(BadRequest, match="offsets of another log"):
-        next_step(old, model.table())
+        choose_next_step(old, model.table())
 
 
 def test_flush_of_an_earlier_server_is_a_flush_of_the_table() -> None:
