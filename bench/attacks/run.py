@@ -30,7 +30,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Api, set_properties
 from tests.api.plans.planned import append, tens
-from tests.server.rig import Running
+from tests.server.rig import RunningServer
 from tests.services.seamark import Seamark
 
 TIMES_SLOWER_MAX = 10.0
@@ -50,7 +50,7 @@ _PATIENCE_S = 30.0
 
 
 @dataclass
-class Seen:
+class AttackMeasurements:
     """The measurements of the good client during one attack, or without an attack."""
 
     latencies_ms: list[float] = field(default_factory=list)
@@ -76,9 +76,9 @@ class AttackedServer:
     good: aiohttp.ClientSession
     hostile_token: str
 
-    async def look(self, seconds: float) -> Seen:
+    async def look(self, seconds: float) -> AttackMeasurements:
         """Measure the good client's plans, loads and commits for `seconds`."""
-        seen, process = Seen(), psutil.Process(self.server.pid)
+        seen, process = AttackMeasurements(), psutil.Process(self.server.pid)
         table, until = "/v1/namespaces/db/tables/t", time.monotonic() + seconds
         number = 0
         while time.monotonic() < until:
@@ -102,7 +102,7 @@ class AttackedServer:
             await asyncio.sleep(_PAUSE_S)
         return seen
 
-    async def under(self, attack: str, seconds: float) -> Seen:
+    async def under(self, attack: str, seconds: float) -> AttackMeasurements:
         """Measure the good client while `attack` runs."""
         argv = (self.server.base_url, self.hostile_token, attack, str(seconds + 1))
         hostile = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.attacks.attackers", *argv)
@@ -126,7 +126,7 @@ async def run_attacked_server(home: Path) -> AsyncIterator[AttackedServer]:
     with Seamark(home, flags=("--auth", "token")) as server:
         timeout = aiohttp.ClientTimeout(_PATIENCE_S)
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {good}"}, timeout=timeout) as http:
-            api = Api(cast(Running, SimpleNamespace(url=server.base_url, http=http)))
+            api = Api(cast(RunningServer, SimpleNamespace(url=server.base_url, http=http)))
             await api("POST", "/v1/namespaces", {"namespace": ["db"]})
             for name in ("t", "mine"):
                 await api.table(name)

@@ -78,7 +78,7 @@ def _statement(part: str) -> str:
 
 
 @dataclass(frozen=True)
-class Measured:
+class QueryMeasurement:
     query: Query
     every: int
     duckdb: int
@@ -102,7 +102,7 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
     title = "Which queries on star schemas read fewer files in DuckDB?"
     report = Report("corpus", title, peer="DuckDB's own Iceberg reader")
     generator = None if quick else tpcds.generator()
-    of_tpcds: list[Measured] = []
+    of_tpcds: list[QueryMeasurement] = []
     with Seamark(folder / "seamark", env={"SEAMARK_LOG_LEVEL": "warning"}) as server:
         fill(server, folder, share=share)
         with closing(seamark.duckdb.connect(server.base_url)) as con, closing(SeamarkClient(server.base_url)) as client:
@@ -127,7 +127,7 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
     return report
 
 
-def _sums(case: str, part: Sequence[Measured]) -> Iterator[Row]:
+def _sums(case: str, part: Sequence[QueryMeasurement]) -> Iterator[Row]:
     pruned, fewer = sum(item.ours < item.every for item in part), sum(item.ours < item.duckdb for item in part)
     known = sum(item.duckdb < item.every for item in part)
     yield Row(case, "read fewer than all files", "queries", {OURS: pruned, PEER: known}, False, PEER)
@@ -144,7 +144,7 @@ def _sums(case: str, part: Sequence[Measured]) -> Iterator[Row]:
     yield Row(case, "read the fewest files possible", "queries", fewest, False, PEER)
 
 
-def _of_tpcds(case: str, part: Sequence[Measured], generator: duckdb.DuckDBPyConnection) -> Iterator[Row]:
+def _of_tpcds(case: str, part: Sequence[QueryMeasurement], generator: duckdb.DuckDBPyConnection) -> Iterator[Row]:
     yield from _sums(case, part)
     filtered, facts = (sum(item.facts[at] for item in part) for at in (0, 1))
     yield Row(case, "references to facts with a filter", "references", {OURS: filtered, EVERY: facts}, False)
@@ -154,7 +154,7 @@ def _of_tpcds(case: str, part: Sequence[Measured], generator: duckdb.DuckDBPyCon
 
 def _measure(
     con: duckdb.DuckDBPyConnection, client: SeamarkClient, query: Query, held: HeldRows | None = None
-) -> Measured:
+) -> QueryMeasurement:
     """Run the query both ways. The rows in `held` give the number of needed files."""
     con.execute(f"USE sea.{query.schema}")
     rows, theirs = _answer(con, query.text)
@@ -170,7 +170,7 @@ def _measure(
     try:
         tables = explain_query(client, query.text, dialect="duckdb", namespace=(query.schema,)).tables
     except BadRequest as error:
-        return Measured(query, theirs, theirs, ours, few, f"{error.message}; {told}")
+        return QueryMeasurement(query, theirs, theirs, ours, few, f"{error.message}; {told}")
     for table in tables:
         if table.plan.files > MAX_KEPT_FRACTION * _count_considered(table.plan) and not table.plan.unpruned_reasons:
             raise ReasonMissing(f"{query.title}: {table.reference}")
@@ -178,7 +178,7 @@ def _measure(
     known = ", ".join(map(_describe_table, tables, needed or [None] * len(tables)))
     facts = [table for table in tables if table.table[-1] in tpcds.FACTS]
     filtered = sum(fact.predicate is not None or bool(fact.plan.joins) for fact in facts)
-    return Measured(query, every, theirs, ours, few, f"{told} ({known})", (filtered, len(facts)))
+    return QueryMeasurement(query, every, theirs, ours, few, f"{told} ({known})", (filtered, len(facts)))
 
 
 def _describe_table(table: ExplainedTable, needed: int | None) -> str:

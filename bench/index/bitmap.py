@@ -65,7 +65,7 @@ class Answerer(Protocol):
     def answer(self, question: Question) -> Positions: ...
 
 
-class Ours:
+class SeamarkBitmap:
     name = OURS
 
     def __init__(self, columns: dict[str, Values]) -> None:
@@ -209,7 +209,7 @@ def _one_cardinality(report: Report, folder: Path, rows: int, cardinality: int, 
     columns = {name: _column(rng, rows, cardinality) for name in COLUMNS}
     path = folder / f"{cardinality}.parquet"
     pq.write_table(pa.table(columns), path)
-    ours, roaring = Ours(columns), Roaring(columns)
+    ours, roaring = SeamarkBitmap(columns), Roaring(columns)
     answerers: list[Answerer] = [ours, PyArrow(path), DuckDB(path), roaring]
     case = f"cardinality {cardinality:,}"
     for question in _questions(rng, cardinality):
@@ -294,7 +294,7 @@ def _measure_building(report: Report, case: str, values: Values, turns: int) -> 
     report.rows.append(Row(f"{case}, build", "sorted, one core", "M rows/s", {OURS: rates["sorted"]}, **options))
 
 
-def _measure_size(report: Report, case: str, ours: Ours, roaring: Roaring, path: Path, rows: int) -> None:
+def _measure_size(report: Report, case: str, ours: SeamarkBitmap, roaring: Roaring, path: Path, rows: int) -> None:
     section = ours.opened["a"].section(0)
     bits = slice_count(section.cardinality)
     report.rows.append(Row(f"{case}, stored", "slices", "", {OURS: section.bitmaps}, goal=bits))

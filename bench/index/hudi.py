@@ -50,7 +50,7 @@ class AnswersDiffer(Exception):
     """A system has not found each key exactly once."""
 
 
-class Ours:
+class SeamarkIndex:
     """Our table, written and indexed; queried over HTTP and in process.
 
     `seconds` is the time that the indexing took.
@@ -99,7 +99,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         closing(IndexClient(server.base_url)) as client,
     ):
         answer = peer.answer()  # written and indexed
-        ours = Ours(client, table)
+        ours = SeamarkIndex(client, table)
         _sizes(report, ours, answer, count)
         for batch in BATCHES:
             _measure_lookups(report, ours, peer, [draw.choice(keys, batch, replace=False) for _ in range(rounds + 1)])
@@ -113,14 +113,14 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _sizes(report: Report, ours: Ours, made: dict[str, Any], count: int) -> None:
+def _sizes(report: Report, ours: SeamarkIndex, made: dict[str, Any], count: int) -> None:
     built = {OURS: ours.seconds, SQL: made["seconds"]}
     sizes = {OURS: ours.index.size_bytes / count, SQL: made["index_bytes"] / count}
     report.rows.append(Row("index", "built, by command", "s", built, peer=SQL))
     report.rows.append(Row("index", "an entry", "B", sizes, peer=SQL))
 
 
-def _measure_lookups(report: Report, ours: Ours, peer: Peer, draws: list[npt.NDArray[Any]]) -> None:
+def _measure_lookups(report: Report, ours: SeamarkIndex, peer: Peer, draws: list[npt.NDArray[Any]]) -> None:
     """Query all systems with each draw; the first draw warms them up and is not counted."""
     took: dict[str, list[float]] = {}
     read = []

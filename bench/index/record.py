@@ -62,7 +62,7 @@ class Answerer(Protocol):
         ...
 
 
-class Ours:
+class SeamarkRecordIndex:
     name = OURS
 
     def __init__(self, record: Record) -> None:
@@ -156,7 +156,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     record = _map_record(blob)
     record.verify()  # Load and verify every page, so that the timed lookups do no other work.
     path = _parquet(folder / "entries.parquet", keys)
-    answerers = [Ours(record), DuckDB(path), DataFusion(path), PyArrow(path)]
+    answerers = [SeamarkRecordIndex(record), DuckDB(path), DataFusion(path), PyArrow(path)]
     _ones(report, answerers, keys, rounds)
     _batches(report, answerers, keys, batch, rounds)
     _cold(report, blob, keys, 200 if quick else 2_000)

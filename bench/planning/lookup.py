@@ -26,7 +26,7 @@ from bench.bounds import transfer_ms
 from bench.measure import Worker, drive
 from bench.planning.columns import START_DAY, columns
 from bench.planning.layout import day_text
-from bench.planning.lookup_peers import Avro, DataFusion, DuckDB, Facts, Lmdb, Peer, stores
+from bench.planning.lookup_peers import Avro, ComparedAnswer, DataFusion, DuckDB, Lmdb, Peer, stores
 from bench.planning.ours import OurPlanner, our_planner
 from bench.planning.plans import PlansDiffer
 from bench.planning.served import register, seamark, stats
@@ -143,10 +143,10 @@ def _answer(found_files: FoundFiles, column: RequestedColumn, *, names: bool) ->
     return answer
 
 
-def facts(answer: dict[str, Any]) -> Facts:
+def facts(answer: dict[str, Any]) -> ComparedAnswer:
     """Return the facts of Seamark's answer, as a peer's `facts`."""
     values, nulls = answer["value_counts"], answer["null_value_counts"]
-    return Facts(len(values), int(values.sum()), int(nulls.sum()))
+    return ComparedAnswer(len(values), int(values.sum()), int(nulls.sum()))
 
 
 def _column_id(table: Table) -> int:

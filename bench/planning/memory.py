@@ -26,7 +26,7 @@ MANIFESTS = "manifests"
 
 
 @dataclass(frozen=True)
-class Held:
+class MemoryMeasurement:
     accounted: int
     grown: int
 
@@ -50,12 +50,12 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     return report
 
 
-def measure(table: Table, home: Path) -> Held:
+def measure(table: Table, home: Path) -> MemoryMeasurement:
     """Load the table in a separate process, plan by every filter, and measure the memory."""
     return asyncio.run(_measure(table, home))
 
 
-async def _measure(table: Table, home: Path) -> Held:
+async def _measure(table: Table, home: Path) -> MemoryMeasurement:
     process = psutil.Process()
     async with our_planner(home, table) as ours:
         gc.collect()
@@ -64,4 +64,4 @@ async def _measure(table: Table, home: Path) -> Held:
         view = scans[-1].view
         scans.clear()
         gc.collect()
-        return Held(ours.planner.stats().live_bytes + view.size_bytes, process.memory_info().rss - before)
+        return MemoryMeasurement(ours.planner.stats().live_bytes + view.size_bytes, process.memory_info().rss - before)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, SERVER_CORE, Target, on_core
-from bench.trino.clients import Ran, follow, statement
+from bench.trino.clients import StatementMeasurement, follow, statement
 from bench.trino.points import points
 from bench.trino.served import TRINO, adapter, run_both_targets
 from bench.trino.upstream import upstream
@@ -66,7 +66,7 @@ async def _compare(report: Report, case: str, sql: str, targets: Sequence[Target
     """Measure a statement with and without the adapter, in alternating order."""
     ours = targets[-1]
     connections = {target.name: await Connection.open(target.port) for target in targets}
-    results: dict[str, list[Ran]] = {target.name: [] for target in targets}
+    results: dict[str, list[StatementMeasurement]] = {target.name: [] for target in targets}
     posted, cpu_s = statement(sql), 0.0
     for number in range(-min(WARM, runs), runs):
         for target in targets if number % 2 else reversed(targets):

@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.report import OURS, Report, Row
 from bench.targets import Target
-from bench.trino.clients import Ran, follow, statement
+from bench.trino.clients import StatementMeasurement, follow, statement
 from bench.trino.points import ALONE, INDEXED, NAMESPACE, ORDERED, ROWS, TABLE, key_of, points
 from bench.trino.served import TRINO, run_both_targets
 from bench.wire import Connection, LoadError, request
@@ -56,7 +56,7 @@ async def _measure_lookup(
     report: Report, case: str, column: str, files: int, targets: Sequence[Target], keys: int
 ) -> None:
     connections = {target.name: await Connection.open(target.port) for target in targets}
-    results: dict[str, list[Ran]] = {target.name: [] for target in targets}
+    results: dict[str, list[StatementMeasurement]] = {target.name: [] for target in targets}
     numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False).tolist()
     for turn, number in enumerate(numbers):
         sql = f"SELECT {ORDERED}, note FROM {TABLE} WHERE {column} = {key_of(column, number, files)}"

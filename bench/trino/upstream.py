@@ -30,7 +30,7 @@ _FIGURES = b",".join(b'"figureOfAStatement%02d":%d' % (number, 1000 * number) fo
 _PIECE = 1 << 18
 
 
-class _Talker(asyncio.Protocol):
+class _Exchange(asyncio.Protocol):
     """One connection, one request at a time."""
 
     def __init__(self) -> None:
@@ -123,7 +123,7 @@ def upstream(folder: Path) -> Iterator[Target]:
 
 
 async def _serve(port: int) -> None:
-    server = await asyncio.get_running_loop().create_server(_Talker, "127.0.0.1", port, backlog=2048)
+    server = await asyncio.get_running_loop().create_server(_Exchange, "127.0.0.1", port, backlog=2048)
     await server.serve_forever()
 
 

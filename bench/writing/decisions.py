@@ -30,7 +30,7 @@ from seamark.metaserver.store.model import Entry, EntryKind
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
 from tests.api.client import Api
 from tests.commits.lake import Lake
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 
 TABLES, NAMESPACES, SNAPSHOTS = 10_000, 100, 20
 QUICK_TABLES = 300
@@ -51,8 +51,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     async with running(folder, services_workers=0, log_level="warning") as server:
         await _create(server, tables)
         before_bytes = _peak_bytes()
-        cpu_s, seen, jobs = await _Watch(server).look(seconds)
-        watch = _Watch(server)
+        cpu_s, seen, jobs = await _ScheduledTables(server).look(seconds)
+        watch = _ScheduledTables(server)
         whole_s, _, all_jobs = await watch.look(None)
         grown_bytes = _peak_bytes() - before_bytes
         again_s, looked, _ = await watch.look(None)
@@ -75,7 +75,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def _create(server: Running, tables: int) -> None:
+async def _create(server: RunningServer, tables: int) -> None:
     """Create tables whose metadata files are like that of a real table."""
     lake = await Lake.create(Api(server), "sample", **PROPERTIES)
     for number in range(SNAPSHOTS):
@@ -98,10 +98,10 @@ async def _create(server: Running, tables: int) -> None:
             batch = []
 
 
-class _Watch:
+class _ScheduledTables:
     """The tables of a server, and a queue, as of one scheduler."""
 
-    def __init__(self, server: Running) -> None:
+    def __init__(self, server: RunningServer) -> None:
         parts, settings = server.components, server.components.settings
         self._clock = parts.clock
         self._services: list[JobProposer] = [

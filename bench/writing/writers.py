@@ -89,7 +89,7 @@ class OurTable:
         forget(self.folder, set(self.client.files(self.named)["file_path"].to_pylist()))
 
 
-class _Ours:
+class _SeamarkWriter:
     def __init__(self, name: str, table: OurTable, *, strategy: str | None = None) -> None:
         self.name, self._table, self._strategy = name, table, strategy
         self.folder = table.folder
@@ -101,14 +101,14 @@ class _Ours:
         self._table.tidy()
 
 
-class PythonWriter(_Ours):
+class PythonWriter(_SeamarkWriter):
     """`seamark.connector.write.upserts`, in this process, of rows in memory."""
 
     def upsert(self, batch: Batch) -> None:
         upsert(self._table.client, self._table.named, batch.rows, keys=[KEY], strategy=self._strategy)
 
 
-class SparkWriter(_Ours):
+class SparkWriter(_SeamarkWriter):
     """`seamark.connector.spark.frames.writes`, of a DataFrame that reads the batch's file; `by_tasks` though the
     driver would do.
     """

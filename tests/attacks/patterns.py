@@ -46,7 +46,7 @@ _PARTS_MAX, _BEGINNINGS_MAX = 14, 8
 
 
 @dataclass(frozen=True)
-class Use:
+class PatternUse:
     """One expression, its place, and how it is applied."""
 
     where: str
@@ -54,7 +54,7 @@ class Use:
     methods: frozenset[str]
 
 
-def uses() -> Iterator[Use]:
+def uses() -> Iterator[PatternUse]:
     """Yield each call of `re` in the packages.
 
     Raises:
@@ -67,7 +67,7 @@ def uses() -> Iterator[Use]:
                 yield from _uses_in(file, ast.parse(source))
 
 
-def _uses_in(file: str, tree: ast.Module) -> Iterator[Use]:
+def _uses_in(file: str, tree: ast.Module) -> Iterator[PatternUse]:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_of_re(node)]
     if not calls:
         return
@@ -88,7 +88,7 @@ def _uses_in(file: str, tree: ast.Module) -> Iterator[Use]:
                 f"{context}: add examples of the variables in this call to VARIABLES in {__file__}"
             ) from None
         methods = _methods(tree, names.get(id(call))) if call.func.attr == "compile" else {call.func.attr}
-        yield Use(context, re.compile(text, flags), frozenset(_method(method) for method in methods))
+        yield PatternUse(context, re.compile(text, flags), frozenset(_method(method) for method in methods))
 
 
 def _is_of_re(call: ast.Call) -> bool:
@@ -319,7 +319,7 @@ def _apply(pattern: re.Pattern[Any], method: str, text: Any) -> None:
         getattr(pattern, method)(text)
 
 
-def superlinear(use: Use) -> Iterator[str]:
+def superlinear(use: PatternUse) -> Iterator[str]:
     """Yield a text for which the expression needs more than linear time."""
     for texts in by_size(partial(hostile_texts, use.pattern), TEXT_CHARACTERS):
         for method in sorted(use.methods):

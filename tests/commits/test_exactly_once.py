@@ -21,7 +21,7 @@ from tests.commits.lake import SCHEMA, Lake
 from tests.commits.reader import check, rows, snapshot_of
 from tests.faults.rigs.http import Client
 from tests.faults.rigs.lossy_proxy import FATES, choose_fates, lossy_proxy
-from tests.faults.rigs.mortal import Mortal
+from tests.faults.rigs.mortal import MortalServer
 from tests.seeds import first_seed
 from tests.server.rig import running
 
@@ -143,7 +143,7 @@ def _ids(base_url: str, name: str) -> list[int]:
 
 
 def test_lost_requests_and_replies_lose_and_duplicate_nothing(tmp_path: Path) -> None:
-    with Mortal(tmp_path / "home") as server:
+    with MortalServer(tmp_path / "home") as server:
         server.start()
         lake = _lake(server.base_url, "t")
         with lossy_proxy(server.base_url) as proxy:
@@ -171,7 +171,7 @@ def test_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> 
     print(f"kills: FAULT_SEED={SEED}")
     rng = random.Random(SEED)
     steps = ("before-metadata-write", "after-metadata-write", "before-swap", "after-swap")
-    with Mortal(tmp_path / "home") as server:
+    with MortalServer(tmp_path / "home") as server:
         client = server.start()
         lake = _lake(server.base_url, "t")
         expected: dict[int, str] = {}

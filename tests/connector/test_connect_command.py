@@ -19,7 +19,7 @@ from pyiceberg.catalog import load_catalog
 from seamark.commands.main import cli
 from seamark.connector.client.engines import ENGINES, EXTENSIONS, NO_HIVE, RUNTIME, catalog_conf, connection_text
 from seamark.connector.client.indexes import IndexClient
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.docs.pages import REPO, Page
 from tests.docs.test_docs import spark_conf
 
@@ -90,7 +90,7 @@ def test_duckdb_text_takes_the_token_from_the_environment() -> None:
     assert "TOKEN" not in connection_text("duckdb", "sea", URI, has_token=False)
 
 
-def test_duckdb_text_runs(served: Served, tmp_path: Path) -> None:
+def test_duckdb_text_runs(server: ServerThread, tmp_path: Path) -> None:
     """PyPI's extensions are where INSTALL would put them, so the text runs without a download."""
     version, platform = _duckdb_platform()
     folder = tmp_path / "extensions" / version / platform
@@ -98,11 +98,11 @@ def test_duckdb_text_runs(served: Served, tmp_path: Path) -> None:
     for name in ("avro", "httpfs", "iceberg"):
         package = Path(importlib.import_module(f"duckdb_extension_{name}").__path__[0])
         shutil.copy(package / "extensions" / version / f"{name}.duckdb_extension", folder)
-    catalog = load_catalog("sea", type="rest", uri=served.url)
+    catalog = load_catalog("sea", type="rest", uri=server.url)
     catalog.create_namespace("shop")
     rows = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
     catalog.create_table("shop.orders", schema=rows.schema).append(rows)
-    text = "\n".join(line for line in call(served.url, "duckdb").stdout.splitlines() if "[info" not in line)
+    text = "\n".join(line for line in call(server.url, "duckdb").stdout.splitlines() if "[info" not in line)
     config = {"allow_unsigned_extensions": "true", "extension_directory": str(tmp_path / "extensions")}
     with duckdb.connect(config=config) as connection:
         assert ("sea", "shop", "orders") in {row[:3] for row in connection.execute(text).fetchall()}

@@ -50,7 +50,7 @@ class Rig(SparkTables):
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.served(spark, tmp_path_factory.mktemp("clustering")) as new_rig:
+    with Rig.open(spark, tmp_path_factory.mktemp("clustering")) as new_rig:
         new_rig.sql("CREATE TABLE {db}.customers (id bigint, city string, nation int) USING iceberg")
         new_rig.sql(
             "INSERT INTO {db}.customers SELECT id, concat('city ', abs(hash(id, 3)) % 20), abs(hash(id, 4)) % 5 "

@@ -30,7 +30,7 @@ class Lake(SparkTables):
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    with Lake.served(spark, tmp_path_factory.mktemp("lineage")) as new_lake:
+    with Lake.open(spark, tmp_path_factory.mktemp("lineage")) as new_lake:
         yield new_lake
 
 

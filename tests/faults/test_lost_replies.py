@@ -16,12 +16,12 @@ from pyiceberg.exceptions import CommitStateUnknownException
 from pyspark.sql import SparkSession
 
 from tests.catalog.rig import SCHEMA
-from tests.faults.rigs.http import Client, Lost, new_key
+from tests.faults.rigs.http import Client, OutcomeUnknown, new_key
 from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, choose_fates, lossy_proxy
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
-LOST = (Lost, requests.exceptions.ConnectionError, CommitStateUnknownException)
+LOST = (OutcomeUnknown, requests.exceptions.ConnectionError, CommitStateUnknownException)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def _until_answered(call: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
     for _ in range(50):
         try:
             status, body = call()
-        except (Lost, ValueError):  # ValueError: the load balancer's answer is not JSON.
+        except (OutcomeUnknown, ValueError):  # ValueError: the load balancer's answer is not JSON.
             continue
         return status, body
     raise AssertionError("no answer in 50 attempts")

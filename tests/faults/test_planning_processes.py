@@ -21,7 +21,7 @@ import pytest
 from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual
 from pyiceberg.table import StaticTable
 
-from tests.faults.rigs.http import Client, Lost
+from tests.faults.rigs.http import Client, OutcomeUnknown
 from tests.planner.lakes.tables import Table, make_between
 from tests.server.test_processes import eventually, workers_of
 from tests.services.seamark import Seamark
@@ -128,7 +128,7 @@ def test_worker_killed_during_a_cold_plan_does_not_affect_the_others(start_seama
     def ask(at: int) -> list[int] | None:
         try:
             status, answer = plan_on_new_connection(server, make_between(last - 900 + at, last))
-        except Lost:
+        except OutcomeUnknown:
             return None
         assert status == 200, answer
         return numbers(answer)

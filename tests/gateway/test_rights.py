@@ -22,7 +22,7 @@ from seamark.metaserver.store.model import AccessToken, Claim
 from seamark.metaserver.store.model import Grant as RoleGrant
 from seamark.metaserver.store.open import open_store
 from tests.gateway.rig import SCHEMA, Keys, keys_of
-from tests.server.rig import LateClock, running, some_settings
+from tests.server.rig import OffsetClock, running, some_settings
 from tests.services.process import free_port
 
 
@@ -68,7 +68,7 @@ def _codes(keys: Keys) -> dict[str, str]:
 
 
 async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Path) -> None:
-    home, clock = tmp_path / "home", LateClock()
+    home, clock = tmp_path / "home", OffsetClock()
     tokens = await _tokens(home)
     settings: dict[str, Any] = {
         "auth": "token",

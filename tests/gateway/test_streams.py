@@ -184,7 +184,7 @@ def test_objects_are_never_completely_in_memory(rig: Rig, keys: Keys, client: An
 
 def test_unavailable_or_killed_store_gives_no_short_object(tmp_path: Path) -> None:
     with s3_server(tmp_path / "s3") as s3:
-        proxy = _Cutting(s3)
+        proxy = _CuttingProxy(s3)
         with closing(proxy), open_rig(tmp_path, s3, SEAMARK_S3_ENDPOINT=proxy.url) as rig:
             keys = rig.create_table("t")
             with closing(keys.client()) as client:
@@ -203,7 +203,7 @@ def test_unavailable_or_killed_store_gives_no_short_object(tmp_path: Path) -> No
                 assert len(client.get_object(**at)["Body"].read()) == 4 * MEBIBYTE
 
 
-class _Cutting:
+class _CuttingProxy:
     """A TCP proxy before a store that closes each connection after a number of bytes of answers."""
 
     def __init__(self, s3: S3) -> None:

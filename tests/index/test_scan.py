@@ -22,7 +22,7 @@ OPS = {0: lambda a, b: a <= b, 1: lambda a, b: a < b, 2: lambda a, b: a >= b, 3:
 Blocks = list[list[Value | None]]
 
 
-class Sides:
+class ScanColumns:
     """Columns of several blocks in the kernels' layout, as in a view."""
 
     def __init__(self, kind: str, blocks: Blocks, *, absent_low: bool, sketched: bool = False) -> None:
@@ -146,7 +146,7 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
     op = data.draw(st.sampled_from(sorted(OPS)))
     flat = [value for values in blocks for value in values if value is not None]
     literal = data.draw(st.one_of(VALUES[kind], *([st.sampled_from(flat)] if flat else [])))
-    sides = Sides(kind, blocks, absent_low=op < 2, sketched=data.draw(st.booleans()))
+    sides = ScanColumns(kind, blocks, absent_low=op < 2, sketched=data.draw(st.booleans()))
     key = key_of(sides.form, kind, literal)
     assume((op, key) not in ((3, 2**63 - 1), (1, -(2**63))))  # No value is beyond these, so nothing has to be kept.
     rows = sum(map(len, blocks))
@@ -222,7 +222,7 @@ def test_uuids_are_kept_when_either_order_allows_them(data: st.DataObject) -> No
         st.lists(st.lists(st.one_of(st.none(), value), min_size=1, max_size=12), min_size=1, max_size=3)
     )
     op, literal = data.draw(st.sampled_from(sorted(OPS))), data.draw(value)
-    sides = Sides("uuid", blocks, absent_low=op < 2)
+    sides = ScanColumns("uuid", blocks, absent_low=op < 2)
     state = np.ones(len(blocks), dtype=np.uint8)
     mask = np.empty(sides.rows, dtype=np.uint8)
     sides.run(op, literal, state, mask, uuid=True)
@@ -249,8 +249,8 @@ def test_row_is_kept_when_a_list_member_is_between_its_bounds(data: st.DataObjec
         lambda pair: pair if None in pair else (min(pair), max(pair))  # type: ignore[type-var]
     )
     blocks = data.draw(st.lists(st.lists(pairs, min_size=1, max_size=20), min_size=1, max_size=4))
-    lower = Sides("long", [[low for low, _ in values] for values in blocks], absent_low=True)
-    upper = Sides("long", [[high for _, high in values] for values in blocks], absent_low=False)
+    lower = ScanColumns("long", [[low for low, _ in values] for values in blocks], absent_low=True)
+    upper = ScanColumns("long", [[high for _, high in values] for values in blocks], absent_low=False)
     members = sorted(set(data.draw(st.lists(number, min_size=1, max_size=8))))
     state, mask = np.ones(len(blocks), dtype=np.uint8), np.empty(lower.rows, dtype=np.uint8)
     _scan.narrow_longs_in(

@@ -38,7 +38,7 @@ from tests.log.contract import (
     texts,
 )
 from tests.log.disk import DirectRunner, SimulatedDisk, copy_of
-from tests.log.written_rows import LIMITS, SHARDS, Acknowledged, check_rows
+from tests.log.written_rows import LIMITS, SHARDS, AcknowledgedAppend, check_rows
 from tests.seeds import first_seed, quick
 
 REPO = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ class TestSmallSegments(TestSegmentLog):
 @pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 20), 1))
 async def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    acknowledged: list[Acknowledged] = []
+    acknowledged: list[AcknowledgedAppend] = []
     for _ in range(3):
         writer = subprocess.Popen(
             [sys.executable, "-m", "tests.log.written_rows", str(tmp_path / "log")],
@@ -78,7 +78,7 @@ async def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: P
         lines = [writer.stdout.readline() for _ in range(rng.choice((1, 10, 300, 1500)))]
         writer.send_signal(signal.SIGKILL)
         lines += writer.communicate()[0].splitlines(keepends=True)
-        acknowledged += [msgspec.json.decode(line, type=Acknowledged) for line in lines if line.endswith(b"\n")]
+        acknowledged += [msgspec.json.decode(line, type=AcknowledgedAppend) for line in lines if line.endswith(b"\n")]
         async with open_segment_log(tmp_path / "log", SystemClock(), LIMITS) as log:
             records = {shard: await read_all(log, shard) for shard in SHARDS}
             check_rows(records, acknowledged, dict.fromkeys(SHARDS, 0))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from deploy.wheels.split import split
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 
 REPO = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -181,12 +181,12 @@ def test_clients_wheel_writes_plans_and_reads_without_the_server(
 ) -> None:
     python = environment_with(tmp_path / "venv", split_wheels[0])
     assert not (python.parent / "seamark").exists()
-    served = Served(tmp_path / "home")
-    served.start()
+    server = ServerThread(tmp_path / "home")
+    server.start()
     try:
-        imported = run(python, "-c", PLANS_AND_READS, served.url, cwd=tmp_path).strip()
+        imported = run(python, "-c", PLANS_AND_READS, server.url, cwd=tmp_path).strip()
     finally:
-        served.stop()
+        server.stop()
     assert Path(imported).is_relative_to(tmp_path / "venv")
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults.rigs.disk import SmallDisk
-from tests.faults.rigs.http import Client, Lost
+from tests.faults.rigs.http import Client, OutcomeUnknown
 from tests.peers.fleet import NAMESPACE, Fleet, peer_reads
 from tests.peers.networks import Network
 from tests.waits import block_until
@@ -61,7 +61,7 @@ class Readers:
             client = Client(self.fleet.replicas[number].base_url, timeout_s=60)
             try:
                 status, body = client.call("POST", f"/v1/namespaces/{NAMESPACE}/tables/{table}/plan", {})
-            except Lost as lost:
+            except OutcomeUnknown as lost:
                 if self.faults[number] == before:
                     self.failed.append(f"replica {number}, {table}: {lost}")
                 continue
@@ -80,7 +80,7 @@ class Readers:
         client, table = Client(self.fleet.replicas[number].base_url, timeout_s=60), next(iter(self.expected))
         try:
             return client.call("POST", f"/v1/namespaces/{NAMESPACE}/tables/{table}/plan", {})[0] == 200
-        except Lost:
+        except OutcomeUnknown:
             return False
         finally:
             client.close()

@@ -35,7 +35,7 @@ from tests.planner.lakes.kinds import DAY_US, to_bytes
 from tests.planner.lakes.lake import DATA, EQUALITY_DELETES, PATH_ID, POSITION_DELETES, DataFile, DeleteFile
 from tests.planner.lakes.manifests import ADDED, EXISTING, Entry, Style, manifest_bytes
 from tests.planner.lakes.metrics import ColumnMetrics
-from tests.planner.test_deletes import UNITS_PER_DAY, Listed, Situation
+from tests.planner.test_deletes import UNITS_PER_DAY, ListedManifest, Situation
 
 KINDS = {A: "long", B: "uuid", NESTED: "int", LATE: "string", F: "double"}
 SCHEMA = schema_json(0, KINDS, set(), late=True)
@@ -275,7 +275,7 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
         ]
         deletes.append([entry(file, rng.randrange(12)) for file in delete_files])
     result = find_applying_deletes(data, *deletes)
-    listing = Listed(0, 0, 0, 3, 5)
+    listing = ListedManifest(0, 0, 0, 3, 5)
     flat = [(listing, item) for item in deletes[0] + deletes[1]]
     expected = [
         tuple(

@@ -53,7 +53,7 @@ PATHS = [f"s3://bucket/table/data/{name}.parquet" for name in ("a", "ab", "abc",
 
 
 @dataclass(eq=False)
-class Listed:
+class ListedManifest:
     """A manifest with its data for a manifest list."""
 
     content: int
@@ -93,17 +93,17 @@ class Situation:
                 self.pools[key] = [day for day in self.pools[key] if abs(day) * unit <= LONG_MAX] or [0]
         self.pools[F] += [math.nan, 0.0, -0.0]
         self.style = Style.draw(rng)
-        self.data: list[tuple[Listed, Entry]] = []
-        self.deletes: list[tuple[Listed, Entry]] = []
+        self.data: list[tuple[ListedManifest, Entry]] = []
+        self.deletes: list[tuple[ListedManifest, Entry]] = []
         self.made = 0
         self.manifests = [self._manifest(DATA) for _ in range(rng.randint(1, 6))]
         self.delete_manifests = [self._manifest(1) for _ in range(rng.randint(0, 5))]
 
-    def _manifest(self, content: int) -> Listed:
+    def _manifest(self, content: int) -> ListedManifest:
         rng = self.rng
         version = rng.choice([1, 2, 3]) if content == DATA else rng.choice([2, 3])
         sequence = 0 if version == 1 else rng.randint(0, 6)
-        made = Listed(content, rng.choice([0, 1, 1, 2, 3, 4]), rng.randint(0, 1), version, sequence)
+        made = ListedManifest(content, rng.choice([0, 1, 1, 2, 3, 4]), rng.randint(0, 1), version, sequence)
         for _ in range(rng.randint(0, 8)):
             entry = self._entry(made)
             made.entries.append(entry)
@@ -111,7 +111,7 @@ class Situation:
                 (self.deletes if content else self.data).append((made, entry))
         return made
 
-    def _entry(self, within: Listed) -> Entry:
+    def _entry(self, within: ListedManifest) -> Entry:
         rng = self.rng
         status = rng.choice([ADDED, ADDED, EXISTING, EXISTING, DELETED])
         sequence = None if within.version == 1 else rng.randint(0, 6)
@@ -148,7 +148,7 @@ class Situation:
         unit = self.units.get(key, 1)
         return value if schema_id == 0 or value is None or unit == 1 else value * unit
 
-    def _common(self, within: Listed, content: int) -> dict[str, Any]:
+    def _common(self, within: ListedManifest, content: int) -> dict[str, Any]:
         self.made += 1
         path = self.rng.choice(PATHS) if content == DATA and self.made < 30 else "data/x"
         return {
@@ -160,7 +160,7 @@ class Situation:
             "size": 100,
         }
 
-    def _data(self, within: Listed) -> DataFile:
+    def _data(self, within: ListedManifest) -> DataFile:
         # A file was written under the manifest's schema or an older one: a rewritten manifest keeps the old
         # bounds' bytes.
         schema_id = self.rng.randint(0, within.schema_id)
@@ -172,7 +172,7 @@ class Situation:
         metrics = self._metrics(schema_id, {key: [row[key] for row in rows] for key in keys})
         return DataFile(**common, record_count=len(rows), metrics=metrics, rows=rows)
 
-    def _delete(self, within: Listed) -> DeleteFile:
+    def _delete(self, within: ListedManifest) -> DeleteFile:
         rng = self.rng
         shape = rng.choice(["equality", "equality", "positions", "file", "bounds", "vector"])
         if shape == "vector" and within.version < 3:
@@ -202,7 +202,7 @@ class Situation:
             content_size=40 if shape == "vector" else None,
         )
 
-    def _equality(self, within: Listed, common: dict[str, Any]) -> DeleteFile:
+    def _equality(self, within: ListedManifest, common: dict[str, Any]) -> DeleteFile:
         rng = self.rng
         schema_id = rng.randint(0, within.schema_id)
         usable = [A, B, NESTED, F] + [LATE] * schema_id
@@ -213,17 +213,17 @@ class Situation:
         return DeleteFile(**common, record_count=len(rows), metrics=metrics, equality_ids=ids, keys=keys)
 
     def view(self) -> TableView:
-        def blocks(listeds: list[Listed]) -> list[Block]:
+        def blocks(listeds: list[ListedManifest]) -> list[Block]:
             return [block_of(f"m{number}.avro", self.bytes_of(one)) for number, one in enumerate(listeds)]
 
-        def files(listeds: list[Listed]) -> list[ManifestFile]:
+        def files(listeds: list[ListedManifest]) -> list[ManifestFile]:
             return [manifest_file(item.content, item.spec_id, item.sequence) for item in listeds]
 
         return TableView(
             files(self.manifests), blocks(self.manifests), files(self.delete_manifests), blocks(self.delete_manifests)
         )
 
-    def bytes_of(self, listing: Listed) -> bytes:
+    def bytes_of(self, listing: ListedManifest) -> bytes:
         sources = [part.source for part in SPECS[listing.spec_id]]
         entries = []
         for entry in listing.entries:
@@ -247,11 +247,11 @@ class Situation:
 
     # The oracle
 
-    def sequence(self, of: tuple[Listed, Entry]) -> int:
+    def sequence(self, of: tuple[ListedManifest, Entry]) -> int:
         listing, entry = of
         return listing.sequence if entry.sequence is None else entry.sequence
 
-    def in_scope(self, delete: tuple[Listed, Entry], data: tuple[Listed, Entry]) -> bool:
+    def in_scope(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
         """Return whether the specification applies the delete.
 
         For a position delete that names its file, only the name counts, as in Java.
@@ -273,7 +273,7 @@ class Situation:
             other[1].file.is_vector and self.in_scope(other, data) for other in self.deletes
         )
 
-    def removes(self, delete: tuple[Listed, Entry], data: tuple[Listed, Entry]) -> bool:
+    def removes(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
         removal, file = delete[1].file, data[1].file
         if removal.content == POSITION_DELETES:
             return True
@@ -287,7 +287,7 @@ class Situation:
             for item in removal.keys
         )
 
-    def java_drops(self, delete: tuple[Listed, Entry], data: tuple[Listed, Entry]) -> bool:
+    def java_drops(self, delete: tuple[ListedManifest, Entry], data: tuple[ListedManifest, Entry]) -> bool:
         """Return whether one column whose statistics Java uses correctly excludes the pair.
 
         Such a column is not a float, not a UUID, not a promoted date, and not in a null struct.

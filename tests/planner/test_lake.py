@@ -15,7 +15,7 @@ from tests.planner.lakes.history import random_lake
 from tests.planner.lakes.lake import EQUALITY_DELETES, Lake
 from tests.planner.lakes.predicates import ORDERED, SPARKS, Names, is_judged_otherwise_by_java, matches
 from tests.planner.lakes.schemas import Field, Schema
-from tests.services.java_planner import JavaPlanner, Planned, PlanRequest
+from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
 LAKES = 40
 
@@ -69,7 +69,7 @@ def test_pyiceberg_finds_the_live_files_of_every_snapshot(lakes: list[Lake]) -> 
     assert read > 20
 
 
-def judge_java(case: Case, answer: Planned) -> Counter[str]:
+def judge_java(case: Case, answer: JavaPlan) -> Counter[str]:
     """Check that Java's plan and residuals agree with the rows, except for the faults listed in `predicates.py`."""
     counts: Counter[str] = Counter()
     if answer.error is not None:

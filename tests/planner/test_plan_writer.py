@@ -34,7 +34,7 @@ from tests.planner.lakes.history import random_lake
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.lake import Snapshot as KnownSnapshot
 from tests.planner.test_oracle import seeds
-from tests.services.java_planner import JavaPlanner, Planned, PlanRequest
+from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
 
 class Tables:
@@ -116,7 +116,7 @@ def assert_truth(snapshot: KnownSnapshot, records: dict[str, Record], note: str)
         assert entry["record_count"] == file.record_count, f"{path}\n{note}"
 
 
-def judge_java(case: Case, paths: set[str], table: Planned, plan: Planned) -> bool:
+def judge_java(case: Case, paths: set[str], table: JavaPlan, plan: JavaPlan) -> bool:
     """Check that Java plans the same kept files on the plan table as on the table.
 
     Return False if Java refuses to plan the table.

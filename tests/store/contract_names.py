@@ -33,7 +33,6 @@ from seamark.metaserver.store.operations import (
 )
 from seamark.metaserver.store.port import LostRace
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.opened import OpenedStores
 from tests.store.samples import (
     FUNCTION,
     NS,
@@ -43,9 +42,10 @@ from tests.store.samples import (
     make_entry,
     make_swap,
 )
+from tests.store.store_pair import StorePair
 
 
-class NamesContract(OpenedStores):
+class NamesContract(StorePair):
     # Namespaces
 
     async def test_namespace_is_read_with_its_properties(self, store: GeneratorStore) -> None:
@@ -207,25 +207,25 @@ class NamesContract(OpenedStores):
         assert [entry.name for entry in await store.entries(TABLE, NS, None, 9)] == ["t", "t2"]
 
     async def test_only_the_process_with_priority_moves_the_pointer(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         entry = make_entry("t")
         await store.transact([CreateEntry(entry), TakePriority(entry.uuid, "slow", 60_000)])
         swap = make_swap("t", entry.metadata_location, "file:///2", uuid=entry.uuid)
         for fast in (swap, msgspec.structs.replace(swap, holder="fast")):
             with pytest.raises(LostRace):
-                await other.transact([fast])
+                await other_store.transact([fast])
         with pytest.raises(CommitConflict):
-            await other.transact([TakePriority(entry.uuid, "fast", 60_000)])
-        await other.transact([EndPriority(entry.uuid, "fast")])
+            await other_store.transact([TakePriority(entry.uuid, "fast", 60_000)])
+        await other_store.transact([EndPriority(entry.uuid, "fast")])
         await store.transact([TakePriority(entry.uuid, "slow", 60_000), msgspec.structs.replace(swap, holder="slow")])
         after = make_swap("t", "file:///2", "file:///3", uuid=entry.uuid, holder="fast")
         with pytest.raises(LostRace):
-            await other.transact([after])
+            await other_store.transact([after])
         await store.transact([EndPriority(entry.uuid, "slow")])
-        await other.transact([after])
-        await other.transact([TakePriority(entry.uuid, "fast", 60_000), DropEntry(TABLE, NS, "t")])
-        await other.transact([CreateEntry(entry), TakePriority(entry.uuid, "slow", 60_000)])
+        await other_store.transact([after])
+        await other_store.transact([TakePriority(entry.uuid, "fast", 60_000), DropEntry(TABLE, NS, "t")])
+        await other_store.transact([CreateEntry(entry), TakePriority(entry.uuid, "slow", 60_000)])
 
     # Drop and undrop
 

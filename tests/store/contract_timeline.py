@@ -15,16 +15,16 @@ from seamark.metaserver.store.model import Instant, InstantState
 from seamark.metaserver.store.operations import CreateNamespace, MoveInstant, RecordInstant
 from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.opened import OpenedStores
 from tests.store.samples import (
     NS,
     at,
     ids,
     make_instant,
 )
+from tests.store.store_pair import StorePair
 
 
-class TimelineContract(OpenedStores):
+class TimelineContract(StorePair):
     # Timeline
 
     async def test_instant_is_read_as_it_was_written(self, store: GeneratorStore) -> None:
@@ -130,22 +130,24 @@ class TimelineContract(OpenedStores):
         await store.transact([RecordInstant(make_instant("later"))])
         assert ids(await store.instants(InstantFilter(since=every[-1].position), 9)) == ["later"]
 
-    async def test_two_replicas_archive_each_instant_once(self, store: GeneratorStore, other: GeneratorStore) -> None:
+    async def test_two_replicas_archive_each_instant_once(
+        self, store: GeneratorStore, other_store: GeneratorStore
+    ) -> None:
         for number in range(30):
             await store.transact([RecordInstant(make_instant(f"i{number:02}"))])
         every = await store.instants(InstantFilter(), 99)
-        await asyncio.gather(*((store, other)[n % 2].archive_instants(keep=5, limit=7) for n in range(8)))
+        await asyncio.gather(*((store, other_store)[n % 2].archive_instants(keep=5, limit=7) for n in range(8)))
         while await store.archive_instants(keep=5, limit=7):
             pass
-        assert await other.instants(InstantFilter(), 99) == every
-        assert len(await other.instants(InstantFilter(archived=False), 99)) == 5
+        assert await other_store.instants(InstantFilter(), 99) == every
+        assert len(await other_store.instants(InstantFilter(archived=False), 99)) == 5
 
     async def test_reader_of_the_timeline_misses_nothing_during_concurrent_writes(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         async def write(worker: int) -> None:
             for step in range(15):
-                await (store, other)[worker % 2].transact(
+                await (store, other_store)[worker % 2].transact(
                     [CreateNamespace((f"n{worker}-{step}",), {}), RecordInstant(make_instant(f"{worker}-{step}"))]
                 )
 

@@ -34,7 +34,7 @@ from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.streams import ENABLED
 from tests.seeds import examples, first_seed
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.waits import until
 
 NEVER_MS = 3_600_000
@@ -50,7 +50,7 @@ ARROW, LINES = "application/vnd.apache.arrow.stream", "application/x-ndjson"
 class Stream:
     """A server with the stream table `db.t`, and stock PyIceberg."""
 
-    def __init__(self, server: Running, catalog: Catalog) -> None:
+    def __init__(self, server: RunningServer, catalog: Catalog) -> None:
         self.server, self.catalog = server, catalog
 
     async def send(self, body: bytes, content_type: str = "application/json", query: str = "") -> tuple[int, Any]:

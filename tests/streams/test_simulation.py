@@ -30,7 +30,7 @@ from tests.log.disk import OpenSimulatedFile
 from tests.seeds import first_seed
 from tests.streams.simulation.loop import run_simulated
 from tests.streams.simulation.ports import Catalog
-from tests.streams.simulation.world import Broken, World
+from tests.streams.simulation.world import InvariantBroken, World
 
 QUICK_SEEDS = 200
 SLOW_SEEDS = 10_000
@@ -328,7 +328,7 @@ def test_the_simulation_finds_each_mutation(
     for seed in range(first, first + MUTATION_SEEDS):
         try:
             run_world(seed, fleet=fleet)
-        except Broken as error:
+        except InvariantBroken as error:
             assert re.search(expected, str(error)), error  # noqa: PT017
             return
     pytest.fail("the simulation does not find the mutation")

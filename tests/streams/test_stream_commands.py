@@ -14,7 +14,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.streams.status import list_streams
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
-from tests.server.rig import LateClock, running
+from tests.server.rig import OffsetClock, running
 from tests.services.command import run_seamark
 from tests.streams.test_read_stream import append_batch
 from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, Stream, create, streaming
@@ -171,7 +171,7 @@ async def test_metrics_count_appends_refusals_and_flushes(tmp_path: Path) -> Non
 
 
 async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Path) -> None:
-    clock = LateClock()
+    clock = OffsetClock()
     async with running(tmp_path, clock=clock, stream_flush_interval_ms=NEVER_MS, stream_memory_bytes=1 << 20) as server:
         catalog = await asyncio.to_thread(RestCatalog, "health", uri=server.url)
         stream = Stream(server, catalog)

@@ -28,7 +28,7 @@ from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.lease import Lease
 from seamark.metaserver.store.model import Entry
 from tests.catalog.rig import SCHEMA
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.waits import until
 
 
@@ -115,7 +115,7 @@ class Recorder:
 
 @asynccontextmanager
 async def run_scheduler(
-    server: Running,
+    server: RunningServer,
     recorder: Recorder,
     lasts_s: float = 30.0,
     services: Sequence[EveryTable] = (),
@@ -146,7 +146,7 @@ async def run_scheduler(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def create(server: Running, namespace: str, *names: str) -> None:
+async def create(server: RunningServer, namespace: str, *names: str) -> None:
     await server.http.post(f"{server.url}/v1/namespaces", json={"namespace": namespace.split("\x1f")})
     for name in names:
         path = f"{server.url}/v1/namespaces/{namespace.replace(chr(31), '%1F')}/tables"
@@ -308,13 +308,13 @@ async def test_failure_caused_by_one_table_does_not_stop_the_others(
 ) -> None:
     """A writer may trigger a bug of a service, or take over a worker process with a data file."""
 
-    class Faulty(EveryTable):
+    class FailingProposer(EveryTable):
         def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
             if entry.name == "a-fault":
                 raise RecursionError
             return super().propose(entry, metadata)
 
-    class TakenOver(Recorder):
+    class FailingRecorder(Recorder):
         async def run(self, job: Job, report: Report) -> dict[str, Any]:
             result = await super().run(job, report)
             if job.table == "a-worker":
@@ -324,8 +324,8 @@ async def test_failure_caused_by_one_table_does_not_stop_the_others(
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.01)
     async with running(tmp_path) as server:
         await create(server, "a", "a-fault", "a-worker", "an-answer", "good")
-        recorder = TakenOver()
-        async with run_scheduler(server, recorder, services=[Faulty(pause_s=0.01)]) as leading:
+        recorder = FailingRecorder()
+        async with run_scheduler(server, recorder, services=[FailingProposer(pause_s=0.01)]) as leading:
             await until(lambda: "good" in recorder.ran)
             await until(lambda: recorder.ran.count("a-worker") > 1)
             assert not leading.done()

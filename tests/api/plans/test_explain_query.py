@@ -22,7 +22,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace
 from tests.api.client import SCHEMA, Answer, Api
 from tests.api.plans.test_joins import REGIONS, Star, create_star
-from tests.api.plans.test_plan_tables import As
+from tests.api.plans.test_plan_tables import UserApi
 from tests.seeds import first_seed
 from tests.server.rig import running
 
@@ -149,7 +149,7 @@ async def test_each_table_requires_the_right_to_read_it(tmp_path: Path) -> None:
             secrets[name] = await create_token(store, clock, name, None, [Grant(name, role, path)])
         await store.transact([CreateNamespace(path=("secret",), properties={})])
     async with running(tmp_path, auth="token") as server:
-        root, rita = (As(server, secrets[name]) for name in ("root", "rita"))
+        root, rita = (UserApi(server, secrets[name]) for name in ("root", "rita"))
         await create_star(root)
         created = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
         assert created.status == 200, created.raw

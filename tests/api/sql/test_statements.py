@@ -22,7 +22,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer, Api
 from tests.connector.lake import append, create, spread
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.waits import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -39,7 +39,7 @@ GRANTS = (
 
 @dataclass
 class Site:
-    server: Running
+    server: RunningServer
     tokens: dict[str, str]
 
     @property

@@ -15,7 +15,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import load_advice
 from seamark.connector.jobs.advice import apply_proposal
 from tests.connector.advice.workloads import TABLE, make_table, planned_bytes, random_workload, run_statements
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed, quick
 
 
@@ -55,13 +55,13 @@ def test_most_predictions_are_within_a_fifth_of_the_result(tmp_path: Path) -> No
     for case in range(10):
         home = tmp_path / str(case)
         home.mkdir()
-        served = Served(home, warehouse=home.as_uri(), services_workers=0)
-        served.start()
+        server = ServerThread(home, warehouse=home.as_uri(), services_workers=0)
+        server.start()
         try:
-            with closing(IndexClient(served.url)) as client:
+            with closing(IndexClient(server.url)) as client:
                 _, predicted, after = apply_best(client, 100 + case)
         finally:
-            served.stop()
+            server.stop()
         ratios.append(predicted / after)
     near = [ratio for ratio in ratios if 0.8 <= ratio <= 1.2]
     assert len(near) >= 0.75 * len(ratios), sorted(round(ratio, 2) for ratio in ratios)

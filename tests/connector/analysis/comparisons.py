@@ -101,7 +101,7 @@ WORDS = frozenset({"day"})
 
 
 @dataclass
-class Stored:
+class StoredRelation:
     name: str
     columns: dict[str, str]
 

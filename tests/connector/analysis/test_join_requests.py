@@ -254,12 +254,12 @@ async def test_join_is_not_used_if_a_reference_to_the_small_table_has_no_plan() 
 
 
 async def test_slow_join_uses_only_its_share_of_the_time_budget() -> None:
-    class Slow(Seamark):
+    class SlowPlanner(Seamark):
         async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
             await asyncio.sleep(600.0 if request.joins else 0.0)
             return await super().plan_table(request)
 
-    server = Slow(plan=all_joins_used, tables=TABLES)
+    server = SlowPlanner(plan=all_joins_used, tables=TABLES)
     async with rewriter(server, RewriteLimits(budget_s=3.0)) as new_rewriter:
         done = await new_rewriter.rewrite(f"{STAR} AND price > 3", Session("lake", "db"))
         assert "sales FOR VERSION" in (done.statement or "")

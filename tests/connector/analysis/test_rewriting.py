@@ -412,12 +412,12 @@ async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(mon
 
 
 async def test_plans_that_arrive_in_time_are_used_without_the_late_plan() -> None:
-    class Uneven(Seamark):
+    class ServerWithSlowPlans(Seamark):
         async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
             await asyncio.sleep(600 if request.table[-1] == "u" else 0)
             return await super().plan_table(request)
 
-    async with rewriter(Uneven(), RewriteLimits(budget_s=3)) as new_rewriter:
+    async with rewriter(ServerWithSlowPlans(), RewriteLimits(budget_s=3)) as new_rewriter:
         done = await new_rewriter.rewrite("SELECT * FROM t, u WHERE t.x = 1 AND u.y = 2", SESSION)
         assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100, u WHERE t.x = 1 AND u.y = 2"
 

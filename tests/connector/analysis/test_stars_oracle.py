@@ -16,7 +16,7 @@ import pytest
 
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.plans.scan import Scan
-from tests.connector.analysis.comparisons import KINDS, VALUES, Stored
+from tests.connector.analysis.comparisons import KINDS, VALUES, StoredRelation
 from tests.connector.analysis.test_scans_oracle import check_same, rows_of
 from tests.connector.duckdb.test_statements_oracle import check_one
 from tests.seeds import first_seed
@@ -57,7 +57,7 @@ class Stars:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.tables = [Stored(name, columns) for name, columns in TABLES.items()]
+        self.tables = [StoredRelation(name, columns) for name, columns in TABLES.items()]
         self.held: list[str] = []
 
     def make_tables(self) -> list[str]:

@@ -20,7 +20,7 @@ from seamark.connector.analysis.scans import find_scans, parse_query, read_from_
 from seamark.connector.analysis.views import BEFORE, plan_view_query
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
-from tests.connector.analysis.comparisons import Stored, quote
+from tests.connector.analysis.comparisons import StoredRelation, quote
 from tests.connector.analysis.statements import Statements
 from tests.connector.analysis.test_scans_oracle import KnownColumns, lakes, prune, rows_of
 
@@ -33,13 +33,13 @@ ROWS_MAX = 60
 """The largest number of rows of a view. Views that join nested views could otherwise have millions."""
 
 
-class TellingViews:
+class ViewColumns:
     """The columns of each table that `Told` selects, and the columns of each view.
 
     A view can read the views before it.
     """
 
-    def __init__(self, expected: KnownColumns, views: Mapping[str, Stored], texts: Mapping[str, str]) -> None:
+    def __init__(self, expected: KnownColumns, views: Mapping[str, StoredRelation], texts: Mapping[str, str]) -> None:
         self._told = expected
         self._views: dict[str, dict[str, str]] = {}
         for name, view in views.items():
@@ -56,7 +56,7 @@ class TellingViews:
 
 def make_views(
     statements: Statements, connection: duckdb.DuckDBPyConnection
-) -> tuple[dict[str, Stored], dict[str, str]]:
+) -> tuple[dict[str, StoredRelation], dict[str, str]]:
     """Return random views and their texts. A view reads tables and the views before it."""
     views, texts, tables = {}, {}, statements.tables
     while len(views) < VIEWS:
@@ -71,12 +71,12 @@ def make_views(
             connection.execute(f"CREATE VIEW {name} AS {text}")
         except duckdb.Error:
             continue
-        views[name], texts[name] = Stored(name, dict(columns)), text
+        views[name], texts[name] = StoredRelation(name, dict(columns)), text
     statements.tables = tables
     return views, texts
 
 
-def drop_view_scans(scans: tuple[Scan, ...], views: Mapping[str, Stored]) -> tuple[Scan, ...]:
+def drop_view_scans(scans: tuple[Scan, ...], views: Mapping[str, StoredRelation]) -> tuple[Scan, ...]:
     """Return the scans without those of views. The joins among the remaining scans stay."""
     numbers = {number: left for left, number in enumerate(n for n, scan in enumerate(scans) if scan.table not in views)}
     return tuple(
@@ -94,8 +94,8 @@ class PlanViews:
 
     rng: random.Random
     connection: duckdb.DuckDBPyConnection
-    telling: TellingViews
-    views: Mapping[str, Stored]
+    telling: ViewColumns
+    views: Mapping[str, StoredRelation]
     texts: Mapping[str, str]
     told: Counter[str]
     left: int = 0
@@ -147,7 +147,7 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
         # Without this, DuckDB 2.0 evaluates EXISTS over a LEFT JOIN with an empty table as false.
         connection.execute("PRAGMA disable_optimizer")
         views, texts = make_views(statements, connection)
-        telling = TellingViews(KnownColumns(rng, statements.tables), views, texts)
+        telling = ViewColumns(KnownColumns(rng, statements.tables), views, texts)
         cutting = PlanViews(rng, connection, telling, views, texts, counts)
         statements.tables = [*statements.tables, *[view for view in views.values() for _ in range(3)]]
         for _ in range(QUERIES_PER_LAKE):

@@ -24,7 +24,7 @@ from seamark.connector.plans.conditions import sql_of
 from seamark.connector.plans.quotes import quote_name
 from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.plans.splices import Replacement, splice
-from tests.connector.analysis.comparisons import Stored
+from tests.connector.analysis.comparisons import StoredRelation
 from tests.connector.analysis.test_scans_oracle import equal_sql, extreme_sql, joins_sql, likes_sql
 from tests.connector.duckdb.loose_statements import LooseStatements
 from tests.seeds import first_seed
@@ -35,7 +35,7 @@ QUERIES_PER_LAKE = 40
 class Tables:
     """The tables of one statement, by their marks."""
 
-    def __init__(self, scans: Sequence[Scan], stored: dict[str, Stored]) -> None:
+    def __init__(self, scans: Sequence[Scan], stored: dict[str, StoredRelation]) -> None:
         self.found = scans
         self._stored = stored
 
@@ -73,8 +73,8 @@ class Tables:
 
 
 def scans_of(
-    rng: random.Random, statement: DuckDBStatement, tables: list[Stored]
-) -> tuple[dict[str, Stored], tuple[Scan, ...]]:
+    rng: random.Random, statement: DuckDBStatement, tables: list[StoredRelation]
+) -> tuple[dict[str, StoredRelation], tuple[Scan, ...]]:
     """Return the stored tables of the statement, by mark, and its scans.
 
     Sometimes a table is not in the catalog, so that its columns are unknown.

@@ -44,7 +44,7 @@ _FILTERS = 2
 """The number of random filters after each step."""
 
 
-class Life:
+class TableHistory:
     def __init__(self, client: IndexClient, seed: int, name: str) -> None:
         self.counts: Counter[str] = Counter()
         self.rows: list[Row] = []

@@ -7,12 +7,12 @@ from collections import Counter
 import pytest
 
 from seamark.connector.client.indexes import IndexClient
-from tests.connector.histories.life import Life
+from tests.connector.histories.life import TableHistory
 from tests.seeds import first_seed
 
 
 def play(client: IndexClient, seed: int, steps: int, name: str) -> Counter[str]:
-    life, done = Life(client, seed, name), list[str]()
+    life, done = TableHistory(client, seed, name), list[str]()
     for _ in range(steps):
         try:
             done.append(life.step())

@@ -14,18 +14,18 @@ from seamark.connector.client.errors import BadRequest, NotFound, Refused
 from seamark.connector.client.indexes import IndexClient
 from tests.api.indexes.indexed import index_bytes, write
 from tests.api.plans.planned import append, file_of
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.support.commands import invoke_seamark
 
 FILES = [file_of(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
 
 
 @pytest.fixture
-def url(served: Served) -> str:
+def url(server: ServerThread) -> str:
     """Return the URL of a server that has `db.t` with 6 files."""
-    served.run(served.api.table())
-    served.run(append(served.api, "t", FILES, snapshot_id=1, manifests=2))
-    return served.url
+    server.run(server.api.table())
+    server.run(append(server.api, "t", FILES, snapshot_id=1, manifests=2))
+    return server.url
 
 
 def seamark(url: str, *arguments: str) -> tuple[int, str]:

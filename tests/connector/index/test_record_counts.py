@@ -54,7 +54,7 @@ def rows(numbers: Longs, value: int) -> pa.Table:
 
 
 @dataclass
-class Grown:
+class GrowingTable:
     """A table and its expected rows.
 
     `live` is bool[n]: True if the row of key n exists. After each step, `sampled` keys are looked up.
@@ -192,7 +192,7 @@ def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
 def grow(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int) -> None:
     """Insert, upsert, delete and merge `turns` times, and check the table after each step."""
     create(client, version=2, fields=FIELDS, properties={"seamark.index.keys": "record(k)"})
-    table = Grown(client, mode, sampled)
+    table = GrowingTable(client, mode, sampled)
     some = keys // 100
     for turn in range(turns):
         for _ in range(FANOUT):

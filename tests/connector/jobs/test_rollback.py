@@ -27,10 +27,10 @@ from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.iceberg.metadata.compaction import UNDONE_KEPT_MS
 from tests.connector.jobs.test_manifests import NO_MERGE, entries
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, create, read, rows
 from tests.seeds import examples, first_seed, quick
-from tests.server.rig import LateClock
+from tests.server.rig import OffsetClock
 
 LINEAGE = ["id", "_row_id", "_last_updated_sequence_number"]
 
@@ -45,12 +45,12 @@ def lineage(client: IndexClient) -> set[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
 def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
-    client: IndexClient, served: Served, version: int
+    client: IndexClient, server: ServerThread, version: int
 ) -> None:
     """Whether or not the rollback is possible, the rows are those of the model, and each row keeps its id."""
     rng = random.Random(f"{first_seed()} {version}")
     outcomes = Counter[str]()
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         for _ in range(examples(12, 9)):
             spec = rng.choice([PartitionSpec(), BY_PART])
             create(catalog, version, spec)
@@ -106,9 +106,9 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
 
 
 def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
-    client: IndexClient, served: Served
+    client: IndexClient, server: ServerThread
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
     append(client, "db.t", rows(range(3)))
     with pytest.raises(BadRequest, match="The branch has no snapshot"):
@@ -128,8 +128,8 @@ def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
         undo_job(client, "db.t", job)
 
 
-def test_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
     for number in range(3):
         append(client, "db.t", rows([number]))
@@ -142,10 +142,10 @@ def test_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient, s
 
 def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
     """An engine that read the table before the undo would otherwise treat the restored files as removed."""
-    clock = LateClock()
-    served = Served(tmp_path, warehouse=tmp_path.as_uri(), clock=clock)
-    served.start()
-    with closing(IndexClient(served.url)) as client, catalog_at(served.url) as catalog:
+    clock = OffsetClock()
+    server = ServerThread(tmp_path, warehouse=tmp_path.as_uri(), clock=clock)
+    server.start()
+    with closing(IndexClient(server.url)) as client, catalog_at(server.url) as catalog:
         create(catalog, 2)
         for number in range(3):
             append(client, "db.t", rows([number]))
@@ -162,12 +162,12 @@ def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
         clock.ahead_ms = UNDONE_KEPT_MS
         assert expire(client, "db.t", older_than_ms=1 << 45, retain_last=1).snapshots == 1
         assert read(client).total() == 4
-    served.stop()
+    server.stop()
 
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
-    client: IndexClient, served: Served, version: int
+    client: IndexClient, server: ServerThread, version: int
 ) -> None:
     """In random histories, all live entries stay the same.
 
@@ -175,7 +175,7 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
     """
     rng = random.Random(f"{first_seed()} {version}")
     outcomes = Counter[str]()
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         for later in ("nothing", "append", "delete"):
             create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **NO_MERGE)
             for number in range(rng.randint(3, 6)):

@@ -139,13 +139,13 @@ def _check_indexes(merged: SourceFile, groups: list[tuple[SourceFile, Any]]) -> 
                 continue
             results = []
 
-            class _Nowhere:
+            class _CountingOutput:
                 at = 0
 
                 def write(self, data: bytes) -> None:
                     self.at += len(data)
 
-            results = merged.reencrypt(copied, column, None, _Nowhere()).pages  # type: ignore[arg-type]
+            results = merged.reencrypt(copied, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
             ends = [begin for begin, _, _ in results[1:]] + [int(copied.ends[column])]
             same = [(begin, begin, end - begin) for (begin, _, _), end in zip(results, ends, strict=True)]
             table = reencryption.MovedPages(same).table()

@@ -44,7 +44,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.formats.iceberg.types import schema as ours
 from tests.connector import lake
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 
 
 def create_evolved_table(url: str) -> None:
@@ -134,9 +134,11 @@ def normalize_rows(table: pa.Table) -> list[str]:
     return [repr({name: one.bytes if isinstance(one, uuid.UUID) else one for name, one in row.items()}) for row in rows]
 
 
-def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(served: Served, client: SeamarkClient) -> None:
-    create_evolved_table(served.url)
-    with lake.catalog_at(served.url) as catalog:
+def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(
+    server: ServerThread, client: SeamarkClient
+) -> None:
+    create_evolved_table(server.url)
+    with lake.catalog_at(server.url) as catalog:
         table = catalog.load_table("db.e")
         assert len(table.schemas()) == 4
         for snapshot in (None, *(one.snapshot_id for one in table.metadata.snapshots)):

@@ -16,7 +16,7 @@ from seamark.connector.read.lineage import NAMES
 from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_upserts import COLUMNS, FIELDS, create, rows
 from tests.seeds import quick
 
@@ -140,17 +140,17 @@ def test_rows_from_before_an_upgrade_receive_ids_when_they_are_rewritten(client:
     assert lineage(client) == {1: (first[1][0], 4), 2: first[2], 3: (first[3][0], 4)}
 
 
-def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, served: Served) -> None:
+def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, server: ServerThread) -> None:
     """Files with only new rows, and files of tables without lineage, have no lineage columns."""
     for version, expected in ((2, set()), (3, set(NAMES))):
         create(client, f"t{version}", version=version)
-        before = set(served.home.rglob("*.parquet"))
+        before = set(server.home.rglob("*.parquet"))
         upsert(client, f"db.t{version}", rows((1, "de", 1, "a"), (2, "de", 1, "b")), keys=["id"], mode=COPY_ON_WRITE)
-        (added,) = set(served.home.rglob("*.parquet")) - before
+        (added,) = set(server.home.rglob("*.parquet")) - before
         assert pq.read_schema(added).names == list(COLUMNS)
-        before = set(served.home.rglob("*.parquet"))
+        before = set(server.home.rglob("*.parquet"))
         upsert(client, f"db.t{version}", rows((2, "fr", 2, "B"), (3, "x", 2, "c")), keys=["id"], mode=COPY_ON_WRITE)
-        (copied,) = set(served.home.rglob("*.parquet")) - before
+        (copied,) = set(server.home.rglob("*.parquet")) - before
         schema = pq.read_schema(copied)
         assert set(schema.names) == {*COLUMNS, *expected}
         if expected:

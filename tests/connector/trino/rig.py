@@ -20,7 +20,7 @@ CATALOG = "lake"
 
 
 @dataclass
-class Fake:
+class FakeServer:
     """A scripted server.
 
     `seen` has the method, target, headers and body of each request.
@@ -35,10 +35,10 @@ class Fake:
 
 @asynccontextmanager
 async def fake_server(
-    answer: Callable[[Fake, web.BaseRequest, bytes], Awaitable[web.StreamResponse]],
-) -> AsyncIterator[Fake]:
+    answer: Callable[[FakeServer, web.BaseRequest, bytes], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[FakeServer]:
     """Yield a server. `answer` receives each request after its body was read and recorded in `seen`."""
-    fake = Fake()
+    fake = FakeServer()
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()

@@ -13,7 +13,7 @@ from seamark.connector.trino.protocol import accepted_logins as module
 from seamark.connector.trino.protocol.accepted_logins import LOGINS_MAX, REMEMBERED_S, AcceptedLogins
 from seamark.connector.trino.protocol.coordinators import Coordinator
 from tests.connector.trino.protocol import END, ROWS, Page, fake_seamark, fake_trino
-from tests.connector.trino.rig import Fake, Rig, fake_server, run_proxy
+from tests.connector.trino.rig import FakeServer, Rig, fake_server, run_proxy
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
 TRINO = Coordinator("http://trino", "")
@@ -138,7 +138,7 @@ async def test_number_of_remembered_logins_is_bounded() -> None:
 
 
 async def test_answers_do_not_reveal_the_software_version() -> None:
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"Server": "trino"})
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:

@@ -14,27 +14,27 @@ from aiohttp import web
 
 from seamark.connector.trino.proxy import ProxySettings
 from seamark.connector.trino.server import limits_of
-from tests.connector.trino.rig import Fake, Rig, fake_server, listening, run_proxy
-from tests.server.test_connections import Wire
+from tests.connector.trino.rig import FakeServer, Rig, fake_server, listening, run_proxy
+from tests.server.test_connections import RawConnection
 from tests.services.authority import Authority
 from tests.waits import until
 
 ASK = b"GET /v1/info HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-async def echo(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+async def echo(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
     return web.Response(body=b"%d bytes" % len(body))
 
 
 async def connect(
     stack: AsyncExitStack, rig: Rig, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None
-) -> Wire:
+) -> RawConnection:
     port = int(rig.url.rpartition(":")[2])
     opened = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0), ssl=tls)
-    return await stack.enter_async_context(Wire(*opened))
+    return await stack.enter_async_context(RawConnection(*opened))
 
 
-async def is_answered(wire: Wire) -> bool:
+async def is_answered(wire: RawConnection) -> bool:
     await wire.send(ASK)
     return (await wire.answer())[0] == 200
 
@@ -72,7 +72,7 @@ async def test_silent_connections_are_closed_in_favour_of_active_ones() -> None:
 async def test_address_has_a_connection_limit_that_interrupts_no_request() -> None:
     go = asyncio.Event()
 
-    async def wait(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def wait(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         await go.wait()
         return web.Response(text="late")
 
@@ -224,12 +224,12 @@ def authority(tmp_path: Path) -> Authority:
 
 
 async def test_connections_count_before_their_tls_handshake(authority: Authority) -> None:
-    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    served.load_cert_chain(authority.certificate, authority.key)
+    server_context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server_context.load_cert_chain(authority.certificate, authority.key)
     trusted = ssl.create_default_context(cafile=str(authority.file))
     async with (
         fake_server(echo) as trino,
-        run_proxy(trino.url, tls=served, connections=8) as rig,
+        run_proxy(trino.url, tls=server_context, connections=8) as rig,
         AsyncExitStack() as stack,
     ):
         old = await connect(stack, rig, tls=trusted)
@@ -247,10 +247,14 @@ async def test_connections_count_before_their_tls_handshake(authority: Authority
 
 
 async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(authority: Authority) -> None:
-    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    served.load_cert_chain(authority.certificate, authority.key)
+    server_context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server_context.load_cert_chain(authority.certificate, authority.key)
     limits = {"header_timeout_s": 0.3}
-    async with fake_server(echo) as trino, run_proxy(trino.url, tls=served, **limits) as rig, AsyncExitStack() as stack:
+    async with (
+        fake_server(echo) as trino,
+        run_proxy(trino.url, tls=server_context, **limits) as rig,
+        AsyncExitStack() as stack,
+    ):
         for first_bytes in (b"", b"\x16\x03\x01", ASK):
             wire = await connect(stack, rig)
             await wire.send(first_bytes)

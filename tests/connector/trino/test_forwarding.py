@@ -14,13 +14,13 @@ import pytest
 from aiohttp import web
 
 from seamark.formats.runtime.tls import server_tls
-from tests.connector.trino.rig import Fake, fake_server, listening, nowhere, run_proxy
+from tests.connector.trino.rig import FakeServer, fake_server, listening, nowhere, run_proxy
 from tests.waits import until
 
 MIB = 1 << 20
 
 
-async def echo(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+async def echo(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
     return web.Response(body=body or b"nothing", headers={"X-Fake": fake.url})
 
 
@@ -45,7 +45,7 @@ async def test_requests_are_forwarded_unchanged(method: str) -> None:
 
 
 async def test_repeated_headers_stay_separate_and_in_order() -> None:
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         cookies = [("Set-Cookie", "a=1; Path=/ui; HttpOnly"), ("X-Trino-Set-Session", "x=1"), ("Set-Cookie", "b=2")]
         return web.Response(headers=cookies, text="x")
 
@@ -64,7 +64,7 @@ async def test_repeated_headers_stay_separate_and_in_order() -> None:
 
 
 async def test_connection_headers_are_not_forwarded() -> None:
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"Connection": "X-Mine", "X-Mine": "1", "Keep-Alive": "timeout=5"})
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
@@ -115,7 +115,7 @@ async def test_forwarded_headers_are_trusted_if_the_operator_says_so() -> None:
 async def test_compressed_bodies_are_forwarded_unchanged() -> None:
     packed = gzip.compress(b"x" * 100_000)
 
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
@@ -141,7 +141,7 @@ async def test_proxy_adds_only_forwarding_headers() -> None:
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("DELETE", 204), ("GET", 304), ("GET", 200)])
 async def test_answers_without_a_body_stay_without_one(method: str, status: int) -> None:
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(status=status, headers={"ETag": '"1"'})
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
@@ -151,7 +151,7 @@ async def test_answers_without_a_body_stay_without_one(method: str, status: int)
 
 
 async def test_redirects_are_passed_to_the_client() -> None:
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(status=303, headers={"Location": "http://storage.example/segment"})
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
@@ -160,7 +160,7 @@ async def test_redirects_are_passed_to_the_client() -> None:
 
 
 async def test_long_headers_of_prepared_statements_are_forwarded() -> None:
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"X-Trino-Added-Prepare": request.headers["X-Trino-Prepared-Statement"]})
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
@@ -225,7 +225,7 @@ async def test_too_long_statement_is_streamed_without_analysis() -> None:
 async def test_answer_in_pieces_arrives_completely(sizes: tuple[int, ...], pause_s: float) -> None:
     pieces = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
 
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         for piece in pieces:

@@ -50,11 +50,11 @@ def test_proxy_prints_its_address_and_ends_at_sigterm(tmp_path: Path) -> None:
 
 
 def test_proxy_reports_a_server_that_is_not_trino(tmp_path: Path) -> None:
-    class Quiet(SimpleHTTPRequestHandler):
+    class HandlerWithoutLog(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as other:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(HandlerWithoutLog, directory=str(tmp_path))) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{other.server_address[1]}"
         with trino_proxy(tmp_path, "--trino", url, seamark=nowhere()) as proxy:

@@ -357,7 +357,7 @@ def test_rows_are_accepted_in_every_form_of_arrow() -> None:
     batch = input_rows.to_batches()[0]
     reader = pa.RecordBatchReader.from_batches(input_rows.schema, [batch, batch])
 
-    class Speaks:
+    class ArrowStreamable:
         def __arrow_c_stream__(self, requested_schema: object = None) -> object:
             return input_rows.__arrow_c_stream__(requested_schema)
 
@@ -365,7 +365,7 @@ def test_rows_are_accepted_in_every_form_of_arrow() -> None:
         (input_rows, 10),
         (batch, 10),
         (reader, 20),
-        (Speaks(), 10),
+        (ArrowStreamable(), 10),
         ([batch, input_rows], 20),
     ]
     for form, count in forms:

@@ -130,7 +130,7 @@ def test_tasks_merge_encrypted_files_with_the_keys_of_their_environment(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tasks get their keys from `spark.executorEnv`. The driver has no keys."""
-    with SparkTables.served(spark, tmp_path) as tables:
+    with SparkTables.open(spark, tmp_path) as tables:
         tables.sql("CREATE TABLE {db}.t (id bigint, payload string) USING iceberg")
         for first in range(0, 300, 100):
             tables.sql(

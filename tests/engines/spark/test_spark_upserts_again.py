@@ -25,7 +25,7 @@ from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.served(spark, tmp_path_factory.mktemp("upserts_again")) as new_rig:
+    with Rig.open(spark, tmp_path_factory.mktemp("upserts_again")) as new_rig:
         yield new_rig
 
 

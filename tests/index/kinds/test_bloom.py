@@ -304,7 +304,7 @@ def test_bytes_from_another_position_are_rejected() -> None:
 
 
 @pytest.fixture(scope="module")
-def sound() -> tuple[bytes, list[Any], Any]:
+def undamaged_index() -> tuple[bytes, list[Any], Any]:
     """Return a blob of small and large groups, a key of each file, and the answers."""
     files = random_files(4, [12] * 150 + [70] * 9 + [400, 5_000])
     blob = blob_of([build(longs(values)) for values in files])
@@ -328,8 +328,8 @@ def check_same_or_error(damaged: bytes, hashes: list[Any], answers: Any) -> int:
     return errors
 
 
-def test_flipped_bit_is_an_error_or_changes_no_answer(sound: tuple[bytes, list[Any], Any]) -> None:
-    blob, hashes, answers = sound
+def test_flipped_bit_is_an_error_or_changes_no_answer(undamaged_index: tuple[bytes, list[Any], Any]) -> None:
+    blob, hashes, answers = undamaged_index
     rng = np.random.default_rng(11)
     places = [*range(header_size(blob) + 8), *rng.integers(0, len(blob), 600).tolist(), len(blob) - 1]
     noticed = 0
@@ -344,8 +344,8 @@ def test_flipped_bit_is_an_error_or_changes_no_answer(sound: tuple[bytes, list[A
     assert noticed > header_size(blob)
 
 
-def test_blob_that_is_too_short_or_too_long_is_rejected(sound: tuple[bytes, list[Any], Any]) -> None:
-    blob, _, _ = sound
+def test_blob_that_is_too_short_or_too_long_is_rejected(undamaged_index: tuple[bytes, list[Any], Any]) -> None:
+    blob, _, _ = undamaged_index
     for length in [*range(200), *range(200, len(blob), 997), len(blob) - 1]:
         with pytest.raises(ValueError, match="bloom blob"):
             Bloom(blob[:length])
@@ -353,8 +353,8 @@ def test_blob_that_is_too_short_or_too_long_is_rejected(sound: tuple[bytes, list
         Bloom(blob + b"\0")
 
 
-def test_merge_of_damaged_bits_is_rejected(sound: tuple[bytes, list[Any], Any]) -> None:
-    blob, _, _ = sound
+def test_merge_of_damaged_bits_is_rejected(undamaged_index: tuple[bytes, list[Any], Any]) -> None:
+    blob, _, _ = undamaged_index
     damaged = bytearray(blob)
     damaged[-1000] ^= 16
     bloom = Bloom(bytes(damaged))
@@ -362,9 +362,11 @@ def test_merge_of_damaged_bits_is_rejected(sound: tuple[bytes, list[Any], Any]) 
         merge([(bloom, np.ones(bloom.files, dtype=bool))])
 
 
-def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(sound: tuple[bytes, list[Any], Any]) -> None:
+def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(
+    undamaged_index: tuple[bytes, list[Any], Any],
+) -> None:
     # A malicious writer computes valid checksums, so no header may make the kernels read outside their memory.
-    blob, hashes, _ = sound
+    blob, hashes, _ = undamaged_index
     head = header_size(blob)
     rng = np.random.default_rng(13)
     refused = 0

@@ -36,7 +36,7 @@ from tests.planner.lakes.tables import (
     path_of,
 )
 from tests.seeds import first_seed
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.waits import until
 
 LIMIT = 1 << 20
@@ -246,7 +246,7 @@ async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> Non
         planner.check_invariants()
 
 
-class Late(SystemClock):
+class OffsetMonotonicClock(SystemClock):
     ahead_s = 0.0
 
     def monotonic(self) -> float:
@@ -254,7 +254,7 @@ class Late(SystemClock):
 
 
 def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_views() -> None:
-    clock = Late()
+    clock = OffsetMonotonicClock()
     tables = PlannedTables(clock)
     assert tables.is_empty
     tables.note("a", ("1",))
@@ -281,7 +281,7 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
 # Tests with a server
 
 
-async def count_decoded_after(server: Running, prepared: int) -> int:
+async def count_decoded_after(server: RunningServer, prepared: int) -> int:
     await until(lambda: server.components.planner.stats().prepared == prepared)
     return server.components.planner.stats().decoded
 
