@@ -102,7 +102,7 @@ class AttackedServer:
             await asyncio.sleep(_PAUSE_S)
         return seen
 
-    async def under(self, attack: str, seconds: float) -> AttackMeasurements:
+    async def measure_attack(self, attack: str, seconds: float) -> AttackMeasurements:
         """Measure the good client while `attack` runs."""
         argv = (self.server.base_url, self.hostile_token, attack, str(seconds + 1))
         hostile = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.attacks.attackers", *argv)
@@ -149,7 +149,7 @@ async def run(
             "memory allowed: 1.5 times the sum of the budgets": f"{MEMORY_MAX_BYTES / 2**20:,.0f} MiB",
         }
         for attack in attacks:
-            seen = await siege.under(attack, seconds)
+            seen = await siege.measure_attack(attack, seconds)
             rows: list[tuple[str, str, float, float]] = [
                 ("p99 to quiet p99", "times", seen.p99_ms / quiet.p99_ms, TIMES_SLOWER_MAX),
                 ("memory", "MiB", seen.memory_bytes / 2**20, MEMORY_MAX_BYTES / 2**20),

@@ -60,7 +60,7 @@ class HeldRows:
     def close(self) -> None:
         self._con.close()
 
-    def needed(self, schema: str, text: str, expected: Counter[str]) -> list[int]:
+    def count_needed_files(self, schema: str, text: str, expected: Counter[str]) -> list[int]:
         """Return the number of files that are enough for the `expected` rows.
 
         The list has one number for each reference to a table, in the order of the text.
@@ -83,9 +83,9 @@ class HeldRows:
         query = splice(text, new)
         if rows_of(self._con, query) != expected:
             raise RowsDiffer(query)
-        return [self._left(number, count, query, expected) for number, count in enumerate(counts)]
+        return [self._count_needed_of_reference(number, count, query, expected) for number, count in enumerate(counts)]
 
-    def _left(self, number: int, count: int, query: str, expected: Counter[str]) -> int:
+    def _count_needed_of_reference(self, number: int, count: int, query: str, expected: Counter[str]) -> int:
         kept_quote_name = quote_name(f"kept {number}")
 
         def is_enough(left: Collection[int]) -> bool:

@@ -85,7 +85,7 @@ class Comparison:
     def sooner(self, column: str) -> float:
         return self.mean(lambda query: query.seconds(ICEBERG) / query.seconds(column))
 
-    def over_bound(self) -> float:
+    def worst_ratio_to_bound(self) -> float:
         """Return the worst ratio of files opened in Seamark's layout to files that hold a row."""
         return max(max(1, query.files(CLUSTERED)) / max(1, query.bound) for query in self.queries)
 

@@ -90,7 +90,7 @@ def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: s
         registered = RestCatalog("gateway", uri=gateway.base_url)
         registered.create_namespace(namespace)
         for name in TABLES:
-            rows = _plain(pq.read_table(table_path(data, name)))
+            rows = _to_iceberg_types(pq.read_table(table_path(data, name)))
             table = catalog.create_table((namespace, name), schema=rows.schema)
             step = -(-len(rows) // (files if name == FACT else 1))
             rows = rows.sort_by("lo_orderdate") if name == FACT else rows
@@ -100,7 +100,7 @@ def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: s
             registered.register_table((namespace, name), catalog.load_table((namespace, name)).metadata_location)
 
 
-def _plain(rows: pa.Table) -> pa.Table:
+def _to_iceberg_types(rows: pa.Table) -> pa.Table:
     """Return the rows without the types that Iceberg does not have."""
     for number, field in enumerate(rows.schema):
         if pa.types.is_unsigned_integer(field.type) or pa.types.is_int16(field.type) or pa.types.is_int8(field.type):

@@ -76,10 +76,10 @@ class SeamarkIndex:
         locations = [index_file["location"] for index_file in self.index.json["index-files"]]
         self._records = [Record(open_index_file(Storage().read(location), location).blob) for location in locations]
 
-    def over_http(self, keys: pa.Array) -> int:
+    def look_up_over_http(self, keys: pa.Array) -> int:
         return len(self._client.lookup(TABLE, pa.table({"k": keys}), index=INDEX).rows)
 
-    def in_process(self, keys: pa.Array) -> int:
+    def look_up_in_process(self, keys: pa.Array) -> int:
         columns = [keys_of(keys, "string")]
         hashes = hash_rows(columns, 0), hash_rows(columns, 1)
         return sum(len(record.lookup(*hashes)[0]) for record in self._records)
@@ -125,7 +125,7 @@ def _measure_lookups(report: Report, ours: SeamarkIndex, peer: Peer, draws: list
     took: dict[str, list[float]] = {}
     read = []
     for draw in draws:
-        for name, ask in {HTTP: ours.over_http, DIRECT: ours.in_process}.items():
+        for name, ask in {HTTP: ours.look_up_over_http, DIRECT: ours.look_up_in_process}.items():
             queries = pa.array(draw)
             started = time.perf_counter()
             result = ask(queries)

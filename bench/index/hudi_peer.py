@@ -82,7 +82,7 @@ class Peer:
             result = frame.collect()
             seconds = time.perf_counter() - started
             return {"seconds": seconds, "found": len(result), "files": self._files_read(frame)}
-        listed = self._listed(keys)
+        listed = self._to_hoodie_list(keys)
         started = time.perf_counter()
         reader = self.opened if way == "opened" else self._reader()
         result = reader.readRecordIndexLocationsWithKeys(listed).collectAsList().size()
@@ -97,7 +97,7 @@ class Peer:
         leaf = frame._jdf.queryExecution().executedPlan().collectLeaves().head()
         return int(leaf.metrics().apply("numFiles").value())
 
-    def _listed(self, keys: list[str]) -> Any:
+    def _to_hoodie_list(self, keys: list[str]) -> Any:
         """As Hudi takes them; by a file, as the gateway would carry them one by one."""
         self._given.write_text("\n".join(keys))
         strings = self._jvm.java.nio.file.Files.readAllLines(self._jvm.java.io.File(str(self._given)).toPath())

@@ -241,7 +241,7 @@ def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) 
                 started = time.perf_counter()
                 results = [item.one(value) for value in values]
                 took[item.name].append((time.perf_counter() - started) * 1e6 / times)
-                if results != _expected_places(keys, asked):
+                if results != _compute_expected_places(keys, asked):
                     raise AnswersDiffer(f"{item.name}, one key")
     values_us = {name: statistics.median(times) for name, times in took.items()}
     best = _best(answerers, values_us)
@@ -251,7 +251,7 @@ def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) 
     ]
 
 
-def _expected_places(keys: Values, asked: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+def _compute_expected_places(keys: Values, asked: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     ends = np.cumsum([len(part) for part in np.array_split(keys, FILES)])
     files = np.searchsorted(ends, asked, "right")
     starts = ends - np.diff(ends, prepend=0)
@@ -268,7 +268,7 @@ def _batches(report: Report, answerers: list[Answerer], keys: Values, batch: int
     draw = np.random.default_rng(10)
     for turn in range(rounds):
         query = draw.choice(len(keys), batch, replace=False)
-        wanted, expected = pa.array(keys[query]), np.array(_expected_places(keys, query))
+        wanted, expected = pa.array(keys[query]), np.array(_compute_expected_places(keys, query))
         for item in answerers if turn % 2 else reversed(answerers):
             started, before = time.perf_counter(), time.process_time()
             result = item.many(wanted)
@@ -309,7 +309,7 @@ def _cold(report: Report, blob: Path, keys: Values, times: int) -> None:
         took.append((time.perf_counter() - started) * 1e6)
         reads.append(len(ranges))
         pages.append(sum(length for _, length in ranges) / 4096)
-        if [(int(lookup_bytes[1][0]), int(lookup_bytes[2][0]))] != _expected_places(keys, np.array([at])):
+        if [(int(lookup_bytes[1][0]), int(lookup_bytes[2][0]))] != _compute_expected_places(keys, np.array([at])):
             raise AnswersDiffer("cold")
     os.close(descriptor)
     report.rows.append(Row("one key, cold", "reads, at most", "", {OURS: max(reads)}, goal=READS_GOAL))

@@ -58,7 +58,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 async def _small_plans(report: Report, folder: Path, table: Table, workers: int, rounds: int, seconds: float) -> None:
     plan_result = plan(table, small(table))
-    new = _new_plans(table)
+    new = _generate_new_plans(table)
     with ExitStack() as running:
         ours = running.enter_context(seamark(folder, CACHE, workers=workers))
         await register(ours, table)
@@ -68,15 +68,19 @@ async def _small_plans(report: Report, folder: Path, table: Table, workers: int,
             running.enter_context(on_core(LOAD_CORE))
         targets = (ours, theirs)
 
-        async def same(target: Target, clients: int, seconds: float = seconds) -> Sample:
+        async def repeat_same_plan(target: Target, clients: int, seconds: float = seconds) -> Sample:
             return await drive(target, [repeat(plan_result) for _ in range(clients)], seconds=seconds)
 
-        async def changing(target: Target, clients: int, seconds: float = seconds) -> Sample:
+        async def send_new_plans(target: Target, clients: int, seconds: float = seconds) -> Sample:
             if target is theirs:  # The client does not read the pages.
-                return await same(target, clients, seconds)
+                return await repeat_same_plan(target, clients, seconds)
             return await drive(target, [_send_each(new) for _ in range(clients)], seconds=seconds)
 
-        kinds = {"the same plan": same, "a new filter": changing} if workers == 1 else {"the same plan": same}
+        kinds = (
+            {"the same plan": repeat_same_plan, "a new filter": send_new_plans}
+            if workers == 1
+            else {"the same plan": repeat_same_plan}
+        )
         await warm(targets, [functools.partial(piece, clients=16, seconds=0.5) for piece in kinds.values()], 1)
         for kind, piece in kinds.items():
             for clients in CONNECTIONS:
@@ -107,7 +111,7 @@ def _format_count(count: int, what: str) -> str:
     return f"{count} {what}" + ("" if count == 1 else "s")
 
 
-def _new_plans(table: Table) -> Iterator[Request]:
+def _generate_new_plans(table: Table) -> Iterator[Request]:
     """Yield requests without end, each with a new filter."""
     return (plan(table, small(table, turn)) for turn in itertools.count(1))
 

@@ -55,11 +55,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     async with our_planner(folder / "home", made) as ours:
         rounds = 2 if quick else 30
         for names in (False, True):
-            await _before_encoding(report, made, ours, indexed, names=names, rounds=rounds)
+            await _measure_before_encoding(report, made, ours, indexed, names=names, rounds=rounds)
     with seamark(folder, CACHE) as target, on_core(LOAD_CORE):
         await register(target, made)
         for row in tuple(report.rows):
-            await _over_http(report, made, target, row, seconds=0.3 if quick else 3.0)
+            await _measure_over_http(report, made, target, row, seconds=0.3 if quick else 3.0)
     _avro(report, made, Avro(at))
     for peer in indexed:
         peer.close()
@@ -70,7 +70,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def _before_encoding(
+async def _measure_before_encoding(
     report: Report, table: Table, ours: OurPlanner, peers: list[Peer], *, names: bool, rounds: int
 ) -> None:
     column_id = _column_id(table)
@@ -110,7 +110,7 @@ async def _before_encoding(
     )
 
 
-async def _over_http(report: Report, table: Table, target: Target, before: Row, seconds: float) -> None:
+async def _measure_over_http(report: Report, table: Table, target: Target, before: Row, seconds: float) -> None:
     """Add a row for Seamark over HTTP to the report. `before` has the figures of the peers for the same question."""
     fields = ("file-path" if before.case.endswith("names") else "file", *FIELDS)
     days = [START_DAY + number for number in range(table.files // table.files_per_day)]

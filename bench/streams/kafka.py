@@ -41,7 +41,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     with kafka_broker(folder / "broker") as kafka:
         for row_bytes, rows in itertools.product(ROW_BYTES, ROWS):
             for writers in WRITERS:
-                raw = await _written_raw(kafka, rows, row_bytes, writers, seconds)
+                raw = await _measure_raw_producer(kafka, rows, row_bytes, writers, seconds)
                 ours = await _measure_appends(kafka, rows, row_bytes, writers, seconds)
                 _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, ours, raw)
     report.notes += [
@@ -91,7 +91,9 @@ async def _append(log: KafkaLog, shard: Shard, batch: Batch, until_s: float, lat
         latencies.append(time.perf_counter() - before)
 
 
-async def _written_raw(kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float) -> AppendMeasurements:
+async def _measure_raw_producer(
+    kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float
+) -> AppendMeasurements:
     """Write batches by a producer for a time; a thread serves its callbacks."""
     topic, value = f"raw.{kafka.create_prefix()}", os.urandom(rows * row_bytes)
     admin = AdminClient({"bootstrap.servers": kafka.address})  # It must outlive its request.

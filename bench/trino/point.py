@@ -43,7 +43,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                 await _measure_lookup(report, case, column, files, targets, keys)
                 await _measure_plan(report, case, column, files, target, plans)
             report.bounds["a statement of Trino alone, over a table of one file"] = (
-                f"{await _least(targets[0], keys):.0f} ms"
+                f"{await _measure_without_proxy(targets[0], keys):.0f} ms"
             )
     report.notes += [
         f"{files:,} files of {ROWS} rows, in the page cache; medians of {keys} keys, after {WARM}.",
@@ -77,7 +77,7 @@ async def _measure_lookup(
         report.notes.append(f"{case}: {len(plans)} of {keys} were not rewritten, such as: {plans[0]}")
 
 
-async def _least(trino: Target, keys: int) -> float:
+async def _measure_without_proxy(trino: Target, keys: int) -> float:
     connection = await Connection.open(trino.port)
     sqls = [f"SELECT {ORDERED}, note FROM {ALONE} WHERE {ORDERED} = {number}" for number in range(WARM + keys)]
     results = [await follow(connection, statement(sql)) for sql in sqls]

@@ -184,7 +184,7 @@ def _report(bench: str, layouts: Sequence[Layout], cases: Sequence[Case], scale:
         "Wall time is the client's, planning is Trino's own and lies within it.",
         f"Slower: wall time beyond what is allowed, {SLOWER_MAX - 1:.0%} or {SLOWER_MS_MAX:g} ms, whichever is more. "
         f"Queries that were slower after {rounds} rounds ran {DOUBTFUL_ROUNDS} times more, and all rounds count.",
-        *_left_alone(cases),
+        *_list_unchanged_queries(cases),
     ]
     return report
 
@@ -231,7 +231,7 @@ def _rows(case: Case) -> list[Row]:
     return rows
 
 
-def _left_alone(cases: Sequence[Case]) -> list[str]:
+def _list_unchanged_queries(cases: Sequence[Case]) -> list[str]:
     """Return the queries that Trino received unchanged, each with the proxy's reason."""
     document: dict[tuple[str, str], list[str]] = {}
     for case in cases:

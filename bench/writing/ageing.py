@@ -33,7 +33,7 @@ def measure(
     read = {"before": _read(lake.spark, name, rounds)}
     took = []
     for _ in range(batches):
-        batch = drawn.next()
+        batch = drawn.next_batch()
         started = time.perf_counter()
         writer.upsert(batch)
         took.append(time.perf_counter() - started)

@@ -183,20 +183,20 @@ def _try_commit(commit: Callable[[], int]) -> int:
 def _ours(job: Job) -> Callable[[pa.Table], int]:
     client, named = SeamarkClient(job.url), (NAMESPACE, job.table)
 
-    def upserted(rows: pa.Table) -> int:
+    def upsert_batch(rows: pa.Table) -> int:
         return upsert(client, named, rows, keys=[KEY]).attempts
 
-    def appended(rows: pa.Table) -> int:
+    def append_batch(rows: pa.Table) -> int:
         append(client, named, rows)
         return 1
 
-    return upserted if job.kind == UPSERTS else appended
+    return upsert_batch if job.kind == UPSERTS else append_batch
 
 
 def _stock(job: Job) -> Callable[[pa.Table], int]:
     table = RestCatalog("bench", uri=job.url).load_table((NAMESPACE, job.table))
 
-    def appended(rows: pa.Table) -> int:
+    def append_batch(rows: pa.Table) -> int:
         try:
             table.append(rows)
         except CommitFailedException:
@@ -204,7 +204,7 @@ def _stock(job: Job) -> Callable[[pa.Table], int]:
             raise
         return 1
 
-    return appended
+    return append_batch
 
 
 def _check(client: IndexClient, name: str, expected: int) -> None:

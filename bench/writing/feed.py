@@ -98,7 +98,7 @@ class Feed:
     rng: np.random.Generator
     batches: list[pa.Table] = field(default_factory=list)
 
-    def next(self) -> pa.Table:
+    def append_batch(self) -> pa.Table:
         first = ROWS * len(self.batches)
         customers = (CUSTOMERS * self.rng.random(ROWS) ** 2).astype(np.int64)
         items = self.rng.integers(0, ITEMS, ROWS)
@@ -145,7 +145,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         failures: list[str] = []
         for number in range(1, commits + 1):
             began_s = time.perf_counter()
-            batch = feed.next()
+            batch = feed.append_batch()
             for name, table in tables.items():
                 append_s[name].append(_time(partial(_append, table, batch, failures)))
             if number % every == 0:

@@ -118,7 +118,7 @@ def _measure(report: Report, client: IndexClient, spark: SparkSession, of: Rows,
         kept = scan(client, table, ["payload"]).to_arrow()["payload"].to_numpy()
         if len(kept) != rows or not np.array_equal(np.sort(kept), np.sort(given_table["payload"].to_numpy())):
             raise AnswersDiffer(f"{layout} of {of.name} changed the rows")
-        opened[layout] = _opened_fraction(client, table, predicates)
+        opened[layout] = _measure_planned_percent(client, table, predicates)
     for peer in (SORT, ZORDER):
         report.rows.append(Row(of.name, f"bytes opened, beside {peer}", "%", opened, peer=peer, goal=opened[peer]))
     report.rows.append(Row(of.name, f"seconds of the job, beside {SORT}", "s", seconds, peer=SORT))
@@ -173,7 +173,7 @@ def _literal(value: Any) -> str:
     return f"'{value}'" if isinstance(value, str) else repr(value)
 
 
-def _opened_fraction(client: IndexClient, table: str, predicates: Sequence[str]) -> float:
+def _measure_planned_percent(client: IndexClient, table: str, predicates: Sequence[str]) -> float:
     """Return the mean share, in percent, of the table's bytes in the planned files."""
     opened_table = open_table(client, table, CURRENT)
     total = sum(task.size_bytes for task in plan(client, opened_table))

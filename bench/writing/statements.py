@@ -86,7 +86,7 @@ def _measure(lake: Lake, pair: Pair, text: str, batches: Batches, rounds: int) -
         ICEBERG: lambda: lake.spark.sql(text.format(t=pair.theirs, k=KEY)),
     }
     for number in range(WARM + rounds):
-        batch_frame(lake.spark, batches.next()).createOrReplaceTempView("batch")
+        batch_frame(lake.spark, batches.next_batch()).createOrReplaceTempView("batch")
         for who in (OURS, ICEBERG) if number % 2 else (ICEBERG, OURS):
             with configure(lake.spark, HASH_JOIN if who == ICEBERG else {}):
                 started = time.perf_counter()

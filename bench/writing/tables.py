@@ -134,7 +134,7 @@ class Batches:
     drawn: int = 0
     _versions: dict[int, Numbers] = field(default_factory=dict)
 
-    def next(self) -> Batch:
+    def next_batch(self) -> Batch:
         """Row numbers of a batch are distinct, and in no order."""
         self.drawn += 1
         draw = np.random.default_rng([self.base_rows, self.drawn])
@@ -147,7 +147,7 @@ class Batches:
         pq.write_table(rows, path)
         return Batch(self.drawn, numbers, rows, path)
 
-    def expected(self, applied: Iterable[int]) -> dict[int, int]:
+    def expected_rows(self, applied: Iterable[int]) -> dict[int, int]:
         """Return rows of each version after some of the batches, in the order of their numbers."""
         last: dict[int, int] = {}
         for number in applied:

@@ -212,11 +212,13 @@ def _merge(
         tried = [tuning for tuning in plan.tunings if tuning.mode == mode]
         if rows > TRIED_MAX and mode in tuned:
             tried = [tuned[mode]]
-        writers = [_merged(spark, one, rows, number, warehouse, plan.bases) for number, one in enumerate(tried)]
+        writers = [
+            _open_merge_writer(spark, one, rows, number, warehouse, plan.bases) for number, one in enumerate(tried)
+        ]
         turns = [WriterMeasurements(writer, mode, MERGE, warm=1, rounds=1) for writer in writers]
         if len(turns) > 1:
             for _ in range(2):
-                batch = batches.next()
+                batch = batches.next_batch()
                 for item in turns:
                     item.take(batch)
                 if min(turn.last for turn in turns) > VERY_SLOW_S:
@@ -234,7 +236,9 @@ def _merge(
         yield WriterMeasurements(best.writer, mode, MERGE, warm, rounds, last=best.last, applied=best.applied)
 
 
-def _merged(spark: SparkSession, tuning: Tuning, rows: int, number: int, warehouse: Path, bases: Path) -> MergeWriter:
+def _open_merge_writer(
+    spark: SparkSession, tuning: Tuning, rows: int, number: int, warehouse: Path, bases: Path
+) -> MergeWriter:
     name = f"m{rows}_{tuning.mode.replace('-', '_')}_{number}"
     return MergeWriter(tuning, base(rows, tuning.layout, bases=bases), spark, warehouse, name)
 
@@ -256,7 +260,7 @@ def _rounds(tables: dict[int, list[WriterMeasurements]], batches: dict[int, Batc
         number += 1
         for rows, turns in tables.items():
             due = [turn for turn in turns if turn.is_due]
-            batch = batches[rows].next() if due else None
+            batch = batches[rows].next_batch() if due else None
             for item in due if number % 2 else reversed(due):
                 assert batch is not None
                 item.take(batch)

@@ -71,7 +71,7 @@ def _uses_in(file: str, tree: ast.Module) -> Iterator[PatternUse]:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_of_re(node)]
     if not calls:
         return
-    names = {id(value): name for name, value in _assigned_names(tree)}
+    names = {id(value): name for name, value in _find_assignments(tree)}
     module = importlib.import_module("seamark." + file.removesuffix(".py").replace("/", "."))
     names_of = {**vars(module), **VARIABLES.get(file, {})}
     for call in calls:
@@ -105,7 +105,7 @@ def _evaluate(node: ast.expr, names: dict[str, Any]) -> Any:
     return eval(compile(ast.Expression(node), "pattern", "eval"), names)
 
 
-def _assigned_names(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+def _find_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     """Yield the names to which modules assign values, also in `a, b = …`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
@@ -143,8 +143,8 @@ def hostile_texts(pattern: re.Pattern[Any], characters: int) -> Iterator[Any]:
     """Yield texts of about `characters` characters that make the expression try many ways."""
     source = pattern.pattern
     tree = parser.parse(source, pattern.flags & ~re.DEBUG)
-    parts = _first_of(_parts(tree), _PARTS_MAX)
-    beginnings = _first_of(("", *_beginnings(tree, "")), _BEGINNINGS_MAX)
+    parts = _take_first(_parts(tree), _PARTS_MAX)
+    beginnings = _take_first(("", *_beginnings(tree, "")), _BEGINNINGS_MAX)
     for beginning in beginnings:
         for part in parts:
             for end in _ENDS:
@@ -152,7 +152,7 @@ def hostile_texts(pattern: re.Pattern[Any], characters: int) -> Iterator[Any]:
                 yield text.encode("utf-8", "surrogatepass") if isinstance(source, bytes) else text
 
 
-def _first_of(texts: Iterable[str], count: int) -> list[str]:
+def _take_first(texts: Iterable[str], count: int) -> list[str]:
     return list(dict.fromkeys(texts))[:count]
 
 

@@ -83,11 +83,11 @@ async def leave(server: RunningServer, secrets: dict[str, str], seed: int) -> No
 async def in_groups(work: Callable[[int], Awaitable[None]], seeds: range, at_once: int) -> None:
     remaining_iter = iter(seeds)
 
-    async def next_ones() -> None:
+    async def run_next_seeds() -> None:
         for seed in remaining_iter:
             await work(seed)
 
-    await asyncio.gather(*(next_ones() for _ in range(at_once)))
+    await asyncio.gather(*(run_next_seeds() for _ in range(at_once)))
 
 
 @pytest.mark.timeout(300)

@@ -172,14 +172,14 @@ class Appender:
             if number < self.merge or any(file.path in gone for file in read_manifest(row))
         ]
         kept_rows = [row for row in before if row not in merged]
-        entries = [self._entry(ADDED, self._added_row(path, records), None) for path, records in files.items()]
+        entries = [self._entry(ADDED, self._make_file_row(path, records), None) for path, records in files.items()]
         for row in merged:
             for old in read_manifest(row):
                 data = {"file_path": old.path, "record_count": old.records, "first_row_id": old.first_row_id}
                 data["content"] = row["content"]
                 if old.path != self.forget:
                     entries.append(self._entry(DELETED if old.path in gone else EXISTING, data, old))
-        entries += [self._entry(ADDED, self._added_row(path, 1) | {"content": 1}, None) for path in deletes]
+        entries += [self._entry(ADDED, self._make_file_row(path, 1) | {"content": 1}, None) for path in deletes]
         groups = [[entry for entry in entries if entry["data_file"]["content"] == content] for content in (0, 1)]
         if self.apart:
             apart = (True, False)
@@ -200,7 +200,7 @@ class Appender:
         added_rows = next_row - self.metadata.get("next-row-id", 0)
         return self._request(files, removed, added_rows, is_append=not removed and not deletes)
 
-    def _added_row(self, path: str, records: int) -> Row:
+    def _make_file_row(self, path: str, records: int) -> Row:
         return {"file_path": path, "record_count": records, **self.file}
 
     def _entry(self, status: int, data: Row, old: File | None) -> Row:

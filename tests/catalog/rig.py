@@ -206,7 +206,7 @@ def append(snapshot_id: int, parent: int | None, sequence: int) -> tuple[list[di
     return requirements, updates
 
 
-def first_updates(uuid: str, schema: dict[str, Any]) -> list[dict[str, Any]]:
+def creation_updates(uuid: str, schema: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the updates that create an unpartitioned, unsorted table of version 2, without its location."""
     return [
         {"action": "assign-uuid", "uuid": uuid},

@@ -17,7 +17,7 @@ from seamark.formats.storage.locations import location_key, parse_location
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange, TableIdentifier
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import InstantFilter
-from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, name_freely, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, creation_updates, name_freely, open_rig
 from tests.catalog.test_confinement import VERSION
 
 CONFINED = Caller(who="wa", request_id="r", confined_to=(("a",),), names_owners=False)
@@ -42,7 +42,7 @@ def _spellings(location: str) -> list[str]:
 
 def _creation_updates(uuid: str, location: str) -> list[dict[str, Any]]:
     return [
-        *first_updates(uuid, SCHEMA),
+        *creation_updates(uuid, SCHEMA),
         {"action": "set-location", "location": location},
     ]
 

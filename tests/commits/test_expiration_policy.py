@@ -23,7 +23,7 @@ def table(snapshots: list[Snapshot], refs: dict[str, SnapshotRef]) -> TableMetad
     return cast(TableMetadata, made)
 
 
-def kept_by_definition(metadata: Any, policy: ExpirationPolicy) -> set[int]:
+def find_snapshots_to_keep(metadata: Any, policy: ExpirationPolicy) -> set[int]:
     """Return the snapshots to keep, for tables whose references never expire."""
     kept_ids, referenced = set(), set()
     for ref in metadata.refs.values():
@@ -71,7 +71,7 @@ def test_branches_that_share_snapshots_keep_what_each_keeps_alone() -> None:
         metadata = table(snapshots, refs)
         policy = ExpirationPolicy(rng.randint(0, NOW_MS), rng.randint(1, 3), 1 << 60)
         kept_numbers = set(range(count)) - set(find_expired(metadata, policy, NOW_MS).snapshot_ids)
-        assert kept_numbers == kept_by_definition(metadata, policy), (snapshots, refs, policy)
+        assert kept_numbers == find_snapshots_to_keep(metadata, policy), (snapshots, refs, policy)
 
 
 def test_many_branches_over_a_long_history_read_each_snapshot_once(monkeypatch: pytest.MonkeyPatch) -> None:

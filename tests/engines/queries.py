@@ -58,7 +58,7 @@ class Queries:
             self._sets,
             self._window_query,
             self._shadowing_query,
-            self._mixed_type_query,
+            self._draw_mixed_type_query,
             self._comparison_query,
         ]
         kind = rng.randrange(9 + len(shapes) + bool(self._past))
@@ -86,7 +86,7 @@ class Queries:
                 f"WITH w AS ({inner}) SELECT a.* FROM w a {word} w b ON {joined} AND {self._condition(columns, 'b')} "
                 f"WHERE {self._condition(columns, 'a')}"
             )
-        return self._group_query() if kind == 7 else self._filtered_aggregate_query()
+        return self._group_query() if kind == 7 else self._draw_filtered_aggregate_query()
 
     def _alias(self) -> str:
         self._aliases += 1
@@ -218,7 +218,7 @@ class Queries:
             f"AND {self._of('sales', 'b')} WHERE {where[3]}"
         )
 
-    def _mixed_type_query(self) -> str:
+    def _draw_mixed_type_query(self) -> str:
         """Return a set operation on columns of two types."""
         rng = self._rng
         first, other, kind = rng.choice(_WIDER)
@@ -253,7 +253,7 @@ class Queries:
         group = rng.choice([f"GROUP BY g.{key}", f"GROUP BY ROLLUP (g.{key})"])
         return f"SELECT g.{key}, count(*) AS n FROM ({inner}) g {group} HAVING {having}"
 
-    def _filtered_aggregate_query(self) -> str:
+    def _draw_filtered_aggregate_query(self) -> str:
         """Return a query with aggregates that have filters."""
         rng = self._rng
         table, alias = rng.choice(["sales", "sales", "items"]), self._alias()

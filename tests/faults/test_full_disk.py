@@ -74,7 +74,7 @@ def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: Small
             expected = {Path(location.removeprefix("file://")) for location in client.files()}
             assert becomes_true(lambda wanted=expected: set(_metadata_files(server)) == wanted), place
 
-            disk.free()
+            disk.free_space()
             status, body = client.append(done + 1, done, done + 1, key=key)
             assert status == 200, f"round {round_}: {body}"
             done += 1
@@ -95,7 +95,7 @@ def test_server_killed_on_a_full_disk_restarts_once_there_is_space(tmp_path: Pat
         status, _ = client.append(2, 1, 2)
         assert status == 503
         server.kill9()
-        disk.free()
+        disk.free_space()
         server.start()
         client = Client(server.base_url)
         assert client.chain() == [1]
@@ -120,7 +120,7 @@ def test_start_on_a_full_disk_ends_with_one_sentence(tmp_path: Path, disk: Small
         assert line.startswith("Error: "), line
         assert "full" in line, line
         assert "space" in line, line
-        disk.free()
+        disk.free_space()
         with _server(place, disk, tmp_path) as server:
             assert Client(server.base_url).create_table("t")[0] in (200, 409)
             server.kill9()

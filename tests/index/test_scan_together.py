@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from seamark.formats.index.kernels import _scan
-from tests.index.test_scan import OPS, selected_rows
+from tests.index.test_scan import OPS, select_rows
 from tests.seeds import first_seed, quick
 
 SHAPES = ("spread", "near", "equal", "outlier", "infinite", "absent", "zeros", "tiny", "huge")
@@ -81,7 +81,7 @@ def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dt
                     passes(op, value, literal) and (state_before == 1 or was == 1)
                     for value, was in zip(values, before.tolist(), strict=True)
                 ]
-                assert selected_rows(state, mask, [values]) == expected, (literal, op, state_before)
+                assert select_rows(state, mask, [values]) == expected, (literal, op, state_before)
 
 
 def sketch_of(codes: np.ndarray[Any, Any]) -> tuple[int, int, object]:

@@ -35,18 +35,18 @@ async def write_records(count: int, limits: SegmentLimits = LIMITS) -> tuple[Sim
     return killed, ends
 
 
-def last_segment(disk: SimulatedDisk) -> SimulatedFile:
+def find_last_segment(disk: SimulatedDisk) -> SimulatedFile:
     return disk.files[max(name for name in disk.files if name.endswith(".segment"))]
 
 
 async def test_a_record_that_is_torn_at_any_byte_is_cut_and_the_others_stay() -> None:
     disk, ends = await write_records(3)
-    data = last_segment(disk).seen
+    data = find_last_segment(disk).seen
     end = len(data[: ends[2] - HEADER_BYTES].rstrip(b"\0"))
     for cut in range(ends[1], end):
         for tail in (b"", bytes(len(data) - cut)):
             torn = copy_of(disk)
-            last_segment(torn).seen[:] = data[:cut] + tail
+            find_last_segment(torn).seen[:] = data[:cut] + tail
             async with open_log(torn) as log:
                 assert log.watermarks([A, OTHER]) == {A: 2, OTHER: 4}, cut
                 assert log.producer("p").sequence == 1
@@ -61,7 +61,7 @@ async def test_a_flipped_bit_is_noticed_or_changes_nothing() -> None:
     noticed = 0
     for place in range(ends[2]):
         flipped = copy_of(disk)
-        last_segment(flipped).seen[place] ^= 1 << place % 8
+        find_last_segment(flipped).seen[place] ^= 1 << place % 8
         before = copy_of(flipped)
         try:
             async with open_log(flipped) as log:

@@ -395,7 +395,7 @@ def test_all_delete_files_that_remove_rows_of_a_random_history_are_named(tmp_pat
                 names = {snapshot.delete_files[number].name for number in applying}
                 allowed = {delete.name: delete for delete in lake.applicable(snapshot, file)}
                 assert names <= allowed.keys(), f"seed {seed}, snapshot {snapshot.id}, {file.path}"
-                needed = {name for name, delete in allowed.items() if lake.removed_positions(delete, file)}
+                needed = {name for name, delete in allowed.items() if lake.find_removed_positions(delete, file)}
                 assert needed <= names, f"seed {seed}, snapshot {snapshot.id}, {file.path}"
                 removing += len(needed)
     assert removing > 3 * count

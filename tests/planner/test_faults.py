@@ -332,7 +332,7 @@ def zero(data: bytearray, rng: random.Random) -> None:
     data[start : start + 4096] = bytes(len(data[start : start + 4096]))
 
 
-def cut_data(data: bytearray, rng: random.Random) -> None:
+def truncate(data: bytearray, rng: random.Random) -> None:
     del data[rng.randrange(len(data)) :]
 
 
@@ -340,7 +340,7 @@ def grow(data: bytearray, rng: random.Random) -> None:
     data += rng.randbytes(rng.randint(1, 5000))
 
 
-DAMAGES: list[Damage] = [flip, zero, cut_data, grow]
+DAMAGES: list[Damage] = [flip, zero, truncate, grow]
 FOLDER_BYTES = 64 << 20
 
 
@@ -431,7 +431,7 @@ async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_onl
             for _ in range(2):
                 assert await numbers(planner, table.metadata) == list(range(40))
                 await _let_go(planner)  # On a busy machine a block that waits for its write would serve the next plan.
-            disk.free()
+            disk.free_space()
             assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20))
             decoded = planner.stats().decoded
             assert decoded > len(manifests), "nothing could be kept while the disk was full"

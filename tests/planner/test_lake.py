@@ -47,7 +47,7 @@ def test_java_finds_the_live_files_and_delete_files_of_every_snapshot(lakes: lis
             ours = lake.applicable(snapshot, file)
             deletes = answer.tasks[file.path].deletes
             assert deletes <= {delete.name for delete in ours}, f"seed {lake.seed} {file.path}"
-            hitting = {delete.name for delete in ours if lake.removed_positions(delete, file)}
+            hitting = {delete.name for delete in ours if lake.find_removed_positions(delete, file)}
             if not any(column.kind == "uuid" for column in lake.all_columns.values()):
                 assert hitting <= deletes, f"seed {lake.seed} {file.path}"
             counts.update({"vector" if delete.is_vector else f"content {delete.content}" for delete in ours})

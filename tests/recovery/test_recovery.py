@@ -37,7 +37,7 @@ def rebuild(home: Path, *arguments: str) -> Any:
     return json.loads(run(home, "rebuild", "--json", *arguments))
 
 
-def without_location(listing: Listing) -> Listing:
+def drop_locations(listing: Listing) -> Listing:
     return {kind: rows for kind, rows in listing.items() if kind != "location"}
 
 

@@ -85,7 +85,7 @@ async def manifest_lists(folder: Path) -> AsyncIterator[Fill]:
 
 
 @case("commits")
-async def decoded_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
+async def fill_decoded_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
     table = Table(folder / "t")
     new_manifests = [table.manifest(f"m{number}", range(500 * number, 500 * number + 500)) for number in range(6)]
     table.commit(1, new_manifests)
@@ -101,7 +101,7 @@ async def decoded_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
 
 
 @case("commits")
-async def decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[Fill]:
+async def fill_decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[Fill]:
     """Yield manifests of 200 columns with statistics."""
     by_column = [{"key": column, "value": column} for column in range(1, 201)]
     bounds = [{"key": column, "value": b"%08d" % column} for column in range(1, 201)]
@@ -132,7 +132,7 @@ async def decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[Fill]:
 
 
 @case("commits")
-async def written_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
+async def fill_written_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
     settings = Settings(home=folder / "home", warehouse=folder.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
 

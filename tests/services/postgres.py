@@ -70,7 +70,7 @@ class Postgres:
         self.sql(f'CREATE DATABASE "{name}"')
         return self.url(name)
 
-    def empty_database(self, url: str) -> None:
+    def clear_database(self, url: str) -> None:
         """Return the database of `url` to its initial state, which costs a tenth of creating another one."""
         name = url.rsplit("/", 1)[1]
         others = f"FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"

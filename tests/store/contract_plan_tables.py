@@ -56,7 +56,7 @@ def snapshot_plan(number: int, audience: str = "a", *, expires_ms: int = 100) ->
     )
 
 
-async def shown_plans(
+async def list_plan_ids(
     store: GeneratorStore, audience: str = "a", now_ms: int = 0, uuid: str = "uuid-of-T"
 ) -> list[int]:
     return [snapshot.shown_id - 2**61 for snapshot in await store.plan_snapshots(NS, "T", uuid, audience, now_ms, 100)]
@@ -185,13 +185,13 @@ class PlanTablesContract(StorePair):
         assert await other_store.plan_snapshots(NS, "T", "uuid-of-T", "b", 0, 100) == [
             PlanSnapshot(2**61 + 4, str(snapshot_plan(4).shown))
         ]
-        assert [await shown_plans(other_store, now_ms=now_ms) for now_ms in (0, 100, 250, 300)] == [
+        assert [await list_plan_ids(other_store, now_ms=now_ms) for now_ms in (0, 100, 250, 300)] == [
             [1, 2, 3],
             [2, 3],
             [3],
             [],
         ]
-        assert await shown_plans(other_store, uuid="another") == []
+        assert await list_plan_ids(other_store, uuid="another") == []
         assert await other_store.plan_snapshots(("ns", "x"), "T", "uuid-of-T", "a", 0, 100) == []
         latest = await other_store.plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
         assert [item.shown_id - 2**61 for item in latest] == [2, 3]
@@ -211,10 +211,10 @@ class PlanTablesContract(StorePair):
 
         assert await lease((1, 2, 9), 500) == 2
         assert await lease((1,), 300) == 1
-        assert await shown_plans(store, now_ms=400) == [1, 2]
-        assert await shown_plans(store, "b", now_ms=400) == []
+        assert await list_plan_ids(store, now_ms=400) == [1, 2]
+        assert await list_plan_ids(store, "b", now_ms=400) == []
         assert await lease((1,), 200, withdraw=True) == 1
-        assert await shown_plans(store, now_ms=200) == [2]
+        assert await list_plan_ids(store, now_ms=200) == [2]
         assert await lease((1,), 600, "c") == 0
         await retire(store, 1000)
         assert await lease((1, 2), 5000) == 0
@@ -226,7 +226,7 @@ class PlanTablesContract(StorePair):
         await keep(store, plan("named"))
         dropped = await store.transact([DropPlanSnapshots(NS, "T", (2**61 + 1, 2**62, 5))])
         assert dropped == [2]
-        assert await shown_plans(store) == await shown_plans(store, "b") == [2]
+        assert await list_plan_ids(store) == await list_plan_ids(store, "b") == [2]
         assert [retired_plan_table.id for retired_plan_table in await store.list_retired_plan_tables(None, 10)] == [
             "a1",
             "b1",

@@ -60,7 +60,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(self.stack.aclose())
         self.runner.close()
 
-    def fresh(self, prefix: str) -> str:
+    def next_name(self, prefix: str) -> str:
         self.count += 1
         return f"{prefix}{self.count:05}"
 
@@ -77,7 +77,7 @@ class StoreMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from([*self.model.relations.values(), *self.model.functions.values()]))
 
     def _entry(self, kind: EntryKind, path: tuple[str, ...], name: str) -> Entry:
-        at = self.fresh("")
+        at = self.next_name("")
         return Entry(kind, path, name, f"uuid{at}", f"file:///{at}", created_ms=self.clock.now_ms())
 
     @rule(path=_paths, properties=_properties)
@@ -112,10 +112,10 @@ class StoreMachine(RuleBasedStateMachine):
             entry.name,
             entry.uuid if right_uuid else "wrong",
             entry.metadata_location if right_location else "wrong",
-            self.fresh("file:///"),
+            self.next_name("file:///"),
             self.clock.now_ms(),
         )
-        self.transact(swap, operations.RecordInstant(make_instant(self.fresh("i"))))
+        self.transact(swap, operations.RecordInstant(make_instant(self.next_name("i"))))
 
     @precondition(lambda self: self.model.relations or self.model.functions)
     @rule(data=st.data(), path=_paths, name=_names, same_namespace=st.booleans())
@@ -131,7 +131,7 @@ class StoreMachine(RuleBasedStateMachine):
         keep = None
         if kept_ms is not None:
             now = self.clock.now_ms()
-            keep = DroppedEntry(self.fresh("d"), entry, data.draw(st.booleans()), now, now + kept_ms, "ann")
+            keep = DroppedEntry(self.next_name("d"), entry, data.draw(st.booleans()), now, now + kept_ms, "ann")
         location = {"": None, "right": entry.metadata_location, "no": "elsewhere"}[expected]
         self.transact(operations.DropEntry(entry.kind, entry.namespace, entry.name, location, keep))
 
@@ -158,7 +158,7 @@ class StoreMachine(RuleBasedStateMachine):
         changes: list[Any] = [operations.AdvanceProducer(entry.uuid, producer, sequence, self.count, now)]
         if swapped:
             names = (entry.kind, entry.namespace, entry.name, entry.uuid, entry.metadata_location)
-            changes.insert(0, operations.SwapPointer(*names, self.fresh("file:///"), now))
+            changes.insert(0, operations.SwapPointer(*names, self.next_name("file:///"), now))
         self.transact(*changes)
 
     @precondition(lambda self: self.model.dropped)
@@ -169,7 +169,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(state=_states)
     def record(self, state: InstantState) -> None:
-        self.transact(operations.RecordInstant(make_instant(self.fresh("i"), state=state)))
+        self.transact(operations.RecordInstant(make_instant(self.next_name("i"), state=state)))
 
     @precondition(lambda self: self.model.instants)
     @rule(data=st.data(), state=_states, guess=_states, right=st.booleans())

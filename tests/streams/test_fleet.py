@@ -23,7 +23,7 @@ from tests.waits import until
 LEASE_S = 1.0
 
 
-def shared_settings(kafka: Kafka, postgres_url: str, folder: Path) -> dict[str, Any]:
+def make_shared_settings(kafka: Kafka, postgres_url: str, folder: Path) -> dict[str, Any]:
     """Return the settings that are equal in all servers of a fleet."""
     return {
         "database": postgres_url,
@@ -44,7 +44,7 @@ async def open_fleet(folder: Path, **settings: Any) -> AsyncIterator[list[Stream
 
 @pytest.fixture
 async def fleet(kafka: Kafka, postgres_url: str, tmp_path: Path) -> AsyncIterator[list[Stream]]:
-    async with open_fleet(tmp_path, **shared_settings(kafka, postgres_url, tmp_path)) as streams:
+    async with open_fleet(tmp_path, **make_shared_settings(kafka, postgres_url, tmp_path)) as streams:
         yield streams
 
 
@@ -175,7 +175,7 @@ async def test_a_removal_that_is_repeated_at_another_server_does_not_flush_again
 async def test_only_the_owner_of_a_table_flushes_the_rows_of_all_servers(
     kafka: Kafka, postgres_url: str, tmp_path: Path
 ) -> None:
-    settings = shared_settings(kafka, postgres_url, tmp_path) | {"stream_flush_interval_ms": 500}
+    settings = make_shared_settings(kafka, postgres_url, tmp_path) | {"stream_flush_interval_ms": 500}
     async with open_fleet(tmp_path, **settings) as fleet:
         tables = await _tables(fleet)
         await until(lambda: [table.keeps_rows for table in tables].count(True) == 1)
@@ -192,7 +192,7 @@ async def test_only_the_owner_of_a_table_flushes_the_rows_of_all_servers(
 async def test_a_table_of_a_server_that_stopped_gets_another_owner(
     kafka: Kafka, postgres_url: str, tmp_path: Path
 ) -> None:
-    settings = shared_settings(kafka, postgres_url, tmp_path)
+    settings = make_shared_settings(kafka, postgres_url, tmp_path)
     async with streaming(tmp_path / "a", **settings) as first:
         await create(first)
         await first.post({"id": 1})

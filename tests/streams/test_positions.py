@@ -95,7 +95,7 @@ class Model:
         self.history.current_snapshot_id = snapshot_id
         self.added[snapshot_id], self.live[snapshot_id] = added, [*self.live[parent], *added]
 
-    def new_rows(self) -> list[int]:
+    def draw_rows(self) -> list[int]:
         rows = [next(self._numbers) for _ in range(self.rng.randint(1, 3))]
         self.rows += rows
         return rows
@@ -105,9 +105,9 @@ class Model:
         rng = self.rng
         match rng.choice(("send", "send", "send", "append", "flush", "flush", "compact", "trim", "expire")):
             case "send":
-                self.log[rng.randrange(len(self.log))] += self.new_rows()
+                self.log[rng.randrange(len(self.log))] += self.draw_rows()
             case "append":
-                self.commit("append", self.new_rows())
+                self.commit("append", self.draw_rows())
             case "compact":
                 self.commit("replace", [])
             case "flush":
@@ -230,7 +230,7 @@ def test_most_random_readers_do_not_fail() -> None:
 
 def test_rows_of_a_rolled_back_flush_are_refused_or_skipped() -> None:
     model = Model(Random(1), 1)
-    model.commit("append", model.new_rows())
+    model.commit("append", model.draw_rows())
     base = model.history.current_snapshot_id
     before = position_after_snapshot(UUID, model.table(), base)
     model.log[0] += [100, 101]

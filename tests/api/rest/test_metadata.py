@@ -61,7 +61,7 @@ def table_of(answer: Answer) -> pa.Table:
     return pa.ipc.open_stream(answer.raw).read_all()
 
 
-def expected_entry(lake: Lake, snapshot: Snapshot, file: ContentFile) -> dict[str, Any]:
+def build_expected_entry(lake: Lake, snapshot: Snapshot, file: ContentFile) -> dict[str, Any]:
     """Return the expected listing entry of a file, without its partition."""
     return {
         "content": CONTENTS[file.content],
@@ -88,7 +88,7 @@ async def test_listing_has_the_files_of_every_snapshot(lake_api: Api, tmp_path: 
             files = [*snapshot.data_files, *snapshot.delete_files]
             message = f"seed {seed}, snapshot {snapshot.id}"
             assert [omit_keys(item, "partition", "delete-files") for item in actual] == [
-                expected_entry(lake, snapshot, file) for file in files
+                build_expected_entry(lake, snapshot, file) for file in files
             ], message
             for item, file in zip(actual, files, strict=True):
                 assert list(item["partition"]) == [part.name for part in lake.specs[file.spec_id]], message

@@ -70,7 +70,7 @@ def _schema_change(client: Appender, commit: Commit) -> None:
     commit[1].append({"action": "set-properties", "updates": {"x": "1"}})
 
 
-def _other_operation(client: Appender, commit: Commit) -> None:
+def _change_operation(client: Appender, commit: Commit) -> None:
     commit[1][0]["snapshot"]["summary"]["operation"] = "overwrite"
 
 
@@ -100,7 +100,7 @@ def _change_counts(client: Appender, commit: Commit) -> None:
 
 
 REQUESTS = [
-    _schema_change, _other_operation, _second_requirement, _other_parent, _no_list, _list_outside, _truncate_manifest,
+    _schema_change, _change_operation, _second_requirement, _other_parent, _no_list, _list_outside, _truncate_manifest,
     _change_counts,
 ]  # fmt: skip
 OLD = {"file_path": "a", "record_count": 1, "content": 0, "file_format": "PARQUET", "partition": {}}

@@ -14,7 +14,7 @@ from seamark.connector.client.errors import BadRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import load_advice
 from seamark.connector.jobs.advice import apply_proposal
-from tests.connector.advice.workloads import TABLE, make_table, planned_bytes, random_workload, run_statements
+from tests.connector.advice.workloads import TABLE, make_table, measure_planned_bytes, random_workload, run_statements
 from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed, quick
 
@@ -30,13 +30,13 @@ def apply_best(client: IndexClient, case: int) -> tuple[float, float, float]:
     make_table(client, rng)
     wheres = random_workload(rng).draw(rng, 120)
     run_statements(client, wheres)
-    before = planned_bytes(client, wheres)
+    before = measure_planned_bytes(client, wheres)
     advice = load_advice(client, TABLE)
     assert advice["before"]["bytes"] == pytest.approx(before, rel=0.1)
     best = advice["proposals"][0]
     applied = apply_proposal(client, TABLE, best, wait_s=10)
     assert load_advice(client, TABLE)["applied"][0]["proposal"] == best
-    after = planned_bytes(client, wheres)
+    after = measure_planned_bytes(client, wheres)
     assert applied["measured"]["bytes"] == pytest.approx(after, rel=0.35)
     return before, best["predicted"]["bytes"], after
 

@@ -56,7 +56,7 @@ class TableHistory:
             self._columns.append(self._draw_column(self._rng.choice(KEY_KINDS)))
         self._keys = list(self._columns)
         for _ in range(self._rng.randint(3, 5)):
-            self._columns.append(self._new_any())
+            self._columns.append(self._draw_new_column())
         self._rng.shuffle(self._columns)
         self._snapshots: dict[int, tuple[list[Column], Counter[Any]]] = {}
         self._row_ids: dict[Any, tuple[int, int]] = {}
@@ -86,7 +86,7 @@ class TableHistory:
         column.children = [self._draw_inner(one, depth - 1) for one in names]
         return column
 
-    def _new_any(self, *, default: bool = False) -> Column:
+    def _draw_new_column(self, *, default: bool = False) -> Column:
         rng = self._rng
         match rng.choice((STRUCT, LIST, MAP, *[""] * 7)):
             case "struct":
@@ -178,7 +178,8 @@ class TableHistory:
         actual = scan(self._client, self._table, where=where, at=at).to_arrow().combine_chunks()
         assert actual.column_names == [column.name for column in columns]
         values = [
-            map(column.frozen, column.plain(_array(actual.column(place)))) for place, column in enumerate(columns)
+            map(column.frozen, column.to_plain_values(_array(actual.column(place))))
+            for place, column in enumerate(columns)
         ]
         return Counter(zip(*values, strict=True))
 
@@ -375,10 +376,10 @@ class TableHistory:
                 row.pop(gone.id, None)
             if operator == "readd":
                 self._change_schema()
-                columns.append(self._new_any(default=True))
+                columns.append(self._draw_new_column(default=True))
                 columns[-1].name = gone.name
         elif operator == "add" and len(columns) < len(NAMES):
-            columns.insert(rng.randint(0, len(columns)), self._new_any(default=True))
+            columns.insert(rng.randint(0, len(columns)), self._draw_new_column(default=True))
         elif operator == "rename" and len(columns) < len(NAMES):
             rng.choice(columns).name = self._draw_column("int").name
         elif operator == "swap" and len(columns) > 1:
@@ -413,7 +414,7 @@ class TableHistory:
         stored = [{column.id: value} for value in self._stored_dates[column.id]]
         if column.can_promote([*self.rows, *stored], kind):
             for row in self.rows:
-                column.promoted(row, kind)
+                column.promote_value(row, kind)
             column.promote(kind)
 
     def _change_schema(self) -> None:
@@ -450,7 +451,9 @@ class TableHistory:
         names = [key.name for key in self._keys]
         rows = scan(self._client, self._table, [*names, "_row_id", "_last_updated_sequence_number"]).to_arrow()
         *values, ids, numbers = (rows.combine_chunks().column(place) for place in range(rows.num_columns))
-        keys = zip(*(key.plain(_array(value)) for key, value in zip(self._keys, values, strict=True)), strict=True)
+        keys = zip(
+            *(key.to_plain_values(_array(value)) for key, value in zip(self._keys, values, strict=True)), strict=True
+        )
         each = zip(ids.to_pylist(), numbers.to_pylist(), strict=True)
         now = {tuple(map(key_of, key)): one for key, one in zip(keys, each, strict=True)}
         assert len({number for number, _ in now.values()}) == rows.num_rows

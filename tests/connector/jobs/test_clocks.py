@@ -45,7 +45,7 @@ DAY_MS = 24 * HOUR_MS
 class MachineClock(SystemClock):
     """The clock of a machine: `pass_time` lets time pass, and `jump` sets the clock.
 
-    `written_ms` returns the time that the clock showed when a file was written.
+    `to_file_time_ms` returns the time that the clock showed when a file was written.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class MachineClock(SystemClock):
     def jump(self, ms: int) -> None:
         self._moves.append((super().now_ms(), self._moves[-1][1] + ms))
 
-    def written_ms(self, system_ms: int) -> int:
+    def to_file_time_ms(self, system_ms: int) -> int:
         return system_ms + next(ahead_ms for since_ms, ahead_ms in reversed(self._moves) if since_ms <= system_ms)
 
 
@@ -77,7 +77,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MachineClock:
 
     async def list_by_clock(self: LocalObjects, prefix: str) -> AsyncIterator[ObjectInfo]:
         async for info in listing(self, prefix):
-            yield ObjectInfo(info.location, info.size_bytes, clock.written_ms(info.modified_ms))
+            yield ObjectInfo(info.location, info.size_bytes, clock.to_file_time_ms(info.modified_ms))
 
     monkeypatch.setattr(LocalObjects, "list", list_by_clock)
     return clock

@@ -39,7 +39,7 @@ from tests.connector.sql.hand_made import (
     files_of,
     iceberg_types,
     open_plain,
-    plain_database,
+    open_plain_database,
 )
 from tests.seeds import first_seed
 
@@ -49,7 +49,7 @@ _STAR = re.compile(r"SELECT (DISTINCT )?\*|\.\*", re.IGNORECASE)
 
 @pytest.fixture(scope="module")
 def connection() -> Iterator[duckdb.DuckDBPyConnection]:
-    with plain_database() as connection:
+    with open_plain_database() as connection:
         yield connection
 
 

@@ -269,7 +269,7 @@ class EqualityDeleteStep(Step):
             delete(client, name, keys=input_table.select(["id"]), summary=options, strategy=EQUALITY)
 
 
-def mixed_steps(rng: random.Random, count: int) -> list[Step]:
+def draw_mixed_steps(rng: random.Random, count: int) -> list[Step]:
     """Return random steps; half of the deletes and of the upserts by key alone use equality deletes."""
     new_steps: list[Step] = []
     for step in steps(rng, count, MODES):
@@ -299,7 +299,7 @@ def play(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: i
     note = f"seed {seed}, {shape}, {writers} writers"
     first = [shape.specs[0]] if shape.specs else []
     create(client, version=shape.version, spec=first, properties=dict(shape.properties))
-    steps_by_number = {one.number: one for one in mixed_steps(random.Random(seed), count)}
+    steps_by_number = {one.number: one for one in draw_mixed_steps(random.Random(seed), count)}
     turns = max(1, len(shape.specs))
     if first == [("identity", 2)]:  # Deletes for all partitions require an unpartitioned spec first.
         early = [value for value in steps_by_number.values() if value.number <= count // turns + writers]

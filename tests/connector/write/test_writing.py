@@ -213,7 +213,7 @@ def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatc
     most = 0
     begin, close = FileWriter._open_writer, FileWriter.close
 
-    def begun(self: FileWriter, count: int) -> Any:
+    def begin_and_record(self: FileWriter, count: int) -> Any:
         nonlocal most
         opened.add(id(self))
         most = max(most, len(opened))
@@ -224,7 +224,7 @@ def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatc
         opened.discard(id(self))
         return made
 
-    monkeypatch.setattr(FileWriter, "_open_writer", begun)
+    monkeypatch.setattr(FileWriter, "_open_writer", begin_and_record)
     monkeypatch.setattr(FileWriter, "close", close_and_forget)
     metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[100]", 1)))
     input_rows = rows(1000)

@@ -70,7 +70,7 @@ class Rig(SparkTables):
         for start in (0, 20):
             self.sql(f"INSERT INTO {{db}}.{table} {ROWS.format(start=start, end=start + 20)}")
 
-    def held(self, table: str, version: int) -> Counter[str]:
+    def read_rows(self, table: str, version: int) -> Counter[str]:
         lineage = ", _row_id, _last_updated_sequence_number" if version == 3 else ""
         result = self.sql(f"SELECT *{lineage} FROM {{db}}.{table}")
         if version < 3:
@@ -245,7 +245,7 @@ def play(
         counts["failed"] += done[OURS] is not None
         counts[f"explained {path}"] += 1
         assert done[OURS] == done[THEIRS] or set(done.values()) == ROW_ERRORS, (note, done)
-        assert rig.held(f"{OURS}_{name}", version) == rig.held(f"{THEIRS}_{name}", version), note
+        assert rig.read_rows(f"{OURS}_{name}", version) == rig.read_rows(f"{THEIRS}_{name}", version), note
     return counts
 
 
@@ -321,7 +321,7 @@ def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
             except PySparkException as error:
                 reported[whose] = error.getCondition()
         assert reported.get(OURS) == reported.get(THEIRS), given
-        assert rig.held(f"{OURS}_over", 2) == rig.held(f"{THEIRS}_over", 2), given
+        assert rig.read_rows(f"{OURS}_over", 2) == rig.read_rows(f"{THEIRS}_over", 2), given
     rig.spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
     assert paths == [INDEXED] * 4 + [ICEBERG]
 
@@ -377,7 +377,7 @@ def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.create("lost", "by id", 3, "merge-on-read")
-    before = rig.held("lost", 3)
+    before = rig.read_rows("lost", 3)
 
     def lose_answer(*_: Any) -> Any:
         raise Unreachable("the answer was lost")
@@ -385,7 +385,7 @@ def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
     monkeypatch.setattr("seamark.connector.write.row_changes.commit", lose_answer)
     with pytest.raises(Unreachable):
         execute(rig.spark, f"DELETE FROM {rig.db}.lost WHERE id = 3")
-    assert rig.held("lost", 3) == before
+    assert rig.read_rows("lost", 3) == before
 
 
 def test_cached_table_is_read_again_after_a_statement(rig: Rig) -> None:
@@ -434,8 +434,8 @@ def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> 
         assert done.exit_code == 0, (statement, done.output)
         rig.spark.sql(statement.format(t=f"{rig.db}.{THEIRS}_cli", changes=f"{rig.db}.changes"))
         rig.sql(f"REFRESH TABLE {{db}}.{OURS}_cli")
-        assert rig.held(f"{OURS}_cli", 2) == rig.held(f"{THEIRS}_cli", 2), statement
-    assert len(rig.held(f"{OURS}_cli", 2)) == 8
+        assert rig.read_rows(f"{OURS}_cli", 2) == rig.read_rows(f"{THEIRS}_cli", 2), statement
+    assert len(rig.read_rows(f"{OURS}_cli", 2)) == 8
     explained = CliRunner().invoke(
         cli, [*command[:-2], "--explain", statements[0].format(t="db.ours_cli", changes="db.changes")]
     )

@@ -75,10 +75,10 @@ def play(rig: Rig, table: str, seed: int, steps: int, note: str) -> None:
         reported, model = step(rig, rng, table, number, model)
         snapshots = rig.sql(f"SELECT snapshot_id FROM {{db}}.{table}.snapshots ORDER BY committed_at")
         after.setdefault(snapshots[-1][0] if snapshots else 0, (reported, model))
-        assert rig.held(table) == model, f"{note}, seed {seed}, step {number}: {reported}"
+        assert rig.read_model(table) == model, f"{note}, seed {seed}, step {number}: {reported}"
     for snapshot_id, (reported, model) in after.items():
         if snapshot_id:
-            assert rig.held(table, f"VERSION AS OF {snapshot_id}") == model, f"{note}, seed {seed}, {reported}"
+            assert rig.read_model(table, f"VERSION AS OF {snapshot_id}") == model, f"{note}, seed {seed}, {reported}"
 
 
 SHAPES = {
@@ -133,7 +133,7 @@ def record_results(monkeypatch: pytest.MonkeyPatch) -> list[DataFrame]:
     return frames
 
 
-def executed_plan(frame: DataFrame) -> str:
+def read_executed_plan(frame: DataFrame) -> str:
     """Return the text of the executed plan."""
     plan: str = frame._jdf.queryExecution().executedPlan().toString()  # type: ignore[operator]
     return plan.partition("== Initial Plan ==")[0]
@@ -149,7 +149,7 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
     assert rig.live(table) == 16
     expected = dict.fromkeys((3, 5, 7, 399), ("fr", 1, 1))
     report = rig.upsert(rig.frame(expected), table, row_mode=row_mode, **TASKS)
-    (plan,) = [executed_plan(one) for one in record_results]
+    (plan,) = [read_executed_plan(one) for one in record_results]
     assert "MapInArrow" in plan
     assert plan.count("Exchange ") == 1, plan
     assert "Join" not in plan
@@ -158,7 +158,7 @@ def test_upsert_exchanges_rows_once_without_a_join_and_reads_only_their_buckets(
     assert report.files_read <= 4
     if row_mode == COPY_ON_WRITE:
         assert (report.files_removed, rig.live(table)) == (report.files_written, 16)  # The new rows go into the copies.
-    assert rig.held(table) == dict.fromkeys(range(400), ("de", 0, 0)) | expected
+    assert rig.read_model(table) == dict.fromkeys(range(400), ("de", 0, 0)) | expected
 
 
 @pytest.mark.parametrize(
@@ -176,9 +176,9 @@ def test_file_with_keys_of_several_tasks_gets_one_copy_or_one_vector(
         expected = dict.fromkeys(range(0, 60, 3), ("fr", turn, turn))
         report = rig.upsert(rig.frame(expected).repartition(3), table, row_mode=row_mode, **TASKS)
         assert report.updated + report.inserted == 20
-        assert rig.held(table) == dict.fromkeys(range(50), ("de", 0, 0)) | expected
+        assert rig.read_model(table) == dict.fromkeys(range(50), ("de", 0, 0)) | expected
     assert rig.delete(rig.spark.range(1000), table, keys=["id"], row_mode=row_mode, **TASKS).deleted == 53
-    assert rig.held(table) == {}
+    assert rig.read_model(table) == {}
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
@@ -200,7 +200,7 @@ def test_tasks_write_deletes_of_many_files_and_each_file_has_one(
         )
         assert report.deleted == len([one for one in removed_ids if one in model])
         model = {one: row for one, row in model.items() if one not in removed_ids}
-        assert rig.held(f"many_{version}") == model
+        assert rig.read_model(f"many_{version}") == model
     if version == 3:
         vectors = rig.sql("SELECT referenced_data_file FROM {db}.many_3.delete_files")
         assert len(vectors) == len(set(vectors)) >= 4
@@ -275,7 +275,7 @@ def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
     report = rig.upsert(frame, table, **how)
     assert jobs == ["tasks"] * by_tasks
     assert (report.updated, report.inserted, report.attempts) == (10, 4, 1)
-    assert rig.held(table) == model | dict.fromkeys(range(0, 42, 3), ("x", 1, None))
+    assert rig.read_model(table) == model | dict.fromkeys(range(0, 42, 3), ("x", 1, None))
 
 
 @pytest.mark.parametrize("most", [2**31 - 1, 1 << 40, 0, -1])
@@ -364,7 +364,7 @@ def test_rows_that_changed_since_they_were_read_are_not_changed(rig: Rig, row_mo
         rig.upsert(counted, table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
     with pytest.raises(Conflict, match=f"changed since snapshot {snapshot}"):
         rig.delete(counted.select("id"), table, row_mode=row_mode, read_snapshot_id=snapshot, **how)
-    assert rig.held(table) == dict.fromkeys(range(20), ("c", 1, 0))
+    assert rig.read_model(table) == dict.fromkeys(range(20), ("c", 1, 0))
     assert rig.files(table) == files
 
 
@@ -379,7 +379,7 @@ def test_delete_uses_the_named_keys_or_the_tables_identifier_fields(rig: Rig) ->
     rig.sql("ALTER TABLE {db}.named SET IDENTIFIER FIELDS id")
     assert rig.delete(rig.frame({2: ("other", 7, 7)}), "named").deleted == 1
     assert rig.delete(rig.frame({3: ("other", 7, 7)}), "named", **TASKS).deleted == 1
-    assert rig.held("named").keys() == {0, 4}
+    assert rig.read_model("named").keys() == {0, 4}
 
 
 @pytest.mark.parametrize("mode", ["append", "overwrite", "overwrite_partitions"])
@@ -402,7 +402,7 @@ def test_driver_refuses_columns_that_do_not_fit_before_a_task_starts(rig: Rig, m
         with pytest.raises(Unwritable, match=said):
             write(counted, f"db.{table}", client=rig.client, mode=mode)  # type: ignore[call-overload]
     assert accumulator.value == 0
-    assert rig.held(table) == {}
+    assert rig.read_model(table) == {}
 
 
 def test_upsert_to_a_version_1_table_is_refused(rig: Rig) -> None:

@@ -43,7 +43,7 @@ from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredInde
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
 from seamark.metaserver.store.port import PointerStore
 from tests.planner.lakes import partitioning
-from tests.planner.lakes.kinds import V3_ONLY, base, decimal_parts, fixed_length
+from tests.planner.lakes.kinds import V3_ONLY, base, decimal_parts, length_of_fixed
 from tests.planner.lakes.lake import DataFile, Lake
 from tests.planner.lakes.predicates import maybe_of_both_zeros, predicate_on, random_filter
 from tests.planner.lakes.schemas import Schema as TableSchema
@@ -61,7 +61,7 @@ def array_of(kind: str, values: Sequence[Any]) -> pa.Array:
         numbers = [None if value is None else _decimal(value, scale) for value in values]
         return pa.array(numbers, pa.decimal128(precision, scale))
     if name in ("uuid", "fixed"):
-        return pa.array(values, pa.binary(16 if name == "uuid" else fixed_length(kind)))
+        return pa.array(values, pa.binary(16 if name == "uuid" else length_of_fixed(kind)))
     if name == "date":
         return pa.array(values, pa.int32()).cast(pa.date32())
     if name in V3_ONLY or name in ("time", "timestamp", "timestamptz"):

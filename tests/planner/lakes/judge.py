@@ -201,7 +201,9 @@ def judge_deletes(
 
 def _removes(case: Case, delete: DeleteFile, file: DataFile, expected: list[bool]) -> bool:
     """Return whether a delete file removes a row that matches the filter."""
-    return any(expected[position] for position in case.lake.removed_positions(delete, file) if position < len(expected))
+    return any(
+        expected[position] for position in case.lake.find_removed_positions(delete, file) if position < len(expected)
+    )
 
 
 def _may_have_nan(case: Case, file: DataFile) -> bool:

@@ -146,7 +146,7 @@ class World:
         self.storage = Storage(self.network)
         self.files = LineFiles()
         self.disk = SimulatedDisk()
-        self.disk.before = self._before_disk
+        self.disk.before = self._maybe_crash
         self.cluster = Cluster()
         self.leases = Leases(self.clock)
         self.states: dict[int, bytes] = {}
@@ -164,7 +164,7 @@ class World:
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
-    def _before_disk(self, work: str) -> None:
+    def _maybe_crash(self, work: str) -> None:
         if not self.is_ending and self.rng.random() < self.faults.crash:
             raise Crash
 

@@ -226,13 +226,13 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
         before[number]["payload"] = "new"
     owners[2] = owners[110]
     assert read(client) == before
-    live = protections_of_rows(client) if mode == "copy-on-write" else {2: protections(new_file(client, 2))}
+    live = protections_of_rows(client) if mode == "copy-on-write" else {2: protections(append_file(client, 2))}
     assert live == {number: owners[number] for number in live}
     opened = replace(open_table(client, "db.t", At(ref=MAIN)), keys=keys)
     assert pickle.loads(pickle.dumps(opened)) == replace(opened, keys=None)
 
 
-def new_file(client: IndexClient, number: int) -> str:
+def append_file(client: IndexClient, number: int) -> str:
     """Return the file that contains the changed row.
 
     The old file may still contain the old row, with a delete file for it.
