@@ -78,7 +78,7 @@ class AttackedServer:
 
     async def look(self, seconds: float) -> AttackMeasurements:
         """Measure the good client's plans, loads and commits for `seconds`."""
-        seen, process = AttackMeasurements(), psutil.Process(self.server.pid)
+        measurements, process = AttackMeasurements(), psutil.Process(self.server.pid)
         table, until = "/v1/namespaces/db/tables/t", time.monotonic() + seconds
         number = 0
         while time.monotonic() < until:
@@ -93,14 +93,14 @@ class AttackedServer:
                 try:
                     async with self.good.request(method, self.server.base_url + path, json=body) as answer:
                         await answer.read()
-                        seen.statuses[answer.status] += 1
+                        measurements.statuses[answer.status] += 1
                 except (aiohttp.ClientError, TimeoutError) as error:
-                    seen.lost.append(f"{path}: {error!r}")
-                seen.latencies_ms.append((time.perf_counter() - begun) * 1000)
+                    measurements.lost.append(f"{path}: {error!r}")
+                measurements.latencies_ms.append((time.perf_counter() - begun) * 1000)
             family = [process, *process.children(recursive=True)]
-            seen.memory_bytes = max(seen.memory_bytes, sum(item.memory_info().rss for item in family))
+            measurements.memory_bytes = max(measurements.memory_bytes, sum(item.memory_info().rss for item in family))
             await asyncio.sleep(_PAUSE_S)
-        return seen
+        return measurements
 
     async def measure_attack(self, attack: str, seconds: float) -> AttackMeasurements:
         """Measure the good client while `attack` runs."""
@@ -149,16 +149,16 @@ async def run(
             "memory allowed: 1.5 times the sum of the budgets": f"{MEMORY_MAX_BYTES / 2**20:,.0f} MiB",
         }
         for attack in attacks:
-            seen = await siege.measure_attack(attack, seconds)
+            measurements = await siege.measure_attack(attack, seconds)
             rows: list[tuple[str, str, float, float]] = [
-                ("p99 to quiet p99", "times", seen.p99_ms / quiet.p99_ms, TIMES_SLOWER_MAX),
-                ("memory", "MiB", seen.memory_bytes / 2**20, MEMORY_MAX_BYTES / 2**20),
-                ("failed requests", "", float(seen.failed), 0.0),
+                ("p99 to quiet p99", "times", measurements.p99_ms / quiet.p99_ms, TIMES_SLOWER_MAX),
+                ("memory", "MiB", measurements.memory_bytes / 2**20, MEMORY_MAX_BYTES / 2**20),
+                ("failed requests", "", float(measurements.failed), 0.0),
             ]
             for measure, unit, value, goal in rows:
                 report.rows.append(Row(attack, measure, unit, {"seamark": value}, goal=goal))
-            if seen.failed:
-                report.notes.append(f"{attack}: {dict(seen.statuses)}, {seen.lost[:2]}")
+            if measurements.failed:
+                report.notes.append(f"{attack}: {dict(measurements.statuses)}, {measurements.lost[:2]}")
     return report
 
 

@@ -70,13 +70,13 @@ class HeldRows:
         references.sort(key=lambda one: one.start)
         new, counts = [], []
         for number, reference in enumerate(references):
-            name, kept = (quote_name(f"{what} {number}") for what in ("rows", "kept"))
+            name, kept_table = (quote_name(f"{what} {number}") for what in ("rows", "kept"))
             table = reference.parts[-1].lower()
             count = self._counts[schema, table]
-            self._con.execute(f"CREATE OR REPLACE TABLE {kept} AS SELECT unnest(range(1, {count + 1})) AS file")
+            self._con.execute(f"CREATE OR REPLACE TABLE {kept_table} AS SELECT unnest(range(1, {count + 1})) AS file")
             self._con.execute(
                 f"CREATE OR REPLACE VIEW {name} AS SELECT * EXCLUDE ({quote_name(_FILE)}) FROM {quote_name(table)} "
-                f"WHERE {quote_name(_FILE)} IN (SELECT file FROM {kept})"
+                f"WHERE {quote_name(_FILE)} IN (SELECT file FROM {kept_table})"
             )
             new.append(Replacement(reference.start, reference.end, name + (reference.alias_needed or "")))
             counts.append(count)
@@ -103,15 +103,15 @@ class HeldRows:
 
 def fewest(files: Collection[int], is_enough: Callable[[Collection[int]], bool]) -> set[int]:
     """Return a set of files that is enough and from which no file can be left out."""
-    kept = set(files)
+    kept_files = set(files)
     left = [sorted(files)]
     while left:
         some = left.pop()
         if not some:
             continue
-        if is_enough(kept - set(some)):
-            kept -= set(some)
+        if is_enough(kept_files - set(some)):
+            kept_files -= set(some)
         elif len(some) > 1:
             size = len(some) // 2 if len(some) > _SMALL else 1
             left += [some[at : at + size] for at in range(0, len(some), size)][::-1]
-    return kept
+    return kept_files

@@ -122,7 +122,7 @@ async def _commits(ours: OurPlanner, table: Table, first: int, *, prepare: bool)
     more = []
     expected = FILTERS[RANGES[0]]
     for number in range(first, first + COMMITS):
-        known, _ = await ours.scan(expected.expression(table, 500 + number))
+        known_files, _ = await ours.scan(expected.expression(table, 500 + number))
         metadata = _commit_file(table, ours.metadata, number)
         parsed = parse_expression(expected.expression(table, 600 + number))
         if prepare:
@@ -130,7 +130,7 @@ async def _commits(ours: OurPlanner, table: Table, first: int, *, prepare: bool)
             assert await ours.planner.prepare(metadata, planned_table, limit_bytes=table.metadata_bytes)
         started = time.perf_counter()
         await ours.planner.bind_and_plan(metadata, ScanRequest(filter=parsed))
-        more.append((time.perf_counter() - started) * 1000 - known)
+        more.append((time.perf_counter() - started) * 1000 - known_files)
         ours.metadata = metadata
     return statistics.median(more)
 

@@ -120,8 +120,10 @@ class DuckDB:
         self._path = path
 
     def answer(self, question: Question) -> Positions:
-        said = f"< {question.below}" if question.below is not None else f"IN ({', '.join(map(str, question.among))})"
-        where = " AND ".join(f"{name} {said}" for name in question.columns)
+        condition = (
+            f"< {question.below}" if question.below is not None else f"IN ({', '.join(map(str, question.among))})"
+        )
+        where = " AND ".join(f"{name} {condition}" for name in question.columns)
         result = self._connection.execute(
             f"SELECT file_row_number FROM read_parquet('{self._path}', file_row_number = true) WHERE {where}"
         ).fetchnumpy()

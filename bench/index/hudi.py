@@ -113,9 +113,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _sizes(report: Report, ours: SeamarkIndex, made: dict[str, Any], count: int) -> None:
-    built = {OURS: ours.seconds, SQL: made["seconds"]}
-    sizes = {OURS: ours.index.size_bytes / count, SQL: made["index_bytes"] / count}
+def _sizes(report: Report, ours: SeamarkIndex, index: dict[str, Any], count: int) -> None:
+    built = {OURS: ours.seconds, SQL: index["seconds"]}
+    sizes = {OURS: ours.index.size_bytes / count, SQL: index["index_bytes"] / count}
     report.rows.append(Row("index", "built, by command", "s", built, peer=SQL))
     report.rows.append(Row("index", "an entry", "B", sizes, peer=SQL))
 
@@ -151,6 +151,6 @@ def _measure_lookups(report: Report, ours: SeamarkIndex, peer: Peer, draws: list
     ]
 
 
-def _check_count(name: str, found: int, asked: int) -> None:
-    if found != asked:
-        raise AnswersDiffer(f"{name} found {found} rows of {asked} keys")
+def _check_count(name: str, found_count: int, requested_count: int) -> None:
+    if found_count != requested_count:
+        raise AnswersDiffer(f"{name} found {found_count} rows of {requested_count} keys")

@@ -53,8 +53,8 @@ class Peer:
             **NO_STATISTICS,
         }
         started = time.perf_counter()
-        given = self._spark.read.parquet(rows).repartition(files)
-        given.write.format("hudi").options(**options).mode("overwrite").save(self._location)
+        rows_frame = self._spark.read.parquet(rows).repartition(files)
+        rows_frame.write.format("hudi").options(**options).mode("overwrite").save(self._location)
         wrote = time.perf_counter() - started
         self._spark.sql(f"CREATE TABLE t USING hudi LOCATION '{self._location}'")
         started = time.perf_counter()

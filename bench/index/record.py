@@ -236,12 +236,12 @@ def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) 
     for turn in range(rounds):
         for item in answerers if turn % 2 else reversed(answerers):
             times, slices = (SINGLE, SLICES) if item.name == OURS else (1, 3)
-            for asked in draw.choice(len(keys), (slices, times), replace=False):
-                values = keys[asked].tolist()
+            for row_numbers in draw.choice(len(keys), (slices, times), replace=False):
+                values = keys[row_numbers].tolist()
                 started = time.perf_counter()
                 results = [item.one(value) for value in values]
                 took[item.name].append((time.perf_counter() - started) * 1e6 / times)
-                if results != _compute_expected_places(keys, asked):
+                if results != _compute_expected_places(keys, row_numbers):
                     raise AnswersDiffer(f"{item.name}, one key")
     values_us = {name: statistics.median(times) for name, times in took.items()}
     best = _best(answerers, values_us)
@@ -251,11 +251,11 @@ def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) 
     ]
 
 
-def _compute_expected_places(keys: Values, asked: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+def _compute_expected_places(keys: Values, row_numbers: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     ends = np.cumsum([len(part) for part in np.array_split(keys, FILES)])
-    files = np.searchsorted(ends, asked, "right")
+    files = np.searchsorted(ends, row_numbers, "right")
     starts = ends - np.diff(ends, prepend=0)
-    return list(zip(files.tolist(), (asked - starts[files]).tolist(), strict=True))
+    return list(zip(files.tolist(), (row_numbers - starts[files]).tolist(), strict=True))
 
 
 def _best(answerers: list[Answerer], values: dict[str, float]) -> str:

@@ -71,10 +71,10 @@ async def _compare(report: Report, case: str, sql: str, targets: Sequence[Target
     for number in range(-min(WARM, runs), runs):
         for target in targets if number % 2 else reversed(targets):
             before_s = ours.cpu_s()
-            one = await follow(connections[target.name], posted)
+            measurement = await follow(connections[target.name], posted)
             if number >= 0:
                 cpu_s += ours.cpu_s() - before_s
-                results[target.name].append(one)
+                results[target.name].append(measurement)
     for connection in connections.values():
         connection.close()
     for share in (0.5, 0.9, 0.99):
@@ -124,8 +124,8 @@ async def _together(target: Target, clients: int, sqls: Sequence[str]) -> tuple[
             connection = await Connection.open(target.port)
             try:
                 for sql in sqls:
-                    one = await follow(connection, statement(sql))
-                    latencies.append(one.ms)
+                    measurement = await follow(connection, statement(sql))
+                    latencies.append(measurement.ms)
             finally:
                 connection.close()
         except (LoadError, OSError) as error:

@@ -61,12 +61,12 @@ async def _measure_lookup(
     for turn, number in enumerate(numbers):
         sql = f"SELECT {ORDERED}, note FROM {TABLE} WHERE {column} = {key_of(column, number, files)}"
         for target in targets if turn % 2 else reversed(targets):
-            one = await follow(connections[target.name], statement(sql))
-            rows = json.loads(one.last)["data"] if one.last else []
+            measurement = await follow(connections[target.name], statement(sql))
+            rows = json.loads(measurement.last)["data"] if measurement.last else []
             if rows != [[number, f"Note about {number}"]]:
                 raise AnswersDiffer(f"{target.name}: {sql} gave {rows}")
             if turn >= WARM:
-                results[target.name].append(one)
+                results[target.name].append(measurement)
     for connection in connections.values():
         connection.close()
     values = {name: statistics.median(item.ms for item in result) for name, result in results.items()}

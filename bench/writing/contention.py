@@ -162,11 +162,11 @@ def _work(barrier: Barrier, job: Job) -> Outcome:
         warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector.
         logging.getLogger("pyiceberg").setLevel(logging.ERROR)  # PyIceberg logs each retry.
         write = _stock(job) if job.kind in (REBASED, RETRYING) else _ours(job)
-        first, *others = (partial(write, batch) for batch in job.batches)
+        first, *other_writes = (partial(write, batch) for batch in job.batches)
         rows = ROWS * (_try_commit(first) > 0)
         barrier.wait(300)
         began = time.monotonic()
-        tries = [_try_commit(item) for item in others]
+        tries = [_try_commit(item) for item in other_writes]
         committed = sum(item > 0 for item in tries)
         rows += ROWS * committed
         return Outcome(began, time.monotonic(), committed, len(tries) - committed, sum(tries), rows)

@@ -217,7 +217,7 @@ def _look(
     commits: int,
     plans: int,
 ) -> None:
-    taken = {name: _shape(folder, client, table, commits) for name, table in TABLES.items()}
+    measurements = {name: _shape(folder, client, table, commits) for name, table in TABLES.items()}
     depths: dict[str, list[int]] = {name: [] for name in TABLES}
     opened: dict[str, dict[str, list[float]]] = {name: {"point": [], "range": []} for name in TABLES}
     for turn in range(plans):
@@ -225,7 +225,7 @@ def _look(
             # In either order, so that the plan of no table always comes first.
             for name in list(TABLES)[:: 1 if turn % 2 else -1]:
                 tasks, total_bytes, seconds = _plan(client, TABLES[name], condition)
-                taken[name].plan_ms.setdefault(kind, []).append(1000 * seconds)
+                measurements[name].plan_ms.setdefault(kind, []).append(1000 * seconds)
                 if kind == "row":
                     depths[name].append(len(tasks))
                 else:
@@ -234,7 +234,7 @@ def _look(
     expected = _count(feed.rows, condition)
     if any(count != expected for count in counts.values()):
         raise AnswersDiffer(f"{expected:,} rows match {condition}; the tables have {counts}")
-    for name, look in taken.items():
+    for name, look in measurements.items():
         table = catalog.load_table(TABLES[name])
         look.pyiceberg_ms = 1000 * _time(lambda table=table: list(table.scan("customer = 7").plan_files()))
         look.depth = statistics.fmean(depths[name])

@@ -154,8 +154,8 @@ class Batches:
             last |= dict.fromkeys(self._versions[number].tolist(), number)
         versions, counts = np.unique(np.array([*last.values()], dtype=np.int64), return_counts=True)
         untouched = self.base_rows - sum(item < self.base_rows for item in last)
-        kept = {0: untouched} if untouched else {}
-        return {**kept, **dict(zip(versions.tolist(), counts.tolist(), strict=True))}
+        expected_counts = {0: untouched} if untouched else {}
+        return {**expected_counts, **dict(zip(versions.tolist(), counts.tolist(), strict=True))}
 
 
 # Base tables and their clones

@@ -114,9 +114,9 @@ class WriterMeasurements:
         self.written.append(sum(after[path] for path in new))
 
     def check(self, batches: Batches) -> None:
-        found, expected = self.writer.versions(), batches.expected(self.applied)
-        if found != expected:
-            raise AnswersDiffer(f"{self.writer.name} has {found} rows by version, the batches make {expected}")
+        versions, expected = self.writer.versions(), batches.expected_rows(self.applied)
+        if versions != expected:
+            raise AnswersDiffer(f"{self.writer.name} has {versions} rows by version, the batches make {expected}")
 
 
 async def run(
@@ -129,8 +129,8 @@ async def run(
         sizes, batches = QUICK_SIZES, 4
         plan = Plan(folder / "bases", 1, 0, sizes[0], sizes[0], tuple(first.values()))
     with ExitStack() as running:
-        made = running.enter_context(lake(folder, plan.bases))
-        hadoop_catalog(made.spark, folder / "hadoop")
+        lake_of_run = running.enter_context(lake(folder, plan.bases))
+        hadoop_catalog(lake_of_run.spark, folder / "hadoop")
         peer = (
             running.enter_context(hudi.session("bench.writing.hudi_peer", folder / "hudi")) if hudi.is_there() else None
         )
@@ -139,8 +139,8 @@ async def run(
         drawn = {rows: Batches(rows, folder) for rows in sizes}
         for rows in sizes:
             tables[rows] = [
-                *_ours(made, rows, plan),
-                *_merge(report, made.spark, drawn[rows], folder / "hadoop", plan, tuned),
+                *_ours(lake_of_run, rows, plan),
+                *_merge(report, lake_of_run.spark, drawn[rows], folder / "hadoop", plan, tuned),
                 *([] if peer is None or rows > plan.hudi_max else _hudi(peer, rows, folder, plan)),
             ]
         _rounds(tables, drawn)
@@ -153,7 +153,7 @@ async def run(
         for layout, strategy in ((FLAT, None), (BUCKETED, EQUALITY)):
             ageing.measure(
                 report,
-                made,
+                lake_of_run,
                 aged,
                 batches,
                 plan.bases,
@@ -213,7 +213,8 @@ def _merge(
         if rows > TRIED_MAX and mode in tuned:
             tried = [tuned[mode]]
         writers = [
-            _open_merge_writer(spark, one, rows, number, warehouse, plan.bases) for number, one in enumerate(tried)
+            _open_merge_writer(spark, tried_tuning, rows, number, warehouse, plan.bases)
+            for number, tried_tuning in enumerate(tried)
         ]
         turns = [WriterMeasurements(writer, mode, MERGE, warm=1, rounds=1) for writer in writers]
         if len(turns) > 1:
@@ -223,8 +224,10 @@ def _merge(
                     item.take(batch)
                 if min(turn.last for turn in turns) > VERY_SLOW_S:
                     break
-            told = ", ".join(f"{one.name} {turn.last:.2f} s" for one, turn in zip(tried, turns, strict=True))
-            report.notes.append(f"MERGE's tunings, {rows:,} rows, {mode}, tried: {told}.")
+            tried_times = ", ".join(
+                f"{tried_tuning.name} {turn.last:.2f} s" for tried_tuning, turn in zip(tried, turns, strict=True)
+            )
+            report.notes.append(f"MERGE's tunings, {rows:,} rows, {mode}, tried: {tried_times}.")
             turns.sort(key=lambda one: one.last)
             for item in turns[1:]:
                 shutil.rmtree(item.writer.folder)

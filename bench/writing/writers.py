@@ -137,9 +137,9 @@ def versions_of(frame: DataFrame) -> dict[int, int]:
 
 def forget(folder: Path, live: set[str]) -> None:
     """Delete the Parquet files below the folder that are not in `live` (paths or URIs)."""
-    kept = {item.removeprefix("file:").replace("///", "/") for item in live}
+    live_paths = {item.removeprefix("file:").replace("///", "/") for item in live}
     for path in (folder / "data").rglob("*.parquet"):
-        if str(path) not in kept:
+        if str(path) not in live_paths:
             path.unlink()
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's
 
@@ -153,11 +153,11 @@ def configure(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, kept in before.items():
-            if kept is None:
+        for name, size_bytes in before.items():
+            if size_bytes is None:
                 spark.conf.unset(name)
             else:
-                spark.conf.set(name, kept)
+                spark.conf.set(name, size_bytes)
 
 
 def reads() -> dict[int, int]:

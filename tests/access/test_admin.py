@@ -72,16 +72,16 @@ async def test_pages_of_listings_have_every_item_once(admin_server: AdminServer)
         )
     await admin_server.server.components.audit.flush()
     for path, items, expected in (("tokens", "tokens", 7), ("grants", "grants", 7), ("audit", "records", 4)):
-        seen: list[Any] = []
+        listed: list[Any] = []
         token: str | None = ""
         while token is not None:
             status, page = await admin_server.call("root", "GET", f"/api/v1/{path}?pageSize=3&pageToken={token}")
             assert status == 200
             assert len(page[items]) <= 3
-            seen += page[items]
+            listed += page[items]
             token = page["next-page-token"]
-        assert len(seen) == expected
-        assert len({str(item) for item in seen}) == expected
+        assert len(listed) == expected
+        assert len({str(item) for item in listed}) == expected
 
 
 async def test_grants_take_effect_with_the_next_request(admin_server: AdminServer) -> None:

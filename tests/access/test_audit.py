@@ -34,13 +34,13 @@ class FailingStore:
         failure = self.failures.pop() if self.failures else ""
         if failure == "before":
             raise RetryLater("the database is away")
-        done = await self.store.transact(operations)
+        results = await self.store.transact(operations)
         if failure == "after":
             raise CommitUnknown("the connection was lost")
         [save] = operations
         assert isinstance(save, SaveAudit)
         self.sizes.append(len(save.records))
-        return done
+        return results
 
 
 @pytest.fixture

@@ -93,7 +93,7 @@ def page(answers: list[tuple[BadInput, Answer]], warehouse: str) -> str:
             ]
         path = bad.path if len(bad.path) <= 70 else bad.path[:67] + "…"
         message = _stable(answer.json["error"]["message"], warehouse)
-        cells = (f"`{bad.method} {path}`", bad.what, str(answer.status), answer.json["error"]["type"], message)
+        cells = (f"`{bad.method} {path}`", bad.case, str(answer.status), answer.json["error"]["type"], message)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

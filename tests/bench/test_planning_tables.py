@@ -72,9 +72,9 @@ def test_varint_has_avros_encoding(value: int) -> None:
 )
 def test_decimal_bound_has_the_fewest_bytes(value: int) -> None:
     cells = ragged.unscaled_decimal(np.array([value], np.int64))
-    got = cells.matrix[cells.mask()].tobytes()
-    assert int.from_bytes(got, "big", signed=True) == value
-    assert len(got) == 1 or not _fits(value, len(got) - 1)
+    content = cells.matrix[cells.mask()].tobytes()
+    assert int.from_bytes(content, "big", signed=True) == value
+    assert len(content) == 1 or not _fits(value, len(content) - 1)
 
 
 def _fits(value: int, size: int) -> bool:
@@ -221,7 +221,7 @@ def _first_manifest(table: Table) -> str:
 
 
 def test_interrupted_table_leaves_no_file(tmp_path: Path) -> None:
-    def interrupt(done: int, of: int) -> None:
+    def interrupt(files_done: int, of: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -145,9 +145,9 @@ async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: 
                 namespace=("a",),
                 name=f"r{n}",
                 requirements=[{"type": "assert-create"}],
-                updates=_creation_updates(str(one.metadata.table_uuid), one.metadata.location),
+                updates=_creation_updates(str(staged_change.metadata.table_uuid), staged_change.metadata.location),
             )
-            for n, one in enumerate(staged)
+            for n, staged_change in enumerate(staged)
         ]
         outcomes = await asyncio.gather(
             *(rig.commits.commit_transaction(CALLER, [change]) for change in changes), return_exceptions=True

@@ -238,14 +238,14 @@ def _rewrite_files(case: Case, change: Change) -> dict[str, Any]:
     touched = [item for item in case.base.values() if any(change.matches(row) for _, row in item.live)]
     update = change.kind == "update"
     if change.how == "rewrite":
-        kept = [
+        kept_rows = [
             change.update_row(row) if change.matches(row) else row
             for item in touched
             for _, row in item.live
             if update or not change.matches(row)
         ]
         return {
-            "add": [case.lake.data(kept)] if kept else [],
+            "add": [case.lake.data(kept_rows)] if kept_rows else [],
             "remove": [{"file-path": item.path} for item in touched],
         }
     hit = {item.path: {at for at, row in item.live if change.matches(row)} for item in touched}

@@ -31,10 +31,10 @@ def call(url: str, engine: str, *arguments: str) -> Result:
 
 
 def test_pyiceberg_script_runs(client: IndexClient, tmp_path: Path) -> None:
-    done = call(client.url, "pyiceberg")
-    assert done.exit_code == 0, done.output
+    result = call(client.url, "pyiceberg")
+    assert result.exit_code == 0, result.output
     script = tmp_path / "script.py"
-    script.write_text("\n".join(line for line in done.stdout.splitlines() if "[info" not in line))
+    script.write_text("\n".join(line for line in result.stdout.splitlines() if "[info" not in line))
     ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert "db" in ran.stdout
@@ -133,13 +133,13 @@ def test_iceberg_runtime_is_that_of_the_tests() -> None:
 def test_connect_command_reports_each_mistake(
     client: IndexClient, arguments: list[str], code: int, message: str
 ) -> None:
-    done = call(client.url, *arguments)
-    assert done.exit_code == code
-    assert message in done.output
+    result = call(client.url, *arguments)
+    assert result.exit_code == code
+    assert message in result.output
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_connect_command_has_a_text_for_every_engine(client: IndexClient, engine: str) -> None:
-    done = call(client.url, engine)
-    assert done.exit_code == 0, done.output
-    assert client.url in done.output
+    result = call(client.url, engine)
+    assert result.exit_code == 0, result.output
+    assert client.url in result.output

@@ -65,9 +65,9 @@ class RecordedPage:
         await self.run(AXE.read_text() + "\n;0")
         result = await self.run("axe.run(document).then((result) => result.violations)")
         return [
-            f"{one['id']}: {one['help']}: {[node['html'][:200] for node in one['nodes'][:3]]}"
-            for one in result
-            if one["impact"] in ("serious", "critical")
+            f"{item['id']}: {item['help']}: {[node['html'][:200] for node in item['nodes'][:3]]}"
+            for item in result
+            if item["impact"] in ("serious", "critical")
         ]
 
 

@@ -110,8 +110,8 @@ def check(
         assert expected.values_at(mark["position"]), mark
     if expected.values:
         kind = {"id": "long", "customer_id": "long", "country": "string", "amount": "double", "day": "date"}[column]
-        shown = [answer["marks"][0]["value"], answer["marks"][-1]["value"]]
-        decoded = [encode(kind, decode_json(kind, value)) for value in shown]
+        edges = [answer["marks"][0]["value"], answer["marks"][-1]["value"]]
+        decoded = [encode(kind, decode_json(kind, value)) for value in edges]
         plain = [
             value.decode() if isinstance(value, bytes) else value for value in (expected.values[0], expected.values[-1])
         ]

@@ -22,8 +22,8 @@ from tests.services.spark import new_catalog
 T = TypeVar("T")
 
 
-def _sort_rows(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    return sorted(found, key=repr)
+def _sort_rows(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return sorted(rows, key=repr)
 
 
 class Table:
@@ -79,19 +79,19 @@ def test_spark_reads_and_changes_snapshots_of_the_server(
     table.sql("REFRESH TABLE {t}")
     table.sql("DELETE FROM {t} WHERE id IN (1, 22)")
     table.sql("INSERT INTO {t} VALUES (100, 0, 'by spark')")
-    seen = table.agree()
-    assert (100, 0, "by spark") in seen
-    assert not {1, 22} & {row[0] for row in seen}
+    rows = table.agree()
+    assert (100, 0, "by spark") in rows
+    assert not {1, 22} & {row[0] for row in rows}
     metadata = table.run(lake.metadata())
     head_id = metadata["current-snapshot-id"]
     remove = [{"file-path": files[3]["file-path"]}]
     table.commit(remove=remove, add=[lake.data([(30, 1, "rewritten")])], **{"read-snapshot-id": head_id})
     check(table.run(lake.metadata()))
-    seen = table.agree()
-    assert {row for row in seen if row[0] is not None and row[0] >= 30} == {(30, 1, "rewritten"), (100, 0, "by spark")}
+    rows = table.agree()
+    assert {row for row in rows if row[0] is not None and row[0] >= 30} == {(30, 1, "rewritten"), (100, 0, "by spark")}
     if version == 3:
         ids = [row[0] for row in table.sql("SELECT _row_id FROM {t}")]
-        assert len(set(ids)) == len(ids) == len(seen)
+        assert len(set(ids)) == len(ids) == len(rows)
         assert None not in ids
     history = [row[0] for row in table.sql("SELECT operation FROM {t}.snapshots ORDER BY committed_at")]
     assert history[-1] == "overwrite"

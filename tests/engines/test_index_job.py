@@ -229,8 +229,8 @@ def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide_lake:
     assert case.index in {index["name"] for index in explained.indexes}
     plan = engines.plan("wide", case.json)
     assert len(plan) == case.files
-    with engines.hide_other_files("wide", plan) as taken, engines.requests() as requests:
-        assert taken >= FILES - case.files
+    with engines.hide_other_files("wide", plan) as hidden_files, engines.requests() as requests:
+        assert hidden_files >= FILES - case.files
         assert engines.sql(query) == expected
         if case.python is not None:
             rows = engines.python.load_table("db.wide").scan(case.python, selected_fields=("id",)).to_arrow()
@@ -256,11 +256,11 @@ def test_older_snapshots_and_branches_use_the_same_index_files(wide_lake: Lake) 
     older = {"snapshot-id": wide_lake.before_rename}
     assert len(engines.plan("wide", _eq("country", "M3"), **older)) == 1
     plan = engines.plan("wide", _eq("id", 151), **older)
-    with engines.hide_other_files("wide", plan) as taken:
+    with engines.hide_other_files("wide", plan) as hidden_files:
         query = f"SELECT country FROM {{db}}.wide VERSION AS OF {wide_lake.before_rename} WHERE id = 151"
         assert engines.sql(query) == [("M1",)]
         rows = engines.python.load_table("db.wide").scan("id = 151", snapshot_id=wide_lake.before_rename).to_arrow()
-    assert (len(plan), taken, rows["country"].to_pylist()) == (1, FILES + OF_BRANCH - 1, ["M1"])
+    assert (len(plan), hidden_files, rows["country"].to_pylist()) == (1, FILES + OF_BRANCH - 1, ["M1"])
     dev = engines.sql_by_itself("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'dev'")[0][0]
     plan = engines.plan("wide", _eq("id", 150), **{"snapshot-id": dev})
     with engines.hide_other_files("wide", plan):
@@ -356,7 +356,7 @@ def test_build_command_starts_its_own_spark(wide_lake: Lake) -> None:
     _small(wide_lake, "own")
     argv = [str(Path(sys.executable).parent / "seamark"), "index", "build", "db.own", "i", "--engine", "spark"]
     environment = {**os.environ, "SEAMARK_URL": wide_lake.engines.server.base_url, "SPARK_MASTER": "local[2]"}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert "Index i: 6 data files, 120 rows" in done.stdout
+    completed = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=200)
+    assert completed.returncode == 0, completed.stderr
+    assert "Index i: 6 data files, 120 rows" in completed.stdout
     assert wide_lake.client.index("db.own", "i").health == "ok"

@@ -157,10 +157,10 @@ def test_objects_are_never_completely_in_memory(rig: Rig, keys: Keys, client: An
     with (tmp_path / "large").open("wb") as file:
         file.truncate(size)
     client.put_object(Bucket=keys.bucket, Key=keys.prefix + "warm", Body=b"x")
-    before, peak, done = _rss(rig), [0], threading.Event()
+    before, peak, is_over = _rss(rig), [0], threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.02):
+        while not is_over.wait(0.02):
             peak[0] = max(peak[0], _rss(rig))
 
     watcher = threading.Thread(target=watch)
@@ -175,7 +175,7 @@ def test_objects_are_never_completely_in_memory(rig: Rig, keys: Keys, client: An
         assert len(unread.read(10)) == 10
         unread.close()
     finally:
-        done.set()
+        is_over.set()
         watcher.join()
     assert peak[0] - before < 64 * MEBIBYTE, f"{(peak[0] - before) / MEBIBYTE:.0f} MiB more"
     client.delete_object(Bucket=keys.bucket, Key=keys.prefix + "large")

@@ -146,15 +146,15 @@ async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, s
         spoilt[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         try:
             far = await open_remote_file(index, RecordingStorage(bytes(spoilt)))
-            for one in queries:
-                result = await far.probe(one)
+            for cold_query in queries:
+                result = await far.probe(cold_query)
                 assert result is not None
-                assert np.array_equal(result, one.of(whole)), f"{seed} {kind.name}"
-                if isinstance(one, BitmapQuery):
+                assert np.array_equal(result, cold_query.of(whole)), f"{seed} {kind.name}"
+                if isinstance(cold_query, BitmapQuery):
                     assert await far.bitmap.load_rows(range(6))
                     for file in range(6):
-                        rows = far.bitmap.bitmap.rows(file, one.ranges)
-                        assert np.array_equal(rows, whole.rows(file, one.ranges))
+                        rows = far.bitmap.bitmap.rows(file, cold_query.ranges)
+                        assert np.array_equal(rows, whole.rows(file, cold_query.ranges))
         except (ValueError, SeamarkError):
             broken += 1
     assert broken > 10

@@ -196,11 +196,11 @@ def test_footer_with_wrong_contents_is_rejected(
 @pytest.mark.parametrize("name", ["seamark.level", "seamark.rows", "seamark.files"])
 @pytest.mark.parametrize("text", ["", "-1", "01", "1.0", "1e3", "²", "9" * 30])
 def test_invalid_number_is_rejected_despite_a_valid_checksum(name: str, text: str) -> None:
-    def change(blobs: list[Blob], said: dict[str, str]) -> None:
-        said[name] = text
-        lines = [f"{key}={said[key]}" for key in sorted(said) if key != "seamark.checksum"]
+    def change(blobs: list[Blob], properties: dict[str, str]) -> None:
+        properties[name] = text
+        lines = [f"{key}={properties[key]}" for key in sorted(properties) if key != "seamark.checksum"]
         sealed = "\n".join([*lines, "seamark-record-v1", "3,7"]).encode()
-        said["seamark.checksum"] = f"{isal_zlib.crc32(sealed):08x}"
+        properties["seamark.checksum"] = f"{isal_zlib.crc32(sealed):08x}"
 
     with pytest.raises(Corrupt, match=f"{name} is not a number"):
         open_index_file(replace_footer(write_index_file(files_table(2)), change), "a")

@@ -66,8 +66,8 @@ class ScanColumns:
         codes = memory[: width * rows].view(f"<u{width}").astype(np.uint64)
         bounds = np.sort(np.resize(codes, 127))
         sketch = np.concatenate((bounds.view(np.uint8), np.searchsorted(bounds, codes, "right").astype(np.uint8)))
-        made = _scan.sketch_strings(int(memory.__array_interface__["data"][0]), width, rows, bounds)
-        assert made is None or made.tolist() == sketch.tolist()
+        built_sketch = _scan.sketch_strings(int(memory.__array_interface__["data"][0]), width, rows, bounds)
+        assert built_sketch is None or built_sketch.tolist() == sketch.tolist()
         self.keep.append(sketch)
         return int(sketch.__array_interface__["data"][0]) + bounds.nbytes, 0
 
@@ -159,8 +159,8 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
     were = select_rows(state, mask, blocks)
     sides.run(op, key, state, mask, uuid=False)
     expected = [
-        was and (value is None or OPS[op](key_of(sides.form, kind, value), key))
-        for was, value in zip(were, [value for values in blocks for value in values], strict=True)
+        state_before and (value is None or OPS[op](key_of(sides.form, kind, value), key))
+        for state_before, value in zip(were, [value for values in blocks for value in values], strict=True)
     ]
     kept_selected_rows = select_rows(state, mask, blocks)
     for number, values in enumerate(blocks):
@@ -204,8 +204,8 @@ def test_comparison_with_a_sketch_keeps_matching_values(turn: int) -> None:
                 state, mask = np.array([state_before], dtype=np.uint8), before.copy()
                 _scan.narrow_all([(layout, *summary, op, literal)], layout, state, mask)
                 expected = [
-                    passes(code, literal) and (state_before == 1 or was == 1)
-                    for code, was in zip(codes.tolist(), before.tolist(), strict=True)
+                    passes(code, literal) and (state_before == 1 or previous_state == 1)
+                    for code, previous_state in zip(codes.tolist(), before.tolist(), strict=True)
                 ]
                 assert select_rows(state, mask, [expected]) == expected, (literal, op, state_before)
 

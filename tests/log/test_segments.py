@@ -215,7 +215,7 @@ async def test_released_rows_are_removed_by_size() -> None:
         await log.release({A: 1000, B: 100})
         await log.trim()
         assert 1024 < log.size_bytes <= 3000 + 1024
-        assert sum(len(file.seen) for file in disk.files.values()) < 8000
+        assert sum(len(file.visible) for file in disk.files.values()) < 8000
 
 
 async def test_segments_with_rows_of_a_removed_stream_are_deleted() -> None:
@@ -311,12 +311,14 @@ def test_a_full_file_system_refuses_and_recovers(tmp_path: Path) -> None:
     script = f"mount -t tmpfs -o size=3m tmpfs {tmp_path} && head -c 1000000 /dev/zero > {tmp_path}/ballast && exec "
     script += f'{sys.executable} -c "$0" {tmp_path}'
     command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, FULL_DISK]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
-    if "unshare" in done.stderr or "mount:" in done.stderr:
+    completed = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    if "unshare" in completed.stderr or "mount:" in completed.stderr:
         # This container cannot mount a file system. The kernel's limit on the size of a file fails a write in the same
         # way.
         limited = f'ulimit -f 100; {sys.executable} -c "$0" {tmp_path}'
         (tmp_path / "ballast").touch()
-        done = subprocess.run(["sh", "-c", limited, FULL_DISK], cwd=REPO, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert 50 < int(done.stdout) < 1000
+        completed = subprocess.run(
+            ["sh", "-c", limited, FULL_DISK], cwd=REPO, capture_output=True, text=True, check=False
+        )
+    assert completed.returncode == 0, completed.stderr
+    assert 50 < int(completed.stdout) < 1000

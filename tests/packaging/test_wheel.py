@@ -30,11 +30,11 @@ USES = {
 
 def run(*command: str | Path, cwd: Path, **env: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [str(one) for one in command], cwd=cwd, env=environment | env, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
-    return done.stdout
+    assert completed.returncode == 0, f"{command}: {completed.stdout[-2000:]}{completed.stderr[-2000:]}"
+    return completed.stdout
 
 
 def build(source: Path, folder: Path, name: str) -> Path:

@@ -95,7 +95,7 @@ class Situation:
         self.style = Style.draw(rng)
         self.data: list[tuple[ListedManifest, Entry]] = []
         self.deletes: list[tuple[ListedManifest, Entry]] = []
-        self.made = 0
+        self.file_count = 0
         self.manifests = [self._manifest(DATA) for _ in range(rng.randint(1, 6))]
         self.delete_manifests = [self._manifest(1) for _ in range(rng.randint(0, 5))]
 
@@ -103,13 +103,13 @@ class Situation:
         rng = self.rng
         version = rng.choice([1, 2, 3]) if content == DATA else rng.choice([2, 3])
         sequence = 0 if version == 1 else rng.randint(0, 6)
-        made = ListedManifest(content, rng.choice([0, 1, 1, 2, 3, 4]), rng.randint(0, 1), version, sequence)
+        manifest = ListedManifest(content, rng.choice([0, 1, 1, 2, 3, 4]), rng.randint(0, 1), version, sequence)
         for _ in range(rng.randint(0, 8)):
-            entry = self._entry(made)
-            made.entries.append(entry)
+            entry = self._entry(manifest)
+            manifest.entries.append(entry)
             if entry.status != DELETED:
-                (self.deletes if content else self.data).append((made, entry))
-        return made
+                (self.deletes if content else self.data).append((manifest, entry))
+        return manifest
 
     def _entry(self, within: ListedManifest) -> Entry:
         rng = self.rng
@@ -149,10 +149,12 @@ class Situation:
         return value if schema_id == 0 or value is None or unit == 1 else value * unit
 
     def _common(self, within: ListedManifest, content: int) -> dict[str, Any]:
-        self.made += 1
-        path = self.rng.choice(PATHS) if content == DATA and self.made < 30 else "data/x"
+        self.file_count += 1
+        path = self.rng.choice(PATHS) if content == DATA and self.file_count < 30 else "data/x"
         return {
-            "path": f"{path}{self.made if self.rng.random() < 0.8 else ''}" if content == DATA else f"d{self.made}",
+            "path": f"{path}{self.file_count if self.rng.random() < 0.8 else ''}"
+            if content == DATA
+            else f"d{self.file_count}",
             "content": content,
             "format": self.rng.choice(["PARQUET", "avro"]),
             "spec_id": within.spec_id,
@@ -183,8 +185,8 @@ class Situation:
             return self._equality(within, common)
         if shape == "positions":
             some = {(path, 0) for path in rng.sample(paths, min(2, len(paths)))}
-            known = sorted(path.encode() for path, _ in some)
-            whole = {PATH_ID: ColumnMetrics(lower=known[0], upper=known[-1] + b"~")}
+            known_paths = sorted(path.encode() for path, _ in some)
+            whole = {PATH_ID: ColumnMetrics(lower=known_paths[0], upper=known_paths[-1] + b"~")}
             return DeleteFile(**common, record_count=2, metrics=rng.choice([{}, whole]), positions=frozenset(some))
         path = rng.choice(paths)
         metrics, referenced = {}, path

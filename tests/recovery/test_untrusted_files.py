@@ -78,14 +78,14 @@ class Warehouse:
         return {each["name"]: each["location"] for each in result["registered"]}
 
 
-def overlap(one: str, other: str) -> bool:
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+def overlap(location: str, other: str) -> bool:
+    return f"{location}/".startswith(f"{other}/") or f"{other}/".startswith(f"{location}/")
 
 
 @pytest.fixture
 def warehouse(tmp_path: Path) -> Warehouse:
-    made = Warehouse(tmp_path / "home")
-    with Seamark(made.home) as server:
+    new_warehouse = Warehouse(tmp_path / "home")
+    with Seamark(new_warehouse.home) as server:
         client = Client(server.base_url)
         for name, namespace in (("t", "ours"), ("u", "theirs")):
             assert client.create_table(name, namespace)[0] == 200
@@ -94,8 +94,8 @@ def warehouse(tmp_path: Path) -> Warehouse:
                 updates = [{"action": "set-properties", "updates": {"p": value}}]
                 status, answer = client.call("POST", route, {"requirements": [], "updates": updates})
                 assert status == 200
-            made.tables[f"{namespace}.{name}"] = answer
-    return made
+            new_warehouse.tables[f"{namespace}.{name}"] = answer
+    return new_warehouse
 
 
 def reasons(result: Json, location: str) -> list[str]:

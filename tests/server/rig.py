@@ -50,7 +50,7 @@ class OffsetClock(SystemClock):
 
 def an_instant(clock: Clock, name: str = "t", action: str = "commit", **fields: Any) -> Instant:
     now_ms = clock.now_ms()
-    given: dict[str, Any] = {
+    instant_fields: dict[str, Any] = {
         "id": str(clock.uuid7()),
         "action": action,
         "state": InstantState.COMPLETED,
@@ -62,7 +62,7 @@ def an_instant(clock: Clock, name: str = "t", action: str = "commit", **fields: 
         "completed_ms": now_ms,
         **fields,
     }
-    return Instant(**given)
+    return Instant(**instant_fields)
 
 
 def some_settings(home: Path, **arguments: Any) -> Settings:

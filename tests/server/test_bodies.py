@@ -156,14 +156,14 @@ def test_only_rows_file_commits_and_arrow_keys_take_large_bodies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "unit"), [(b"[]", b"objects and arrays"), (b"{}", b"objects and arrays"), (b"1", b"values")]
+    ("element", "unit"), [(b"[]", b"objects and arrays"), (b"{}", b"objects and arrays"), (b"1", b"values")]
 )
 async def test_very_many_short_values_are_rejected_before_they_are_parsed(
-    tmp_path: Path, one: bytes, unit: bytes
+    tmp_path: Path, element: bytes, unit: bytes
 ) -> None:
     async with running(tmp_path) as server:
         for count, status in ((90_000, 400), (700_000, 413)):
-            body = b'{"name":"t","schema":[' + (one + b",") * count + one + b"]}"
+            body = b'{"name":"t","schema":[' + (element + b",") * count + element + b"]}"
             async with server.http.post(server.url + "/v1/namespaces/db/tables", data=io.BytesIO(body)) as answer:
                 assert (answer.status, unit in await answer.read()) == (status, status == 413)
 
@@ -327,9 +327,9 @@ def test_slots_and_bytes_are_released_after_any_outcome() -> None:
     with pytest.raises(RetryLater):
         place.end_reading()
     bounds.check_invariants()
-    for one in (place, *other_request_slots):
-        one.leave()
-        one.leave()
+    for request_slot in (place, *other_request_slots):
+        request_slot.leave()
+        request_slot.leave()
     bounds.check_invariants()
     assert {bound.taken for bound in vars(bounds).values() if isinstance(bound, HolderLimit)} == {0}
 
@@ -382,7 +382,7 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins
     """The body is announced and never sent: a server that waits for it does not answer in time."""
     listed_routes = routes()
     assert len(listed_routes) > 60
-    seen = set()
+    statuses = set()
     for method, template, operation in listed_routes:
         path = template
         for variable, value in (("namespace", "db"), ("table", "t"), ("view", "v"), ("function", "f")):
@@ -397,10 +397,10 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins
             await wire.send(head_of(method, path, *headers))
             async with asyncio.timeout(60):
                 status = int((await wire.reader.readuntil(b"\r\n\r\n")).split()[1])
-        seen.add(operation)
+        statuses.add(operation)
         allowed = {401} if principal == "stranger" else {403, 404}
         assert status in allowed, (method, path, operation, status)
-    assert {"commitTransaction", "renameTable", "createNamespace", "addGrant", "undrop"} <= seen
+    assert {"commitTransaction", "renameTable", "createNamespace", "addGrant", "undrop"} <= statuses
 
 
 async def test_rights_for_changes_are_checked_before_the_body_of_a_reader(logins: Logins) -> None:
@@ -427,9 +427,9 @@ async def test_all_slots_are_released_after_the_tests_of_this_file(logins: Login
             await logins.server.http.post(logins.server.url + path, headers=headers, data=b"{}")
     app_bounds = _living(WorkerLimits)
     assert app_bounds
-    for one in app_bounds:
-        one.check_invariants()
-        assert (one.working.taken, one.reading.taken, one.bodies.taken) == (0, 0, 0)
+    for bound in app_bounds:
+        bound.check_invariants()
+        assert (bound.working.taken, bound.reading.taken, bound.bodies.taken) == (0, 0, 0)
 
 
 def _living(kind: type[WorkerLimits]) -> list[WorkerLimits]:

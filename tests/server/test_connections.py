@@ -94,9 +94,9 @@ def everything_logged(capfd: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
 async def test_header_that_does_not_arrive_in_time_ends_the_connection(tmp_path: Path, first_bytes: bytes) -> None:
     async with running(tmp_path, header_timeout_s=0.2) as server, await RawConnection.open(server) as wire:
         await wire.send(first_bytes)
-        rest = await wire.rest()
-        assert b"HTTP/1.1 408 " in rest
-        assert error_of(rest.rpartition(b"\r\n\r\n")[2])["code"] == 408
+        remaining_bytes = await wire.rest()
+        assert b"HTTP/1.1 408 " in remaining_bytes
+        assert error_of(remaining_bytes.rpartition(b"\r\n\r\n")[2])["code"] == 408
 
 
 async def test_header_that_arrives_slowly_has_the_same_time_limit(tmp_path: Path) -> None:
@@ -175,10 +175,10 @@ async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> 
     all_of_them[1]._next_keepalive_close_time = 5_000.5  # It has sent another request.
     looks = 0
 
-    def count_looks(one: Connection) -> float | None:
+    def count_looks(connection: Connection) -> float | None:
         nonlocal looks
         looks += 1
-        return idle_since(one)
+        return idle_since(connection)
 
     idle_since = vars(Connection)["idle_since"].fget
     assert idle_since is not None
@@ -186,12 +186,12 @@ async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> 
         patch.setattr(Connection, "idle_since", property(count_looks))
         all_of_them += [connect(6_000 + number) for number in range(600)]
     assert looks < 5_000 * 4
-    kept = [one in guard._open for one in all_of_them]
-    assert kept[:602] == [False, True, *[False] * 599, True], "those that were idle for longest have gone"
-    assert all(kept[602:])
+    is_open = [open_connection in guard._open for open_connection in all_of_them]
+    assert is_open[:602] == [False, True, *[False] * 599, True], "those that were idle for longest have gone"
+    assert all(is_open[602:])
     guard.check_invariants()
-    for one in all_of_them:  # Other tests count the existing connections.
-        guard.release(one)
+    for open_connection in all_of_them:  # Other tests count the existing connections.
+        guard.release(open_connection)
     await runner.cleanup()
 
 

@@ -81,9 +81,9 @@ async def test_routes_outside_the_standard_require_a_role(server: RunningServer,
 async def test_changes_and_refused_requests_are_audited_with_their_principal(
     server: RunningServer, secrets: dict[str, str]
 ) -> None:
-    async def post(who: str) -> aiohttp.ClientResponse:
+    async def post(user: str) -> aiohttp.ClientResponse:
         body = {"namespace": ["made"], "properties": {}}
-        headers = {**bearer(secrets[who]), "X-Request-Id": f"by-{who}"}
+        headers = {**bearer(secrets[user]), "X-Request-Id": f"by-{user}"}
         return await server.http.post(f"{server.url}/v1/namespaces", json=body, headers=headers)
 
     for principal in ("reader", "admin"):

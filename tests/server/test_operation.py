@@ -268,9 +268,9 @@ async def test_housekeeping_archives_and_deletes_what_is_due(tmp_path: Path) -> 
         for _ in range(4):
             await server.record("a")
         await server.components.store.transact(drop_of("gone"))
-        done = await server.components.housekeeping.round()
-        assert done["archived"] == 3
-        assert done["purged"] == 1
+        report = await server.components.housekeeping.round()
+        assert report["archived"] == 3
+        assert report["purged"] == 1
         status, body = await server.get("/api/v1/dropped")
         assert (status, body["dropped"]) == (200, [])
         _, body = await server.get("/api/v1/timeline")

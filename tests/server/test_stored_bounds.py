@@ -99,9 +99,9 @@ async def test_one_reader_makes_at_most_half_of_the_plan_tables(tmp_path: Path, 
             assert status == 200
             return answer["name"] is not None
 
-        made = [await make("rita", 10 * number + 15) for number in range(12)]
-        assert 1 <= sum(made) <= 8
-        assert not made[-1]
+        plan_views = [await make("rita", 10 * number + 15) for number in range(12)]
+        assert 1 <= sum(plan_views) <= 8
+        assert not plan_views[-1]
         assert await make("ron", 17)
 
 

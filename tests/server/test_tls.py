@@ -73,9 +73,9 @@ def name_presented(tls_server: TlsServer, authority: Authority) -> str:
         socket.create_connection(("127.0.0.1", tls_server.port), 60) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
     ):
-        found = secured.getpeercert(binary_form=True)
-    assert found is not None
-    subject = x509.load_der_x509_certificate(found).subject
+        certificate = secured.getpeercert(binary_form=True)
+    assert certificate is not None
+    subject = x509.load_der_x509_certificate(certificate).subject
     return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
@@ -107,8 +107,8 @@ def test_clients_that_trust_the_authority_connect_and_others_refuse(
     monkeypatch.setenv("SEAMARK_CA", str(tmp_path / "empty.pem"))
     assert "empty.pem" in run_doctor(tls_server.url)["text"]
     monkeypatch.setenv("SEAMARK_CA", str(authority.file))
-    done = CliRunner().invoke(cli, ["explain", "db.t", "--home", str(tmp_path / "home")])
-    assert "does not exist" in done.output
+    result = CliRunner().invoke(cli, ["explain", "db.t", "--home", str(tmp_path / "home")])
+    assert "does not exist" in result.output
 
 
 @pytest.mark.parametrize("tls_server", ["1", pytest.param("2", marks=pytest.mark.slow)], indirect=True)
@@ -163,10 +163,10 @@ def test_mismatched_certificate_and_key_stop_the_start_with_their_names(
         key = ec.generate_private_key(ec.SECP256R1())
         authority.key.write_bytes(key_pem(key, b"secret" if broken == "passphrase" else None))
     arguments = ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
-    done = run_seamark("serve", "--home", str(tmp_path / "home"), "--port", "0", *arguments)
-    assert done.returncode == 2
-    assert str(authority.key if broken == "passphrase" else authority.certificate) in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = run_seamark("serve", "--home", str(tmp_path / "home"), "--port", "0", *arguments)
+    assert completed.returncode == 2
+    assert str(authority.key if broken == "passphrase" else authority.certificate) in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_mismatched_certificate_and_key_stop_the_start_with_their_names(
     ids=["to Trino", "to Seamark", "from clients"],
 )
 def test_proxy_that_would_send_passwords_or_its_token_unencrypted_does_not_start(arguments: list[str]) -> None:
-    done = CliRunner().invoke(cli, ["trino-proxy", "--catalog", "lake", "--port", "0", *arguments])
-    assert done.exit_code == 2, done.output
-    assert "unencrypted" in done.output
-    assert "--allow-plain-http" in done.output
+    result = CliRunner().invoke(cli, ["trino-proxy", "--catalog", "lake", "--port", "0", *arguments])
+    assert result.exit_code == 2, result.output
+    assert "unencrypted" in result.output
+    assert "--allow-plain-http" in result.output
 
 
 def test_proxy_that_may_use_plain_http_logs_a_warning(tmp_path: Path) -> None:

@@ -144,8 +144,8 @@ class ClaimsContract(StorePair):
         assert sorted(entry.name for entry in await store.list_unclaimed("", 9)) == ["t", "u", "v"]
         first = await store.list_unclaimed("", 2)
         assert len(first) == 2
-        rest = await store.list_unclaimed(first[-1].uuid, 9)
-        assert sorted(entry.name for entry in (*first, *rest)) == ["t", "u", "v"]
+        remaining_entries = await store.list_unclaimed(first[-1].uuid, 9)
+        assert sorted(entry.name for entry in (*first, *remaining_entries)) == ["t", "u", "v"]
         names = [claim(f"uuid-of-{name}", "s3://b/same", checked=False) for name in ("t", "u", "v")]
         await store.transact(names)
         assert await store.list_unclaimed("", 9) == []

@@ -83,18 +83,18 @@ class IndexFilesContract(StorePair):
         self, store_with_table: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         assert await version(store_with_table) == 0
-        seen = [0]
+        versions = [0]
         for change in (
             make_replacement("ab"),
             make_replacement("c", "ab"),
             QuarantineIndexFile(UUID, "file:///w/c", "flipped", 9),
             ForgetIndexFile(UUID, "file:///w/a", 9),
         ):
-            (told,) = await store_with_table.transact([change])
-            assert await version(other_store) == told
-            assert [entry.index_version for entry in await other_store.entries(TABLE, NS, None, 9)] == [told]
-            seen.append(told)
-        assert seen == sorted(set(seen))
+            (index_version,) = await store_with_table.transact([change])
+            assert await version(other_store) == index_version
+            assert [entry.index_version for entry in await other_store.entries(TABLE, NS, None, 9)] == [index_version]
+            versions.append(index_version)
+        assert versions == sorted(set(versions))
 
     async def test_removed_file_is_superseded_with_its_time(self, store_with_table: GeneratorStore) -> None:
         await store_with_table.transact([make_replacement("ab")])
@@ -177,8 +177,8 @@ class IndexFilesContract(StorePair):
         names = [f"{number:02}" for number in range(20)]
         await asyncio.gather(
             *(
-                one.transact([_replacement_of([name]), CreateEntry(make_entry(name))])
-                for one, name in zip([store_with_table, other_store] * 10, names, strict=True)
+                replica.transact([_replacement_of([name]), CreateEntry(make_entry(name))])
+                for replica, name in zip([store_with_table, other_store] * 10, names, strict=True)
             )
         )
         assert await states(store_with_table) == dict.fromkeys(names, LIVE)
@@ -213,20 +213,20 @@ class IndexFilesContract(StorePair):
         assert await states(store_with_table) == {"b": LIVE, "c": LIVE}
 
     async def test_index_files_follow_a_rename(self, store_with_table: GeneratorStore) -> None:
-        (told,) = await store_with_table.transact([make_replacement("a")])
+        (index_version,) = await store_with_table.transact([make_replacement("a")])
         await store_with_table.transact([RenameEntry(TABLE, NS, "t", NS, "u")])
-        assert await version(store_with_table, "u") == told
+        assert await version(store_with_table, "u") == index_version
         await store_with_table.transact([make_replacement("b")])
         assert await states(store_with_table) == {"a": LIVE, "b": LIVE}
 
     async def test_index_files_stay_until_a_drop_can_no_longer_be_undone(
         self, store_with_table: GeneratorStore, clock: SimulatedClock
     ) -> None:
-        (told,) = await store_with_table.transact([make_replacement("a")])
+        (index_version,) = await store_with_table.transact([make_replacement("a")])
         await store_with_table.transact([DropEntry(TABLE, NS, "t", keep=_dropped_entry(clock))])
         assert await states(store_with_table) == {"a": LIVE}
         await store_with_table.transact([RestoreEntry("kept", NS, "back")])
-        assert await version(store_with_table, "back") == told
+        assert await version(store_with_table, "back") == index_version
         await store_with_table.transact([DropEntry(TABLE, NS, "back", keep=_dropped_entry(clock))])
         await store_with_table.transact([ForgetDropped("kept")])
         assert await states(store_with_table) == {}

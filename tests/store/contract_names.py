@@ -69,10 +69,10 @@ class NamesContract(StorePair):
         for leaf in leaves:
             await store.transact([CreateNamespace((*NS, leaf), {"leaf": leaf})])
         await store.transact([CreateNamespace((*NS, "a", "deep"), {}), CreateNamespace(("ns2",), {})])
-        seen: list[str] = []
-        while page := await store.namespaces(NS, seen[-1] if seen else None, 3):
-            seen += [child[-1] for child in page]
-        assert seen == sorted(leaves)
+        listed_ids: list[str] = []
+        while page := await store.namespaces(NS, listed_ids[-1] if listed_ids else None, 3):
+            listed_ids += [child[-1] for child in page]
+        assert listed_ids == sorted(leaves)
         assert await store.namespaces((), None, 10) == [NS, ("ns2",)]
         assert await store.namespaces((), "ns", 10) == [("ns2",)]
         assert await store.namespaces(("nowhere",), None, 10) == []
@@ -138,10 +138,10 @@ class NamesContract(StorePair):
         for name in names:
             await store.transact([CreateEntry(make_entry(name))])
         await store.transact([CreateEntry(make_entry("view", VIEW)), CreateEntry(make_entry("f", FUNCTION))])
-        seen: list[str] = []
-        while page := await store.entries(TABLE, NS, seen[-1] if seen else None, 3):
-            seen += [entry.name for entry in page]
-        assert seen == sorted(names)
+        listed_ids: list[str] = []
+        while page := await store.entries(TABLE, NS, listed_ids[-1] if listed_ids else None, 3):
+            listed_ids += [entry.name for entry in page]
+        assert listed_ids == sorted(names)
         assert [entry.name for entry in await store.entries(VIEW, NS, None, 9)] == ["view"]
 
     async def test_swap_moves_the_pointer_once(self, store: GeneratorStore) -> None:

@@ -63,9 +63,9 @@ async def list_plan_ids(
 
 
 async def keep(store: GeneratorStore, stored_plan_table: StoredPlanTable) -> StoredPlanTable:
-    (kept,) = await store.transact([KeepPlanTable(stored_plan_table)])
-    assert isinstance(kept, StoredPlanTable)
-    return kept
+    (kept_plan_table,) = await store.transact([KeepPlanTable(stored_plan_table)])
+    assert isinstance(kept_plan_table, StoredPlanTable)
+    return kept_plan_table
 
 
 async def retire(store: GeneratorStore, before_ms: int, limit: int = 100) -> int:
@@ -79,10 +79,10 @@ class PlanTablesContract(StorePair):
     async def test_plan_table_is_read_as_it_was_stored(
         self, store: GeneratorStore, other_store: GeneratorStore, considered_bytes: int | None
     ) -> None:
-        given = msgspec.structs.replace(plan("a"), considered_bytes=considered_bytes)
+        plan_to_keep = msgspec.structs.replace(plan("a"), considered_bytes=considered_bytes)
         assert await store.plan_table(NS, NAME) is None
-        assert await keep(store, given) == given
-        assert await other_store.plan_table(NS, NAME) == given
+        assert await keep(store, plan_to_keep) == plan_to_keep
+        assert await other_store.plan_table(NS, NAME) == plan_to_keep
         assert await other_store.plan_table(NS, NAME.upper()) is None
         assert await other_store.plan_table(("ns", "x"), NAME) is None
 

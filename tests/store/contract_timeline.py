@@ -85,7 +85,7 @@ class TimelineContract(StorePair):
     async def test_instant_changes_only_from_the_expected_state_and_gets_a_new_position(
         self, store: GeneratorStore
     ) -> None:
-        requested, inflight, done = InstantState.REQUESTED, InstantState.INFLIGHT, InstantState.COMPLETED
+        requested, inflight, completed = InstantState.REQUESTED, InstantState.INFLIGHT, InstantState.COMPLETED
         await store.transact([RecordInstant(make_instant("p", state=requested, completed_ms=None))])
         await store.transact([RecordInstant(make_instant("q"))])
         last = (await store.instants(InstantFilter(), 9))[-1].position
@@ -94,9 +94,9 @@ class TimelineContract(StorePair):
         assert (moved.id, moved.state, moved.completed_ms) == ("p", inflight, None)
         with pytest.raises(CommitConflict, match="inflight"):
             await store.transact([MoveInstant("p", requested, inflight, 51)])
-        await store.transact([MoveInstant("p", inflight, done, 60, snapshot_id=8, summary={"x": 1})])
+        await store.transact([MoveInstant("p", inflight, completed, 60, snapshot_id=8, summary={"x": 1})])
         (final,) = await store.instants(InstantFilter(since=moved.position), 9)
-        assert (final.state, final.completed_ms, final.snapshot_id, final.summary) == (done, 60, 8, {"x": 1})
+        assert (final.state, final.completed_ms, final.snapshot_id, final.summary) == (completed, 60, 8, {"x": 1})
         assert ids(await store.instants(InstantFilter(), 9)) == ["q", "p"]
         with pytest.raises(NotFound):
             await store.transact([MoveInstant("nobody", requested, inflight, 1)])
@@ -151,15 +151,15 @@ class TimelineContract(StorePair):
                     [CreateNamespace((f"n{worker}-{step}",), {}), RecordInstant(make_instant(f"{worker}-{step}"))]
                 )
 
-        seen: list[str] = []
+        listed_ids: list[str] = []
         writers = asyncio.gather(*(write(worker) for worker in range(8)))
         since = None
         while True:
             all_written = writers.done()
             page = await store.instants(InstantFilter(since=since), 7)
-            seen += ids(page)
+            listed_ids += ids(page)
             since = page[-1].position if page else since
             if all_written and not page:
                 break
         await writers
-        assert len(seen) == len(set(seen)) == 8 * 15
+        assert len(listed_ids) == len(set(listed_ids)) == 8 * 15

@@ -138,9 +138,9 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.dropped)
     @rule(data=st.data(), path=_paths, name=_names, in_place=st.booleans())
     def restore(self, data: st.DataObject, path: tuple[str, ...], name: str, in_place: bool) -> None:
-        kept = data.draw(st.sampled_from(list(self.model.dropped.values())))
-        back = (kept.entry.namespace, kept.entry.name) if in_place else (path, name)
-        self.transact(operations.RestoreEntry(kept.id, *back))
+        dropped_entry = data.draw(st.sampled_from(list(self.model.dropped.values())))
+        back = (dropped_entry.entry.namespace, dropped_entry.entry.name) if in_place else (path, name)
+        self.transact(operations.RestoreEntry(dropped_entry.id, *back))
 
     @rule(number=st.integers(1, 30))
     def forget(self, number: int) -> None:
@@ -164,8 +164,8 @@ class StoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.model.dropped)
     @rule(data=st.data())
     def advance_dropped(self, data: st.DataObject) -> None:
-        kept = data.draw(st.sampled_from(list(self.model.dropped.values())))
-        self.transact(operations.AdvanceProducer(kept.entry.uuid, "p", 9, None, self.clock.now_ms()))
+        dropped_entry = data.draw(st.sampled_from(list(self.model.dropped.values())))
+        self.transact(operations.AdvanceProducer(dropped_entry.entry.uuid, "p", 9, None, self.clock.now_ms()))
 
     @rule(state=_states)
     def record(self, state: InstantState) -> None:

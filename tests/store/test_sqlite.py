@@ -332,8 +332,8 @@ async def test_acknowledged_transactions_survive_kill_9_and_none_is_partial(path
             await asyncio.sleep(random.random() * 0.01)
             process.send_signal(signal.SIGKILL)
             # A line cut short by the kill was never a complete answer.
-            rest = process.stdout.read()
-            acknowledged.update(rest[: rest.rfind("\n") + 1].split())
+            output = process.stdout.read()
+            acknowledged.update(output[: output.rfind("\n") + 1].split())
         async with open_sqlite(path, clock=SystemClock()) as store:
             assert isinstance(store, GeneratorStore)
             await store.check_invariants()

@@ -75,15 +75,15 @@ async def test_a_continuous_reader_may_change_the_server_at_any_time(fleet: list
     tables = await _tables(fleet)
     await until(lambda: any(table.flushed[0] for table in tables))  # The first row is flushed at once.
     position = f"1.{tables[0].uuid}.none.0.after"
-    seen: list[int] = []
+    read_ids: list[int] = []
     for number in range(1, 13):
         writer, reader = fleet[number % 2], fleet[(number + 1) % 2]
         await writer.post({"id": number})
         if number % 4 == 0:
             await writer.flush()
         batches = await read(reader, from_=position)
-        position, seen = batches[-1].position, [*seen, *ids(batches)]
-        assert seen == list(range(number + 1))
+        position, read_ids = batches[-1].position, [*read_ids, *ids(batches)]
+        assert read_ids == list(range(number + 1))
 
 
 async def test_every_server_reports_the_rows_that_wait(fleet: list[Stream]) -> None:
@@ -94,8 +94,8 @@ async def test_every_server_reports_the_rows_that_wait(fleet: list[Stream]) -> N
     for reader in fleet:
         await first.post({"id": 2})
         _, listed = await reader.server.get("/api/v1/streams")
-        status, shown = await reader.server.get("/api/v1/tables/db/t/stream")
-        assert (status, shown["waiting-rows"], listed["streams"][0]["waiting-rows"]) == (200, 1, 1)
+        status, stream_state = await reader.server.get("/api/v1/tables/db/t/stream")
+        assert (status, stream_state["waiting-rows"], listed["streams"][0]["waiting-rows"]) == (200, 1, 1)
         assert await first.flush() == 1
 
 

@@ -136,7 +136,7 @@ class Reader:
     token: str
     missing: list[int] = field(default_factory=list)
     """The rows before the position at which the reader began."""
-    seen: Counter[int] = field(default_factory=Counter)
+    seen_counts: Counter[int] = field(default_factory=Counter)
     failed: str = ""
 
     def read(self, model: Model, steps: int) -> bool:
@@ -153,14 +153,14 @@ class Reader:
                     return True
                 case Files():
                     rows = model.live[step.snapshot_id] if step.is_scan else model.added[step.snapshot_id]
-                    self.seen.update(rows)
+                    self.seen_counts.update(rows)
                     self.token = step.position.encode()
                 case LogRows():
                     offsets = {}
                     for shard, (start, end) in step.ranges.items():
                         assert model.starts[shard] <= start < end <= len(model.log[shard])
                         offsets[shard] = model.rng.randint(start + (len(step.ranges) == 1), end)
-                        self.seen.update(model.log[shard][start : offsets[shard]])
+                        self.seen_counts.update(model.log[shard][start : offsets[shard]])
                     self.token = step.position.advance(offsets).encode()
         return False
 
@@ -178,11 +178,11 @@ def start_reader(model: Model) -> Reader | None:
             return Reader(position.encode(), list(model.live[snapshot_id]))
         case "time" if model.history.by_id:
             try:
-                found = snapshot_at(table, model.rng.choice(list(model.history.by_id)))
-                position = position_after_snapshot(UUID, table, found)
+                snapshot = snapshot_at(table, model.rng.choice(list(model.history.by_id)))
+                position = position_after_snapshot(UUID, table, snapshot)
             except OffsetOutOfRange:
                 return None
-            return Reader(position.encode(), list(model.live[found]))
+            return Reader(position.encode(), list(model.live[snapshot]))
     return None
 
 
@@ -210,9 +210,9 @@ def check_readers(seed: int) -> None:
         expected = Counter(model.rows) - Counter(reader.missing)
         if reader.failed:
             assert "removed" in reader.failed or "expired" in reader.failed, seed
-            assert reader.seen <= expected, f"seed {seed}: a reader that fails has repeated a row"
+            assert reader.seen_counts <= expected, f"seed {seed}: a reader that fails has repeated a row"
         else:
-            assert reader.seen == expected, seed
+            assert reader.seen_counts == expected, seed
 
 
 def test_most_random_readers_do_not_fail() -> None:

@@ -66,7 +66,7 @@ class Recorder:
     most_at_work: int = 0
     outcomes: list[str] = field(default_factory=list)
     progress: JobProgress | None = None
-    shown: list[tuple[str, int, int, int]] = field(default_factory=list)
+    progress: list[tuple[str, int, int, int]] = field(default_factory=list)
     states: list[tuple[bool, bool]] = field(default_factory=list)
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
@@ -110,7 +110,7 @@ class Recorder:
         self.states.append((leading, blocked))
 
     def jobs_running(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None:
-        self.shown.append((service, count, bytes_done, bytes_total))
+        self.progress.append((service, count, bytes_done, bytes_total))
 
 
 @asynccontextmanager
@@ -168,7 +168,7 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
         assert await list_entries("jobs") == []
         recorder = Recorder(takes_s=60, progress=JobProgress(3, 12, 1 << 20, 5 << 20))
         async with run_scheduler(server, recorder, lasts_s=0.3):
-            await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.shown)  # After the renewal
+            await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.progress)  # After the renewal
             assert len(await list_entries("jobs")) == 1
             (job,) = await list_entries("tables/a/t1/jobs")
             assert (job["service"], job["namespace"], job["table"], job["launcher"]) == (
@@ -197,7 +197,7 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
             assert "waiting, not before" in " ".join(output.output.split()), output.output
         assert await list_entries("jobs") == []
         assert await list_entries("jobs", "waiting") == []
-        assert recorder.shown[-1] == ("every-table", 0, 0, 0)
+        assert recorder.progress[-1] == ("every-table", 0, 0, 0)
 
 
 async def test_existing_tables_of_all_namespaces_and_later_changes_are_examined(tmp_path: Path) -> None:

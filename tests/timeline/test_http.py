@@ -31,13 +31,13 @@ def ids(page: dict[str, Any]) -> list[str]:
 
 async def test_pages_are_consecutive_in_both_directions(server: RunningServer) -> None:
     written_ids = [(await server.record(name)).id for name in "abcde"]
-    seen: list[str] = []
+    listed_ids: list[str] = []
     path = "/api/v1/timeline?limit=2"
     for _ in range(3):
         _, page = await server.get(path)
-        seen += ids(page)
+        listed_ids += ids(page)
         path = f"/api/v1/timeline?limit=2&since={page['next-since']}"
-    assert seen == written_ids
+    assert listed_ids == written_ids
     status, page = await server.get(path)
     assert (status, page["instants"]) == (200, [])
     assert path.endswith(page["next-since"])

@@ -241,8 +241,8 @@ async def test_long_filters_and_many_files_are_not_kept_for_samples(
         monkeypatch.setattr(statement_reads, "_SAMPLED_FILES_MAX", 5 if number else 20_000)
         await api_with_files("POST", f"{T}/plan", body)
         (sampler,) = [sampler for counts in history._counts.values() for sampler in counts.samplers][number:]
-        kept = inspect.getclosurevars(sampler).nonlocals
-        assert (kept["bound"] is None, kept["entry_ids"] is None) == ((True, False), (False, True))[number]
+        nonlocals = inspect.getclosurevars(sampler).nonlocals
+        assert (nonlocals["bound"] is None, nonlocals["entry_ids"] is None) == ((True, False), (False, True))[number]
     assert sum(shape["sums"]["sized-statements"] for shape in await load_shapes(api_with_files)) == 1
 
 

@@ -185,10 +185,10 @@ async def test_only_one_of_concurrent_exclusive_builds_continues(api_with_table:
         assert {answer.status for answer in results} <= {200, 409}
         going = [instant["id"] for instant in await instants(api_with_table) if instant["state"] == "inflight"]
         won = [answer.json for answer in results if answer.status == 200]
-        assert [one["build-id"] for one in won] == going
+        assert [build_answer["build-id"] for build_answer in won] == going
         assert len(won) <= 1
-        for one in won:
-            await api_with_table("POST", at(one, "/finish"))
+        for build_answer in won:
+            await api_with_table("POST", at(build_answer, "/finish"))
 
 
 async def test_registering_a_file_twice_changes_nothing(api_with_table: Api) -> None:

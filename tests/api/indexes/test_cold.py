@@ -88,9 +88,9 @@ async def test_rows_by_predicate_are_the_same_by_range(server: RunningServer) ->
     assert storage.ranges
     assert not any(name.endswith(".puffin") for name in storage.reads)
     storage.let_go()
-    for body, found in zip(bodies, by_range, strict=True):
-        assert await pages(api, body) == found
-    assert sum(one["exact"] for found in by_range for one in found) > 20
+    for body, expected_rows in zip(bodies, by_range, strict=True):
+        assert await pages(api, body) == expected_rows
+    assert sum(one["exact"] for expected_rows in by_range for one in expected_rows) > 20
 
 
 @pytest.mark.parametrize("kind", ["bitmap", "record"])

@@ -109,8 +109,8 @@ async def test_table_at_an_earlier_snapshot_is_planned_at_that_snapshot(star: St
     first = loaded.json["metadata"]["current-snapshot-id"]
     await star.fact.commit([star.fact.file([{"f_key": 1, "f_supplier": 1, "f_rate": 0.5, "f_name": "s"}])])
     tag = {"action": "set-snapshot-ref", "ref-name": "v1", "type": "tag", "snapshot-id": first}
-    done = await star("POST", "/v1/namespaces/db/tables/fact", {"requirements": [], "updates": [tag]})
-    assert done.status == 200
+    commit_answer = await star("POST", "/v1/namespaces/db/tables/fact", {"requirements": [], "updates": [tag]})
+    assert commit_answer.status == 200
     for version, files in (("", 2), (f" FOR VERSION AS OF {first}", 1), (" FOR VERSION AS OF 'v1'", 1)):
         tables = await explain_tables(star, f"SELECT 1 FROM db.fact{version} WHERE f_key < 5")
         assert tables["fact"]["plan"]["files"] == files, version

@@ -14,12 +14,12 @@ from tests.catalog.rig import creation_updates
 __all__ = ["lake"]
 
 
-def _snapshot(snapshot_id: int, made: str, **more: Any) -> list[dict[str, Any]]:
+def _snapshot(snapshot_id: int, timestamp_ms: str, **more: Any) -> list[dict[str, Any]]:
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-number": 1,
         "timestamp-ms": int(time.time() * 1000),
-        "manifest-list": made,
+        "manifest-list": timestamp_ms,
         "summary": {"operation": "append"},
         "schema-id": 0,
         **more,

@@ -24,12 +24,12 @@ class SlowPlanner:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, undecoded: int) -> None:
         self.go = asyncio.Event()
-        self.made = 0
+        self.plan_count = 0
         plan = Planner.plan
 
         async def waits(planner: Planner, bound_scan: BoundScan, entry: Entry) -> Any:
             await self.go.wait()
-            self.made += 1
+            self.plan_count += 1
             return await plan(planner, bound_scan, entry)
 
         async def says(planner: Planner, bound_scan: BoundScan, entry: Entry) -> int:
@@ -50,12 +50,12 @@ async def test_plan_that_reads_very_much_is_answered_later(
     plan = f"{T}/plan/{submitted.json['plan-id']}"
     assert (await api_with_files("GET", plan)).json == {"status": "submitted"}
     slow.go.set()
-    while (done := await api_with_files("GET", plan)).json["status"] == "submitted":
+    while (answer := await api_with_files("GET", plan)).json["status"] == "submitted":
         await asyncio.sleep(0.01)
-    assert done.json["status"] == "completed"
-    assert numbers(done) == [0]
-    assert (await api_with_files("GET", plan)).json == done.json, "it may be asked for again"
-    assert slow.made == 1, "and is not made again for that"
+    assert answer.json["status"] == "completed"
+    assert numbers(answer) == [0]
+    assert (await api_with_files("GET", plan)).json == answer.json, "it may be asked for again"
+    assert slow.plan_count == 1, "and is not made again for that"
 
 
 async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,9 +66,9 @@ async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: py
         await append(first_api, "t", tens(3), snapshot_id=1)
         plan_id = (await first_api("POST", f"{T}/plan", {})).json["plan-id"]
         slow.go.set()
-        while (done := await second_api("GET", f"{T}/plan/{plan_id}")).json["status"] == "submitted":
+        while (answer := await second_api("GET", f"{T}/plan/{plan_id}")).json["status"] == "submitted":
             await asyncio.sleep(0.01)
-        assert numbers(done) == [0, 1, 2]
+        assert numbers(answer) == [0, 1, 2]
         assert (await second_api("DELETE", f"{T}/plan/{plan_id}")).status == 204
         other = await second_api("GET", f"/v1/namespaces/db/tables/t/plan/{plan_id[:-4]}AAAA")
         assert other.error[:2] == (404, "NoSuchPlanIdException")
@@ -86,7 +86,7 @@ async def test_cancelled_plan_is_not_continued(api_with_files: Api, monkeypatch:
     assert (await task).json == {"status": "submitted"}
     slow.go.set()
     await asyncio.sleep(0.05)
-    assert slow.made == 0
+    assert slow.plan_count == 0
     assert (await api_with_files("DELETE", f"{T}/plan/{plan_id}")).status == 204, "a repeat is answered alike"
 
 
@@ -114,9 +114,9 @@ async def test_principal_cancels_its_own_plan_and_not_another_principals(
         await asyncio.sleep(0)
         assert (await send_as("ron", "DELETE", f"{T}/plan/{ron}")).status == 204
         slow.go.set()
-        done = await task
-        assert done.json["status"] == "completed"
-        assert numbers(done) == [0, 1, 2]
+        answer = await task
+        assert answer.json["status"] == "completed"
+        assert numbers(answer) == [0, 1, 2]
 
 
 async def test_pyiceberg_which_does_not_poll_waits_for_its_plan(

@@ -108,7 +108,7 @@ async def test_plan_answer_has_the_name_of_a_table_with_its_files(plan_api: Plan
 
 
 @pytest.mark.parametrize(
-    ("body", "kept"),
+    ("body", "file_numbers"),
     [
         ({"filter": EQ_5}, [0]),
         ({"predicate": "ID = 5"}, [0]),
@@ -122,11 +122,11 @@ async def test_plan_answer_has_the_name_of_a_table_with_its_files(plan_api: Plan
     ],
 )
 async def test_plan_table_lists_the_files_that_the_plan_keeps(
-    plan_api: PlanApi, body: dict[str, Any], kept: list[int]
+    plan_api: PlanApi, body: dict[str, Any], file_numbers: list[int]
 ) -> None:
     plan = await plan_api.plan(**body)
-    assert (plan["files"], plan["considered-files"]) == (len(kept), 30)
-    assert await plan_api.files_of_plan(plan["name"]) == kept
+    assert (plan["files"], plan["considered-files"]) == (len(file_numbers), 30)
+    assert await plan_api.files_of_plan(plan["name"]) == file_numbers
 
 
 async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(plan_api: PlanApi) -> None:
@@ -445,7 +445,7 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
             "destination": {"namespace": ["db"], "name": target},
         }
 
-    asked: list[tuple[str, str, Any]] = [
+    requests: list[tuple[str, str, Any]] = [
         ("POST", f"{STANDARD}/{name}", set_properties(a="b")),
         ("POST", f"{STANDARD}/{NAME}", staged),
         ("DELETE", f"{STANDARD}/{name}", None),
@@ -465,7 +465,7 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
         ("PUT", f"{OWN}/{name}/indexes/i", {"kind": "bloom", "columns": ["id"]}),
         ("POST", f"{OWN}/{name}/indexes/i/builds", {}),
     ]
-    for method, path, body in asked:
+    for method, path, body in requests:
         code, kind, message = (await plan_api(method, path, body)).error
         assert (code, kind) == (400, "BadRequestException"), (method, path)
         assert "plan table" in message, (method, path)

@@ -161,8 +161,8 @@ async def test_plan_view_name_belongs_to_the_view_as_it_was_read(plan_api: PlanA
     assert other != name
     assert (await plan_api("GET", f"{VIEWS}/{other}")).json["metadata"]["properties"]["trino.run-as-owner"] == "bert"
     assert (await plan_api("DELETE", f"{VIEWS}/v")).status == 204
-    for one in (name, other):
-        assert (await plan_api("GET", f"{VIEWS}/{one}")).status == 404
+    for view_name in (name, other):
+        assert (await plan_api("GET", f"{VIEWS}/{view_name}")).status == 404
     await plan_api.view(**{"view-version": version()}, properties=OWNED)
     assert (await plan_api("GET", f"{VIEWS}/{other}")).status == 404, "of the same name, and another view"
 

@@ -218,8 +218,8 @@ async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles_api
     assert [task["residual-filter"] for task in answer.json["file-scan-tasks"]] == [plain, tested, tested, tested]
     both = {"type": "or", "left": plain, "right": {"type": "eq", "term": "data", "value": "b"}}
     answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": both, **SOME}, headers=JAVA)
-    shown = [str(task["residual-filter"]).count("is-nan") for task in answer.json["file-scan-tasks"]]
-    assert shown == [0, 1, 1, 1]
+    nan_counts = [str(task["residual-filter"]).count("is-nan") for task in answer.json["file-scan-tasks"]]
+    assert nan_counts == [0, 1, 1, 1]
 
 
 async def test_server_plans_a_plan_table_whose_filter_nan_may_match(doubles_api: Api) -> None:

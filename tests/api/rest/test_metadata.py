@@ -260,7 +260,7 @@ async def test_arrow_pages_have_their_token(api_with_table: Api) -> None:
     assert first.column_names == ["file", "lower_bound"]
     whole = await list_all(api_with_table, f"{T}/stats/id", "stats")
     assert pa.concat_tables([first, remaining_table]).column("lower_bound").to_pylist() == [
-        one["lower-bound"] for one in whole
+        row["lower-bound"] for row in whole
     ]
     assert (first.num_rows, remaining_table.num_rows) == (4, 3)
     assert b"next-page-token" not in remaining_table.schema.metadata

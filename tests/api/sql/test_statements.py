@@ -274,8 +274,8 @@ async def test_two_principals_leave_a_statement_to_a_third(home: Path) -> None:
         ]
         await until(lambda: len(workers()) == 3)
         assert (await site.sql("root", "SELECT 1")).status == 200
-        done, _ = await asyncio.wait(long, return_when=asyncio.FIRST_COMPLETED)
-        assert [task.result().status for task in done] == [503]
+        finished_tasks, _ = await asyncio.wait(long, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result().status for task in finished_tasks] == [503]
         for task in long:
             task.cancel()
         await asyncio.gather(*long, return_exceptions=True)

@@ -25,10 +25,10 @@ async def test_overtaken_append_follows_the_appends_that_overtook_it(tmp_path: P
         request = appender.commit(expected_rows)
         await append(rig, {"b": 2})
         last = await append(rig, {"c": 3})
-        done = await commit(rig, request)
+        committed_table = await commit(rig, request)
         metadata = await load(rig)
         snapshot = head(metadata)
-        assert done.metadata.current_snapshot_id == snapshot["snapshot-id"] == appender.snapshot_id
+        assert committed_table.metadata.current_snapshot_id == snapshot["snapshot-id"] == appender.snapshot_id
         assert snapshot["parent-snapshot-id"] == last.snapshot_id
         assert snapshot["sequence-number"] == metadata["last-sequence-number"] == last.sequence + 1
         files = read_snapshot(snapshot)
@@ -291,8 +291,11 @@ async def test_rebased_branch_keeps_the_retention_set_meanwhile(tmp_path: Path) 
         ref = {"ref-name": "main", "type": "branch", "snapshot-id": first.snapshot_id, "max-ref-age-ms": 77}
         await commit(rig, ([], [{"action": "set-snapshot-ref", **ref}]))
         await append(rig, {"b": 1}, retention={"max-ref-age-ms": 77})
-        done = await commit(rig, request)
-        assert (done.metadata.refs["main"].max_ref_age_ms, done.metadata.refs["main"].min_snapshots_to_keep) == (
+        committed_table = await commit(rig, request)
+        assert (
+            committed_table.metadata.refs["main"].max_ref_age_ms,
+            committed_table.metadata.refs["main"].min_snapshots_to_keep,
+        ) == (
             77,
             None,
         )
@@ -323,16 +326,16 @@ async def test_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path)
         appender = Appender(await load(rig))
         request = appender.commit({"late": 1})
         await append(rig, {"b": 2})
-        done = await commit(rig, request)
+        committed_table = await commit(rig, request)
         await append(rig, {"c": 3})
         again = await commit(rig, request)
-        assert again.metadata == done.metadata
+        assert again.metadata == committed_table.metadata
         await commit(rig, ([], [{"action": "remove-snapshots", "snapshot-ids": [appender.snapshot_id]}]))
         before = await rig.files()
         again = await commit(rig, request)
-        assert done.entry is not None
+        assert committed_table.entry is not None
         assert again.entry is not None
-        assert again.entry.metadata_location == done.entry.metadata_location
+        assert again.entry.metadata_location == committed_table.entry.metadata_location
         assert await rig.files() == before
         files = read_snapshot(head(await load(rig)))
         assert set(files) == {"a", "b", "c", "late"}
@@ -381,10 +384,10 @@ class ForgetfulStore:
         return getattr(self._store, name)
 
     async def transact(self, operations: Any) -> list[Any]:
-        done: list[Any] = [] if self.forgets and len(operations) == 1 else await self._store.transact(operations)
+        results: list[Any] = [] if self.forgets and len(operations) == 1 else await self._store.transact(operations)
         if self.forgets:
             raise CommitUnknown("injected: the reply was lost")
-        return done
+        return results
 
 
 async def test_rebase_with_an_unknown_outcome_keeps_the_files_that_the_table_may_name(tmp_path: Path) -> None:
@@ -404,9 +407,9 @@ async def test_rebase_with_an_unknown_outcome_keeps_the_files_that_the_table_may
         forgetful[0].forgets = False
         await rig.publisher.close()
         assert set(read_snapshot(head(await load(rig)))) == {"a", "late"}
-        done = await commit(rig, request)
+        committed_table = await commit(rig, request)
         assert set(read_snapshot(head(await load(rig)))) == {"a", "late"}
-        assert done.metadata.last_sequence_number == 2
+        assert committed_table.metadata.last_sequence_number == 2
 
 
 @pytest.mark.parametrize("apart", [False, True])

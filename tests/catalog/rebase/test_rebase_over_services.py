@@ -60,14 +60,14 @@ async def a_table(folder: Path, version: int) -> AsyncIterator[Table]:
 
 @dataclass
 class PendingCommit:
-    """A commit that an engine has prepared on the version `seen` of the rows."""
+    """A commit that an engine has prepared on the version `rows_version` of the rows."""
 
     client: Appender
     request: Commit
     files: dict[str, int]
-    gone: list[str]
+    removed_files: list[str]
     deletes: list[str]
-    seen: int
+    rows_version: int
     before: dict[str, int]
 
 
@@ -110,7 +110,7 @@ class History:
         )
 
     async def finish(self, pending: PendingCommit) -> None:
-        if pending.seen != self.rows_version:
+        if pending.rows_version != self.rows_version:
             with pytest.raises(CommitConflict):
                 await self.table.commit(pending.request)
             return
@@ -123,16 +123,16 @@ class History:
             self.overtaken += 1
             is_undo = bool(snapshot["summary"].get(REPLACEMENTS_UNDONE))
             assert snapshot["parent-snapshot-id"] == (pending.client.expected if is_undo else overtook)
-            if pending.gone or pending.deletes:  # For an append that merged, the files are listed again.
+            if pending.removed_files or pending.deletes:  # For an append that merged, the files are listed again.
                 manifest_paths = {row["manifest_path"] for row in read_list(snapshot)}
                 assert set(pending.client.manifests) <= manifest_paths
-        if pending.gone or pending.deletes or snapshot["summary"].get(REPLACEMENTS_UNDONE):
+        if pending.removed_files or pending.deletes or snapshot["summary"].get(REPLACEMENTS_UNDONE):
             self.undone += self.files != pending.before
             self.files = dict(pending.before)
         self.files.update(pending.files)
-        for path in pending.gone:
+        for path in pending.removed_files:
             self.files.pop(path, None)
-        self.deletes = (self.deletes | set(pending.deletes)) - set(pending.gone)
+        self.deletes = (self.deletes | set(pending.deletes)) - set(pending.removed_files)
         self.rows_version += 1
         self.check(metadata, f"version {self.rows_version}")
 

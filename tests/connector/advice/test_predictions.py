@@ -70,15 +70,15 @@ def test_most_predictions_are_within_a_fifth_of_the_result(tmp_path: Path) -> No
 def test_commands_show_prediction_and_measurement(client: IndexClient) -> None:
     rng = np.random.default_rng(first_seed())
     make_table(client, rng)
-    shown = CliRunner().invoke(cli, ["advise", TABLE, "--url", client.url])
-    assert "has not seen a statement" in shown.output
+    result = CliRunner().invoke(cli, ["advise", TABLE, "--url", client.url])
+    assert "has not seen a statement" in result.output
     run_statements(client, [f"day >= {day} AND day < {day + 30}" for day in range(0, 300, 7)] + ["code = 'c0300'"] * 9)
-    shown = CliRunner().invoke(cli, ["advise", TABLE, "--url", client.url])
-    assert shown.exit_code == 0, shown.output
-    assert "Cluster by day" in shown.output
+    result = CliRunner().invoke(cli, ["advise", TABLE, "--url", client.url])
+    assert result.exit_code == 0, result.output
+    assert "Cluster by day" in result.output
     best = load_advice(client, TABLE)["proposals"][0]
-    assert f"{best['id']}  {best['title']}" in shown.output
-    assert f"seamark run cluster {TABLE}" in shown.output
+    assert f"{best['id']}  {best['title']}" in result.output
+    assert f"seamark run cluster {TABLE}" in result.output
     history = CliRunner().invoke(cli, ["history", TABLE, "--url", client.url])
     assert "day >= ?" in history.output
     assert TABLE in CliRunner().invoke(cli, ["history", "--url", client.url]).output

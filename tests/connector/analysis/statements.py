@@ -354,9 +354,9 @@ class Statements(Comparisons):
             source = f"{source} {join} {self.spell(other.name)} AS rr ON {on}"
         where = f"qq.{self.spell(name)} = {away}{f' AND {self.simple(inner)}' if self.chance(0.4) else ''}"
         able = [one for one in inner if self.can_name(one, inner)]
-        shown = self.rng.sample(able, min(len(able), self.rng.randint(1, 2)))
-        columns = [(f"l{number}", one.kind) for number, one in enumerate(shown)]
-        items = [f"{self.reference(one, inner)} AS l{number}" for number, one in enumerate(shown)]
+        grouped = self.rng.sample(able, min(len(able), self.rng.randint(1, 2)))
+        columns = [(f"l{number}", one.kind) for number, one in enumerate(grouped)]
+        items = [f"{self.reference(one, inner)} AS l{number}" for number, one in enumerate(grouped)]
         if self.chance(0.3):
             keys = ", ".join(str(number) for number in range(1, len(items) + 1))
             text = f"SELECT {', '.join([*items, 'count(*) AS ln'])} FROM {source} WHERE {where} GROUP BY {keys}"
@@ -409,14 +409,15 @@ class Statements(Comparisons):
         if self.chance(0.08):
             return f"{text} CROSS JOIN {right}", [*scope, *more]
         both = [*scope, *more]
-        left_names, right_names = ([one.name.lower() for one in side] for side in (scope, more))
+        left_names, right_names = ([scope_column.name.lower() for scope_column in side] for side in (scope, more))
         shared = [
-            one
-            for one in scope
-            if left_names.count(one.name.lower()) == 1
-            and right_names.count(one.name.lower()) == 1
-            and one.kind == next(other.kind for other in more if other.name.lower() == one.name.lower())
-            and one.plain
+            scope_column
+            for scope_column in scope
+            if left_names.count(scope_column.name.lower()) == 1
+            and right_names.count(scope_column.name.lower()) == 1
+            and scope_column.kind
+            == next(other.kind for other in more if other.name.lower() == scope_column.name.lower())
+            and scope_column.plain
         ]
         if shared and self.chance(0.3):
             column = self.rng.choice(shared)
@@ -432,11 +433,11 @@ class Statements(Comparisons):
         return f"{text} {kind} {right} ON {f' {word} '.join(on)}", both
 
     def source(self, named: list[StoredRelation], depth: int, outer: Scope, used_names: set[str]) -> tuple[str, Scope]:
-        alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
+        alias = self.rng.choice([relation for relation in ALIASES if relation.lower() not in used_names])
         shape = self.rng.random()
         if shape < 0.05:
             column = self.rng.choice(COLUMN_NAMES)
-            rows = ", ".join(f"({one})" for one in VALUES["long"][:3])
+            rows = ", ".join(f"({relation})" for relation in VALUES["long"][:3])
             text = f"(VALUES {rows}) AS {self.spell(alias)} ({quote(column)})"
             return text, [Column(column, "long", alias)]
         if shape < 0.11:
@@ -446,15 +447,15 @@ class Statements(Comparisons):
             text, columns = self.with_query(named, depth - 1, [])
             text = f"({text}) {self.rng.choice(['AS ', ''])}{self.spell(alias)}"
         else:
-            hidden = {one.name.lower() for one in named}
+            hidden = {relation.name.lower() for relation in named}
             able = [*named, *(table for table in self.tables if table.name.lower() not in hidden)]
-            one = self.rng.choice([*able, *self.rng.sample(named, min(len(named), 1))])
-            columns = list(one.columns.items())
-            text = self.spell(one.name)
-            if one.name.lower() not in hidden and self.chance(0.2):
+            relation = self.rng.choice([*able, *self.rng.sample(named, min(len(named), 1))])
+            columns = list(relation.columns.items())
+            text = self.spell(relation.name)
+            if relation.name.lower() not in hidden and self.chance(0.2):
                 text = f"main{self.rng.choice(['.', ' . ', '/**/.'])}{text}"
-            if one.name.lower() not in used_names and self.chance(0.4):
-                return text, [Column(name, kind, one.name) for name, kind in columns]
+            if relation.name.lower() not in used_names and self.chance(0.4):
+                return text, [Column(name, kind, relation.name) for name, kind in columns]
             text = f"{text}{self.space()}{self.rng.choice(['AS ', ''])}{self.spell(alias)}"
         if self.chance(0.15):
             columns = [(f"r{number}", kind) for number, (_, kind) in enumerate(columns)]

@@ -58,7 +58,8 @@ class KnownColumns:
     def __init__(self, rng: random.Random, tables: list[StoredRelation]) -> None:
         known_tables = rng.choice([tables, tables, tables, [], [table for table in tables if rng.random() < 0.5]])
         self._columns = {
-            one.name.lower(): {name.lower(): kind for name, kind in one.columns.items()} for one in known_tables
+            known_table.name.lower(): {name.lower(): kind for name, kind in known_table.columns.items()}
+            for known_table in known_tables
         }
 
     def __call__(self, names: tuple[str | None, str | None, str]) -> dict[str, str] | None:

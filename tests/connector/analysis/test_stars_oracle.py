@@ -97,9 +97,9 @@ class Stars:
         if self.chance(0.4):
             where.append(self.condition(names))
         self.held = []
-        shown = self.rng.choice(["count(*), min(f.c)", "f.c, f.ts", "f.*", "DISTINCT f.k1", "f.k1, count(*)"])
-        tail = " GROUP BY f.k1" if shown.startswith("f.k1,") else ""
-        return f"SELECT {shown} FROM {source} WHERE {' AND '.join(where)}{tail}"
+        projection = self.rng.choice(["count(*), min(f.c)", "f.c, f.ts", "f.*", "DISTINCT f.k1", "f.k1, count(*)"])
+        tail = " GROUP BY f.k1" if projection.startswith("f.k1,") else ""
+        return f"SELECT {projection} FROM {source} WHERE {' AND '.join(where)}{tail}"
 
     def fact(self) -> str:
         return self.rng.choice(

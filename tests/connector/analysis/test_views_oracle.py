@@ -40,7 +40,7 @@ class ViewColumns:
     """
 
     def __init__(self, expected: KnownColumns, views: Mapping[str, StoredRelation], texts: Mapping[str, str]) -> None:
-        self._told = expected
+        self._known_columns = expected
         self._views: dict[str, dict[str, str]] = {}
         for name, view in views.items():
             columns = {one.lower(): kind for one, kind in view.columns.items()}
@@ -51,7 +51,7 @@ class ViewColumns:
             self._views[name] = {one: kind if types.get(one) == kind else COMPUTED for one, kind in columns.items()}
 
     def __call__(self, names: tuple[str | None, str | None, str]) -> Mapping[str, str] | None:
-        return self._views.get(names[2]) or self._told(names)
+        return self._views.get(names[2]) or self._known_columns(names)
 
 
 def make_views(
@@ -97,7 +97,7 @@ class PlanViews:
     telling: ViewColumns
     views: Mapping[str, StoredRelation]
     texts: Mapping[str, str]
-    told: Counter[str]
+    counts: Counter[str]
     left: int = 0
     """The number of views that the test may still replace. Nested views can contain very many views."""
 
@@ -121,19 +121,21 @@ class PlanViews:
         assert all(len(BEFORE) <= one.start < one.end <= len(BEFORE) + len(text) for one in inner)
         # One view in ten keeps its nested views.
         new, names = self.replace_views(inner, depth + 1) if self.rng.random() < 0.9 else ([], [])
-        rest = drop_view_scans(inner, self.views)
-        if not names and not any(one.predicate or one.joins for one in rest):
+        remaining_scans = drop_view_scans(inner, self.views)
+        if not names and not any(one.predicate or one.joins for one in remaining_scans):
             return False
-        _, more, _ = prune(self.rng, self.connection, view_query, rest)
-        cut = splice(view_query, [*new, *(read_from_view(one, plan) for one, plan in zip(rest, more, strict=True))])
+        _, more, _ = prune(self.rng, self.connection, view_query, remaining_scans)
+        cut = splice(
+            view_query, [*new, *(read_from_view(one, plan) for one, plan in zip(remaining_scans, more, strict=True))]
+        )
         self.connection.execute(f"CREATE TABLE {quote(name)} AS {cut}")
         # The plan view has exactly the rows of the view that match the predicate.
         allowed = rows_of(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
         assert rows_of(self.connection, f"FROM {quote(name)}") == allowed, f"{view_query}\n-- became\n{cut}"
         self.drop([*names, *more])
-        self.told["views cut"] += 1
-        self.told["views cut within views"] += depth > 0
-        self.told["views asked within views"] += depth > 0 and scan.predicate is not None
+        self.counts["views cut"] += 1
+        self.counts["views cut within views"] += depth > 0
+        self.counts["views requested within views"] += depth > 0 and scan.predicate is not None
         return True
 
     def drop(self, names: list[str]) -> None:
@@ -164,9 +166,11 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
             cutting.left = VIEWS_MAX
             new, names = cutting.replace_views(scans)
             whole = splice(text, new)
-            rest = drop_view_scans(scans, views)
-            pruned_rows, more, _ = prune(rng, connection, text, rest)
-            both = splice(text, [*new, *(read_from_view(scan, name) for scan, name in zip(rest, more, strict=True))])
+            remaining_scans = drop_view_scans(scans, views)
+            pruned_rows, more, _ = prune(rng, connection, text, remaining_scans)
+            both = splice(
+                text, [*new, *(read_from_view(scan, name) for scan, name in zip(remaining_scans, more, strict=True))]
+            )
             for became in (whole, pruned_rows, both):
                 assert rows_of(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"
             cutting.drop([*names, *more])
@@ -179,7 +183,7 @@ def check_worth(counts: Counter[str]) -> None:
     assert counts["views asked"] > 0.05 * counts["queries"], counts
     assert counts["views cut"] > 0.3 * counts["views asked"], counts
     assert counts["views cut within views"] > 0.1 * counts["views cut"], counts
-    assert counts["views asked within views"] > 0.005 * counts["views cut"], counts
+    assert counts["views requested within views"] > 0.005 * counts["views cut"], counts
 
 
 @pytest.mark.parametrize(

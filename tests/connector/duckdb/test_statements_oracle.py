@@ -102,7 +102,9 @@ def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: 
         if not tables.is_known(number):
             continue
         reference = next(
-            one for at, one in enumerate(statement.references) if one is not None and mark_name(at) == scan.table
+            scan_reference
+            for at, scan_reference in enumerate(statement.references)
+            if scan_reference is not None and mark_name(at) == scan.table
         )
         partners = "".join(tables.partners(rng, (number,)))
         name = f"plan~{number}"
@@ -151,12 +153,12 @@ def check_one(
         return
     counts["understood"] += bool(result)
     counts["scans"] += len(result)
-    counts["predicates"] += sum(one.predicate is not None for one in result if one.table in stored)
-    counts["joins"] += sum(len(one.joins) for one in result)
-    counts["periods"] += any(join.transform != "identity" for one in result for join in one.joins)
+    counts["predicates"] += sum(reference.predicate is not None for reference in result if reference.table in stored)
+    counts["joins"] += sum(len(reference.joins) for reference in result)
+    counts["periods"] += any(join.transform != "identity" for reference in result for join in reference.joins)
     new = prune(rng, connection, statement, Tables(result, stored))
     shown_text = f"{seed}\n{text}\n-- became\n{new}\n-- by\n" + "\n".join(
-        f"{one.table}: {one.predicate} {one.joins}" for one in result
+        f"{reference.table}: {reference.predicate} {reference.joins}" for reference in result
     )
     try:
         rows = _rows(connection, new)

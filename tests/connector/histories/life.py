@@ -99,11 +99,11 @@ class TableHistory:
                 key = self._draw_inner("key", 0)
                 key.kind = rng.choice(("string", "int", "date"))
                 return self._draw_column(MAP, [key, self._draw_inner("value", 1)])
-        made = self._draw_column(rng.choice(kinds(self._version)))
+        column = self._draw_column(rng.choice(kinds(self._version)))
         if default and self._version >= 3 and rng.random() < 0.5:
-            value = draw_value(rng, made.kind)
-            made.initial = value if value == value and value not in (float("inf"), float("-inf")) else None
-        return made
+            value = draw_value(rng, column.kind)
+            column.initial = value if value == value and value not in (float("inf"), float("-inf")) else None
+        return column
 
     def _create(self) -> None:
         rng, plain = self._rng, [column for column in self._columns if column.kind not in NESTED]
@@ -370,14 +370,14 @@ class TableHistory:
         free = [column for column in columns if column not in self._keys and column.id not in used]
         operator = rng.choice(("add", "drop", "readd", "rename", "swap", "promote", "promote", "move", "extend"))
         if operator in ("drop", "readd") and free:
-            gone = rng.choice(free)
-            columns.remove(gone)
+            dropped_column = rng.choice(free)
+            columns.remove(dropped_column)
             for row in self.rows:
-                row.pop(gone.id, None)
+                row.pop(dropped_column.id, None)
             if operator == "readd":
                 self._change_schema()
                 columns.append(self._draw_new_column(default=True))
-                columns[-1].name = gone.name
+                columns[-1].name = dropped_column.name
         elif operator == "add" and len(columns) < len(NAMES):
             columns.insert(rng.randint(0, len(columns)), self._draw_new_column(default=True))
         elif operator == "rename" and len(columns) < len(NAMES):
@@ -397,16 +397,24 @@ class TableHistory:
         return f"{operator}: {[column.json for column in columns]}"
 
     def _promote(self, columns: Sequence[Column], used: set[int]) -> None:
-        keys = {id(one.children[0]) for column in columns for one in column.walk() if one.kind == MAP}
-        able = [
-            (one, kind)
+        keys = {
+            id(nested_column.children[0])
             for column in columns
-            for one in column.walk()
-            for kind in PROMOTED.get(one.kind, ())
-            if id(one) not in keys
+            for nested_column in column.walk()
+            if nested_column.kind == MAP
+        }
+        able = [
+            (nested_column, kind)
+            for column in columns
+            for nested_column in column.walk()
+            for kind in PROMOTED.get(nested_column.kind, ())
+            if id(nested_column) not in keys
             # Dates are promoted in version 3. Dates within other columns are not promoted, so that the model
             # stays simple.
-            and (one.kind != "date" or (self._version >= 3 and one is column and one.id not in used))
+            and (
+                nested_column.kind != "date"
+                or (self._version >= 3 and nested_column is column and nested_column.id not in used)
+            )
         ]
         if not able:
             return

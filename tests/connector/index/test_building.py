@@ -274,15 +274,15 @@ def test_build_command_builds_one_index_or_all(client: IndexClient) -> None:
 def test_build_command_reports_invalid_definitions_and_fails(client: IndexClient) -> None:
     with catalog_at(client.url) as catalog, catalog.load_table("db.t").transaction() as change:
         change.set_properties({"seamark.index.odd": "bitmap(nope)"})
-    done = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
-    assert done.exit_code == 1
-    assert "Index b: 6 data files" in done.output
-    assert "1 index is broken and was not built: odd: " in done.output
+    result = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
+    assert result.exit_code == 1
+    assert "Index b: 6 data files" in result.output
+    assert "1 index is broken and was not built: odd: " in result.output
     client.drop_index("db.t", "b")
-    done = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
-    assert (done.exit_code, "no such column" in done.output) == (1, True)
-    done = CliRunner().invoke(cli, ["index", "show", "db.t", "b"], env={"SEAMARK_URL": client.url})
-    assert "seamark index list" in done.output
+    result = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
+    assert (result.exit_code, "no such column" in result.output) == (1, True)
+    result = CliRunner().invoke(cli, ["index", "show", "db.t", "b"], env={"SEAMARK_URL": client.url})
+    assert "seamark index list" in result.output
 
 
 def test_build_command_reports_why_it_cannot_build(client: IndexClient) -> None:
@@ -300,10 +300,10 @@ def test_build_command_reports_why_it_cannot_build(client: IndexClient) -> None:
 def test_build_command_reports_in_one_line_that_spark_does_not_start(client: IndexClient) -> None:
     argv = [str(Path(sys.executable).parent / "seamark"), "index", "build", "db.t", "b", "--engine", "spark"]
     environment = {**os.environ, "SEAMARK_URL": client.url, "JAVA_HOME": "/nowhere"}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 1, done.stderr
-    assert "Error: Spark does not start: JAVA_HOME is /nowhere, which has no bin/java: set it to" in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=100)
+    assert completed.returncode == 1, completed.stderr
+    assert "Error: Spark does not start: JAVA_HOME is /nowhere, which has no bin/java: set it to" in completed.stderr
+    assert "Traceback" not in completed.stderr
     assert list(client.timeline("db.t", action="indexing")) == []
 
 

@@ -105,14 +105,19 @@ def test_index_command_finds_the_server_of_a_home_folder(url: str, tmp_path: Pat
     home = tmp_path / "a-home"
     home.mkdir()
     (home / "server.json").write_text(json.dumps({"url": url, "port": 1, "pid": 1}))
-    done = CliRunner().invoke(cli, ["index", "list", "db.t", "--home", str(home)], env={"SEAMARK_URL": ""})
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(cli, ["index", "list", "db.t", "--home", str(home)], env={"SEAMARK_URL": ""})
+    assert result.exit_code == 0, result.output
 
 
 def test_client_defines_an_index_and_builds_it(url: str) -> None:
     client = IndexClient(url)
-    made = client.put_index("db.t", "i", kind="bitmap", columns=["data"])
-    assert (made.state, made.files, made.files_total, made.lag_files) == ("enabled", 0, 6, 6)
+    created_index = client.put_index("db.t", "i", kind="bitmap", columns=["data"])
+    assert (created_index.state, created_index.files, created_index.files_total, created_index.lag_files) == (
+        "enabled",
+        0,
+        6,
+        6,
+    )
     with pytest.raises(BadRequest, match="no such column"):
         client.put_index("db.t", "j", kind="bitmap", columns=["nope"])
     build = build_half(url, "i")

@@ -94,8 +94,8 @@ def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, m
 def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
     table(client, "db.t", files=9, i=("bitmap", "country"))
     before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
-    done = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
-    assert (done.builds, done.merges, done.failed) == (1, 1, 0)
+    report = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
+    assert (report.builds, report.merges, report.failed) == (1, 1, 0)
     index = client.index("db.t", "i")
     assert index.json["levels"] == {"1": 1}
     assert (index.health, index.files) == ("ok", 9)
@@ -117,8 +117,8 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
         for part in spread(4):
             append(client.url, "db.t", [part])
         catalog.load_table("db.t").maintenance.expire_snapshots().by_ids(old).commit()
-    done = Indexer(client, open_in_process_workers, limits=one_each).round()
-    assert (done.builds, done.merges, done.failed) == (1, 1, 0)
+    report = Indexer(client, open_in_process_workers, limits=one_each).round()
+    assert (report.builds, report.merges, report.failed) == (1, 1, 0)
     live = [index_file for index_file in client.index("db.t", "i").json["index-files"] if index_file["state"] == "live"]
     assert sum(one["files"] for one in live) < 9, "entries of the first five files remain in the merged file"
     assert client.index("db.t", "i").health == "ok"
@@ -225,11 +225,11 @@ class FailingWorkers(InProcessWorkers):
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.asked = 0
+        self.calls = 0
 
     def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
         if task.definition.kind == self.kind:
-            self.asked += 1
+            self.calls += 1
             raise RuntimeError("executor lost")
         return super().run(task, groups)
 
@@ -246,9 +246,9 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client
     seconds = []
     for second in range(0, 400, 10):
         clock.now_s = second
-        before = workers.asked
+        before = workers.calls
         keeper.round()
-        if workers.asked > before:
+        if workers.calls > before:
             seconds.append(second)
     assert seconds == [30, 90, 210]
     workers.kind = "none"
@@ -285,9 +285,9 @@ def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> 
             data = bytearray(damaged.read_bytes())
             data[40] ^= 1  # This byte is in the first blob.
             damaged.write_bytes(data)
-        done = Indexer(client, open_in_process_workers).round()
-        assert done.builds == 1
-    assert (done.merges, done.failed) == (0, 1)
+        report = Indexer(client, open_in_process_workers).round()
+        assert report.builds == 1
+    assert (report.merges, report.failed) == (0, 1)
     assert client.explain("db.t", "id = 2006").files == 1
 
 

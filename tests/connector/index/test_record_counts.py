@@ -79,16 +79,16 @@ class GrowingTable:
         self.live = np.concatenate([self.live, np.ones(inserted, np.bool_)])
 
     def delete(self, count: int) -> None:
-        gone = self.draw.choice(np.flatnonzero(self.live), count, replace=False)
-        report = delete(self.client, "db.t", keys=rows(gone, 0).select(["k"]), mode=self.mode)
+        removed_keys = self.draw.choice(np.flatnonzero(self.live), count, replace=False)
+        report = delete(self.client, "db.t", keys=rows(removed_keys, 0).select(["k"]), mode=self.mode)
         assert report.deleted == count
-        self.live[gone] = False
+        self.live[removed_keys] = False
 
     def merge(self) -> None:
         before = sum(self.client.index("db.t", "keys").json["levels"].values())
-        done = Indexer(self.client, lambda: closing(InProcessWorkers())).round()
-        assert (done.failed, done.damaged) == (0, 0)
-        assert done.merges > 0
+        report = Indexer(self.client, lambda: closing(InProcessWorkers())).round()
+        assert (report.failed, report.damaged) == (0, 0)
+        assert report.merges > 0
         assert sum(self.client.index("db.t", "keys").json["levels"].values()) < before
 
     # Counts

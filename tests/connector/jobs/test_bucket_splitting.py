@@ -119,8 +119,8 @@ def test_split_is_undone_below_later_rows_and_can_be_repeated(
         assert not before & set(rows_by_file(client))
         append(client, "db.t", rows(range(200, 230)))
         rows_before, ids = read(client), lineage(client) if version == 3 else None
-        done = undo_job(client, "db.t")
-        assert done.files_restored == len(before)
+        report = undo_job(client, "db.t")
+        assert report.files_restored == len(before)
         assert before < set(rows_by_file(client))
         assert read(client) == rows_before
         assert ids is None or lineage(client) == ids

@@ -171,8 +171,8 @@ def test_health_counts_the_expired_columns_that_the_command_drops(client: IndexC
     environment = {"SEAMARK_URL": client.url}
     output = CliRunner().invoke(cli, ["run", "column-ttl", "db.t", "--dry-run"], env=environment)
     assert "3 files" in output.output
-    done = CliRunner().invoke(cli, ["run", "column-ttl", "db.t"], env=environment)
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(cli, ["run", "column-ttl", "db.t"], env=environment)
+    assert result.exit_code == 0, result.output
     assert problems(client) == []
     assert [row["payload"] for _, row in sorted(read(client).items())] == [None, None, None, "x" * 50]
 

@@ -28,9 +28,9 @@ def problems(client: IndexClient) -> list[str]:
 
 
 def run_health(client: IndexClient, *arguments: str) -> str:
-    done = CliRunner().invoke(cli, ["health", "db.t", *arguments], env={"SEAMARK_URL": client.url})
-    assert done.exit_code == 0, done.output
-    return " ".join(done.output.split())
+    result = CliRunner().invoke(cli, ["health", "db.t", *arguments], env={"SEAMARK_URL": client.url})
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("spec", [PartitionSpec(), BY_PART], ids=["unpartitioned", "by part"])

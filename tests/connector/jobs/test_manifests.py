@@ -49,7 +49,7 @@ def entries(table: Table) -> Counter[tuple[Any, ...]]:
     """Return the fields of each live entry of the current snapshot that a rewrite must keep."""
     snapshot = table.current_snapshot()
     assert snapshot is not None
-    found: Counter[tuple[Any, ...]] = Counter()
+    entries: Counter[tuple[Any, ...]] = Counter()
     for manifest in snapshot.manifests(table.io):
         next_row_id = manifest.first_row_id if hasattr(manifest, "first_row_id") else None
         for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
@@ -57,7 +57,7 @@ def entries(table: Table) -> Counter[tuple[Any, ...]]:
             row_id = getattr(file, "first_row_id", None)
             if row_id is None and next_row_id is not None:
                 row_id, next_row_id = next_row_id, next_row_id + file.record_count
-            found[
+            entries[
                 manifest.partition_spec_id,
                 file.content,
                 file.file_path,
@@ -68,7 +68,7 @@ def entries(table: Table) -> Counter[tuple[Any, ...]]:
                 tuple(sorted((file.lower_bounds or {}).items())),
                 row_id,
             ] += 1
-    return found
+    return entries
 
 
 def lineage(client: IndexClient) -> Counter[tuple[Any, ...]]:
@@ -253,9 +253,9 @@ def test_rewrite_of_a_version_1_table_is_refused(client: IndexClient, server: Se
 
 def test_commands_print_what_they_did(client: IndexClient, server: ServerThread) -> None:
     def run_command(*arguments: str) -> str:
-        done = CliRunner().invoke(cli, ["run", *arguments], env={"SEAMARK_URL": client.url})
-        assert done.exit_code == 0, done.output
-        return " ".join(done.output.split())
+        result = CliRunner().invoke(cli, ["run", *arguments], env={"SEAMARK_URL": client.url})
+        assert result.exit_code == 0, result.output
+        return " ".join(result.output.split())
 
     with catalog_at(server.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE)

@@ -89,8 +89,8 @@ def sources(client: IndexClient) -> dict[str, tuple[str, str, Any]]:
 def test_policy_command_sets_properties_of_a_namespace_and_a_table(nested_client: IndexClient) -> None:
     assert sources(nested_client)["seamark.compaction.enabled"] == ("false", "setting", None)
     assert sources(nested_client)["seamark.compaction.min-files"] == ("5", "default", None)
-    done = call(nested_client, "a", "--namespace", "--set", "seamark.compaction.enabled=true")
-    assert done.exit_code == 0, done.output
+    result = call(nested_client, "a", "--namespace", "--set", "seamark.compaction.enabled=true")
+    assert result.exit_code == 0, result.output
     assert sources(nested_client)["seamark.compaction.enabled"] == ("true", "namespace", ["a"])
     call(nested_client, "a.b", "--namespace", "--set", "seamark.compaction.enabled=false")
     assert sources(nested_client)["seamark.compaction.enabled"] == ("false", "namespace", ["a", "b"])
@@ -160,19 +160,19 @@ def test_tables_below_a_thousand_namespaces_are_examined(server: ServerThread) -
 def test_services_and_jobs_follow_the_policy_of_a_namespace(nested_client: IndexClient, server: ServerThread) -> None:
     parts = server.components
     watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
-    seen: dict[str, dict[str, str]] = {}
+    policies: dict[str, dict[str, str]] = {}
 
     def look(entry: Entry, metadata: Any) -> float:
-        seen[entry.name] = metadata.properties
+        policies[entry.name] = metadata.properties
         return NEVER
 
     call(nested_client, "a", "--namespace", "--set", "seamark.compaction.min-files=7")
     call(nested_client, "a.b", "--namespace", "--set", "history.expire.max-snapshot-age-ms=1")
     server.run(watch.sweep(look))
-    assert seen["t"]["seamark.compaction.min-files"] == "7"
-    assert seen["t"]["history.expire.max-snapshot-age-ms"] == "1"
+    assert policies["t"]["seamark.compaction.min-files"] == "7"
+    assert policies["t"]["history.expire.max-snapshot-age-ms"] == "1"
     actual = server.run(watch.find(("a", "b"), "t"))
-    assert actual[1].properties == seen["t"]
+    assert actual[1].properties == policies["t"]
     assert compact(nested_client, "a.b.t", dry_run=True).files_before == 0
     assert expire(nested_client, "a.b.t", dry_run=True).snapshots == 5
     assert nested_client.health("a.b.t")["expired-snapshots"] == 5

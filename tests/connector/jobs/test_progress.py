@@ -51,10 +51,10 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(
         jobs()[name](client)
     assert seen_progress[0] == WorkProgress(0, 6, 0, size_bytes)
     assert seen_progress[-1] == WorkProgress(6, 6, size_bytes, size_bytes)
-    done = [one.bytes_done for one in seen_progress]
-    assert done == sorted(done)
+    bytes_done = [one.bytes_done for one in seen_progress]
+    assert bytes_done == sorted(bytes_done)
     if name != "compaction":  # Compaction copies the files of a partition together.
-        assert len(set(done)) > 3
+        assert len(set(bytes_done)) > 3
 
 
 def test_batch_counts_once_with_or_without_progress_of_its_files() -> None:

@@ -119,8 +119,8 @@ def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
     before = paths(client)
     compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
     job = open_table(client, "db.t", CURRENT).snapshot_id
-    done = undo_job(client, "db.t")
-    assert (done.undone_id, done.files_restored, done.files_removed) == (job, 2, 1)
+    report = undo_job(client, "db.t")
+    assert (report.undone_id, report.files_restored, report.files_removed) == (job, 2, 1)
     assert paths(client) == before
     with pytest.raises(BadRequest, match="The branch has no snapshot"):
         undo_job(client, "db.t")
@@ -193,11 +193,11 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
             kept_entries, rows_before = entries(now), read(client)
             lived = lineage(client) if version == 3 else set()
             try:
-                done = undo_job(client, "db.t")
+                report = undo_job(client, "db.t")
             except Conflict:
                 outcomes[f"refused after {later}"] += 1
             else:
-                assert done.undone_id == rewritten
+                assert report.undone_id == rewritten
                 outcomes[f"undone after {later}"] += 1
                 manifests = manifests_of(catalog.load_table("db.t"))
                 assert before <= manifests
@@ -224,17 +224,17 @@ def entries_by_state(table: Table) -> tuple[set[Any], set[Any]]:
     """
     head = table.current_snapshot()
     assert head is not None
-    found: tuple[set[Any], set[Any]] = set(), set()
+    referenced: tuple[set[Any], set[Any]] = set(), set()
     for snapshot in table.metadata.snapshots:
         for manifest in snapshot.manifests(table.io):
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
                 file = entry.data_file
                 key = file.file_path, getattr(file, "content_offset", None)
                 if entry.status == ManifestEntryStatus.DELETED:
-                    found[1].add(key)
+                    referenced[1].add(key)
                 elif snapshot.snapshot_id == head.snapshot_id:
-                    found[0].add(key)
-    return found
+                    referenced[0].add(key)
+    return referenced
 
 
 def contents_of(table: Table) -> dict[int, Any]:

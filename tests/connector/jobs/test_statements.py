@@ -136,8 +136,8 @@ def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient
     before = read(client)
     merge = parse_statement("ALTER TABLE db.t PARTITION (part = 0) MERGE FILES TARGET SIZE '1MB'")
     assert merge is not None
-    done = run_statement(client, merge, utc=False)
-    assert (done.files_before, done.files_after, done.commits) == (3, 1, 1)
+    report = run_statement(client, merge, utc=False)
+    assert (report.files_before, report.files_after, report.commits) == (3, 1, 1)
     assert read(client) == before
     drop = parse_statement("ALTER TABLE db.t PARTITION (part = 0) DROP COLUMNS (PAYLOAD, place.note)")
     assert drop is not None

@@ -105,13 +105,13 @@ def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(
         report = compute_statistics(client, "db.t")
         assert (report.files, report.files_total, report.rows, report.columns_read) == (6, 9, 2000, 0)
         assert (planned.files, planned.rows) == (report.files, report.rows)
-        one = counts(catalog)
+        count = counts(catalog)
         assert compute_statistics(client, "db.t", full=True).files == 9
-        assert counts(catalog) == one
+        assert counts(catalog) == count
         # Files that replace counted files are read only if rows were added before the replacement.
         compact(client, "db.t", policy=CompactionPolicy(1 << 30, 2))
         assert compute_statistics(client, "db.t").files == 0
-        assert counts(catalog) == one
+        assert counts(catalog) == count
         append(client, "db.t", rows(range(32_000, 33_000)))
         compact(client, "db.t", policy=CompactionPolicy(1 << 30, 2))
         assert compute_statistics(client, "db.t").files == 3

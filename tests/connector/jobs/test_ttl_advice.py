@@ -81,8 +81,8 @@ def test_column_is_advised_from_the_age_that_no_read_reached(client: IndexClient
     assert payload["statement"] in " ".join(output.output.split())
     statement = parse_statement(payload["statement"])
     assert statement is not None
-    done = run_statement(client, statement, utc=True)
-    assert done.files_before == 36
+    report = run_statement(client, statement, utc=True)
+    assert report.files_before == 36
     rows = scan(client, "db.t", ["at"], "payload IS NOT NULL").to_arrow()["at"].to_pylist()
     assert min(rows) == today - timedelta(days=30)
     assert "payload" not in list_advised_ages(client)
@@ -105,13 +105,13 @@ def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexCli
         for column, age_d in list_advised_ages(client).items():
             first_read = read.get(column)
             assert first_read is None or first_read > today - timedelta(days=age_d) - timedelta(days=31), (seed, column)
-    for one in advise_ttl(client, "db.t")["advice"]:
-        statement = parse_statement(one["statement"])
+    for advice in advise_ttl(client, "db.t")["advice"]:
+        statement = parse_statement(advice["statement"])
         assert statement is not None
         run_statement(client, statement, utc=True)
-        kept_values = set(scan(client, "db.t", ["at"], f"{one['column']} IS NULL").to_arrow()["at"].to_pylist())
+        kept_values = set(scan(client, "db.t", ["at"], f"{advice['column']} IS NULL").to_arrow()["at"].to_pylist())
         lost = {value if kind == "date" else value.date() for value in kept_values}
-        assert all(one["column"] not in read or day < read[one["column"]] for day in lost), (seed, one)
+        assert all(advice["column"] not in read or day < read[advice["column"]] for day in lost), (seed, advice)
 
 
 def test_scan_reports_count_and_lower_the_confidence_without_columns(client: IndexClient, server: ServerThread) -> None:

@@ -91,9 +91,9 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
 def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexClient, server: ServerThread) -> None:
     create(server, 2)
     rng = random.Random(1)
-    one = rows(rng, range(20_000)).filter(pa.array([number % 2 == 0 for number in range(20_000)]))
+    even_rows = rows(rng, range(20_000)).filter(pa.array([number % 2 == 0 for number in range(20_000)]))
     other_rows = [rows(rng, range(first, first + 1, 1)) for first in (50_001, 50_003)]
-    into, parts = write_with_tasks(client, APPEND, [one, *other_rows])
+    into, parts = write_with_tasks(client, APPEND, [even_rows, *other_rows])
     merged = merge_written(client, "db.t", into.target, parts)
     large = [file["file-path"] for file in parts[0].files]
     assert len(large) >= 1
@@ -121,9 +121,9 @@ def test_failed_merge_keeps_the_files_that_the_tasks_wrote(
     def runner(batches: Batches) -> Iterator[tuple[Sequence[ScanTask], Any]]:
         yield from ((batch, failing) for batch, _ in batches)
 
-    found = merge_written(client, "db.t", into.target, parts, runner=runner)
-    assert found == WrittenFiles.join(parts)
-    into.commit(client, found)
+    report = merge_written(client, "db.t", into.target, parts, runner=runner)
+    assert report == WrittenFiles.join(parts)
+    into.commit(client, report)
     assert sorted(read(client)) == list(range(27))
 
 

@@ -173,7 +173,7 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
         return new_table
 
     stored_table = server.run(make())
-    seen: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     for turn in range(40):
         snapshot = rng.choice(stored_table.snapshots)
         tree = some_tree(rng, 3, (0, 1, 2, 3))
@@ -187,14 +187,14 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
             if where is None or is_expected:
                 values = dict(zip(NAMES, row, strict=True)) | {FILE: path, POSITION: at}
                 rows.append(normal(values[name] for name in names))
-        got = [normal(value.values()) for value in actual.to_arrow().to_pylist()] if names else None
+        actual_rows = [normal(value.values()) for value in actual.to_arrow().to_pylist()] if names else None
         message = f"seed {seed}, turn {turn}: {where} of snapshot {snapshot.id}, {names}"
-        if got is None:
+        if actual_rows is None:
             assert sum(batch.num_rows for batch in actual) == len(rows), message
         else:
-            assert sorted(got, key=repr) == sorted(rows, key=repr), message
-        seen["some" if rows else "none"] += 1
-    assert min(seen["some"], seen["none"]) > 1, seen
+            assert sorted(actual_rows, key=repr) == sorted(rows, key=repr), message
+        outcomes["some" if rows else "none"] += 1
+    assert min(outcomes["some"], outcomes["none"]) > 1, outcomes
 
 
 def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(
@@ -322,7 +322,7 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
     last = len(stored_table.snapshots)
     for first in range(1, last):
         before, after = open_table(client, "db.t", At(snapshot_id=first)), open_table(client, "db.t", At())
-        now = {one.path: one for one in plan(client, after)}
+        now = {row_id.path: row_id for row_id in plan(client, after)}
         reader = TaskReader(plan_read(before, [FILE, POSITION], TRUE), before.storage)
         removed = set()
         for task in plan(client, before):
@@ -330,8 +330,8 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
             for batch in reader.read(part):
                 removed |= set(zip(*batch.to_pydict().values(), strict=True))
         rows = [
-            {(path, at) for path, at, _ in stored_table.live_rows(stored_table.snapshots[one - 1])}
-            for one in (first, last)
+            {(path, at) for path, at, _ in stored_table.live_rows(stored_table.snapshots[row_id - 1])}
+            for row_id in (first, last)
         ]
         assert removed == rows[0] - rows[1]
 

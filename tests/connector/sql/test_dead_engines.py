@@ -40,10 +40,10 @@ def test_missing_java_is_reported_differently_from_missing_spark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["run", "compact", "shop.orders", "--on", "local", "--url", "http://127.0.0.1:1"]
-    done = CliRunner().invoke(cli, command)
-    assert done.exit_code == 2
-    assert JDK in done.output
-    assert "pip install" not in done.output
+    result = CliRunner().invoke(cli, command)
+    assert result.exit_code == 2
+    assert JDK in result.output
+    assert "pip install" not in result.output
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert f"JAVA_HOME is {tmp_path}, which has no bin/java" in (missing_java() or "")
 

@@ -114,10 +114,10 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
         with open_plain() as connection:
             for text in statements.make_tables():
                 connection.execute(text)
-            stored = {one.name.lower(): one for one in statements.tables}
+            stored = {column_names.name.lower(): column_names for column_names in statements.tables}
             kinds = {
-                name: {column: from_iceberg(kind) for column, kind in one.columns.items()}
-                for name, one in stored.items()
+                name: {column: from_iceberg(kind) for column, kind in column_names.columns.items()}
+                for name, column_names in stored.items()
             }
             for _ in range(40):
                 text = statements.query(rng.choice([1, 1, 2, 2, 3]))

@@ -27,9 +27,9 @@ FILES = 12
 
 
 def seamark_command(url: str, *arguments: str) -> str:
-    done = CliRunner().invoke(cli, list(arguments), env={"SEAMARK_URL": url}, prog_name="seamark")
-    assert done.exit_code == 0, done.output
-    return done.output
+    result = CliRunner().invoke(cli, list(arguments), env={"SEAMARK_URL": url}, prog_name="seamark")
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def create_table(url: str, texts_of_file: Callable[[int], list[str | None]], files: int = FILES) -> None:

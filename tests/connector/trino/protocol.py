@@ -43,7 +43,7 @@ class Trino:
     """
 
     fake: FakeServer
-    asked: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
     fetched: list[tuple[int, int]] = field(default_factory=list)
     deleted: list[tuple[int, int]] = field(default_factory=list)
     judged: list[str] = field(default_factory=list)
@@ -89,7 +89,7 @@ async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
             return web.json_response(trino.rules, status=200 if trino.rules else 410)
         if request.method == "POST" and path == "/v1/statement":
             number, token = next(numbers), 0
-            trino.asked.append(body.decode())
+            trino.requests.append(body.decode())
             scripts[number] = play(body.decode())
         else:
             number, token = int(path.split("/")[-3]), int(path.split("/")[-1])
@@ -124,7 +124,7 @@ class Seamark:
     """
 
     fake: FakeServer
-    asked: list[tuple[str, Any]] = field(default_factory=list)
+    requests: list[tuple[str, Any]] = field(default_factory=list)
     renewed: list[tuple[str, Any]] = field(default_factory=list)
 
     @property
@@ -146,7 +146,7 @@ async def fake_seamark(plan: Callable[[str, Any], Plan] | None = None, *, wait_s
         if route == "plan-snapshots":
             seamark.renewed.append((path, plan_request))
             return web.json_response({"found": 1})
-        seamark.asked.append((path, plan_request))
+        seamark.requests.append((path, plan_request))
         await asyncio.sleep(wait_s)
         new_plan = plan(path, plan_request) if plan is not None else {}
         if isinstance(new_plan, int):

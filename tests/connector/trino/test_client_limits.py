@@ -85,7 +85,7 @@ async def test_address_has_a_connection_limit_that_interrupts_no_request() -> No
         for wire in wires:
             await wire.send(ASK)
         async with asyncio.timeout(60):
-            while len(trino.seen) < 2:
+            while len(trino.requests) < 2:
                 await asyncio.sleep(0.01)
         third = await connect(stack, rig)
         assert (await third.answer())[0] == 429
@@ -105,7 +105,7 @@ async def test_header_above_the_size_limit_is_refused(fields: int, size: int) ->
             wire.writer.write(f"x-{number}: {'y' * size}\r\n".encode())
             await asyncio.sleep(0)
         assert b" 431 " in await wire.rest()
-        assert trino.seen == []
+        assert trino.requests == []
 
 
 async def test_bodies_and_answers_do_not_count_as_headers() -> None:
@@ -133,7 +133,7 @@ async def test_large_body_is_refused(path: str, announced: bool) -> None:
                 await wire.send(b"3e8\r\n" + b"x" * 1000 + b"\r\n")
         status, body = await wire.answer()
         assert (status, b"10,000 bytes" in body) == (413, True)
-        assert trino.seen == []
+        assert trino.requests == []
         fits = await connect(stack, rig)
         await fits.send(head(path, "Content-Length: 10000") + b"x" * 10_000)
         assert await fits.answer() == (200, b"10000 bytes")
@@ -157,7 +157,7 @@ async def test_body_that_stops_or_arrives_slowly_is_refused(path: str) -> None:
                 assert (await wire.answer())[0] == 408
         finally:
             dribbling.cancel()
-        assert trino.seen == []
+        assert trino.requests == []
 
 
 async def test_slow_coordinator_does_not_cause_a_body_timeout() -> None:
@@ -237,12 +237,12 @@ async def test_connections_count_before_their_tls_handshake(authority: Authority
         silent = [await connect(stack, rig, f"127.0.0.{2 + number}") for number in range(30)]
         fresh = await connect(stack, rig, tls=trusted)
         reading = [asyncio.create_task(wire.rest()) for wire in silent]
-        await until(lambda: sum(one.done() for one in reading) >= 30 - 8)
-        assert {one.result() for one in reading if one.done()} == {b""}
+        await until(lambda: sum(task.done() for task in reading) >= 30 - 8)
+        assert {task.result() for task in reading if task.done()} == {b""}
         assert await is_answered(old)
         assert await is_answered(fresh)
-        for one in reading:
-            one.cancel()
+        for task in reading:
+            task.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
 
 

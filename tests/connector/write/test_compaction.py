@@ -469,8 +469,8 @@ def test_files_with_uuids_in_nested_columns_are_merged(client: IndexClient) -> N
     kinds = [pa.struct([("u", pa.binary(16))]), pa.list_(pa.binary(16)), pa.map_(pa.string(), pa.binary(16))]
     written = []
     for number in range(2):
-        one = bytes([number] * 16)
-        rows_of = [{"one": {"u": one}, "many": [one, None], "named": [("a", one)]}, dict.fromkeys(uuids)]
+        key = bytes([number] * 16)
+        rows_of = [{"one": {"u": key}, "many": [key, None], "named": [("a", key)]}, dict.fromkeys(uuids)]
         append(client, "db.t", pa.Table.from_pylist(rows_of, pa.schema(list(zip(uuids, kinds, strict=True)))))
         written += rows_of
     report = compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))

@@ -47,20 +47,20 @@ def test_equality_upsert_replaces_rows_with_its_keys_and_reads_no_file(
 ) -> None:
     create(client, version=version, spec=spec)
     append(client, "db.t", rows(*((key, "old") for key in range(30))))
-    done = upsert(
+    report = upsert(
         client, "db.t", rows((5, "lost"), (5, "new"), (6, "new"), (99, "new")), keys=["id"], strategy=EQUALITY
     )
     expected = dict.fromkeys(range(30), "old") | {5: "new", 6: "new", 99: "new"}
     assert lands(client) == expected
-    assert (done.attempts, done.files_read, done.duplicate) == (1, 0, False)
+    assert (report.attempts, report.files_read, report.duplicate) == (1, 0, False)
     upsert(client, "db.t", rows((5, "newer")), keys=["id"], strategy=EQUALITY)
     assert lands(client) == expected | {5: "newer"}
     removed_delete = delete(client, "db.t", keys=pa.table({"id": [6, 7, 555]}), strategy=EQUALITY)
     assert removed_delete.files_written > 0
     left = {key: land for key, land in (expected | {5: "newer"}).items() if key not in (6, 7)}
     assert lands(client) == left
-    found = upsert(client, "db.t", rows((5, "located"), (6, "back")), keys=["id"], mode="merge-on-read")
-    assert (found.updated, found.inserted) == (1, 1)
+    report = upsert(client, "db.t", rows((5, "located"), (6, "back")), keys=["id"], mode="merge-on-read")
+    assert (report.updated, report.inserted) == (1, 1)
     assert lands(client) == left | {5: "located", 6: "back"}
 
 
@@ -248,8 +248,8 @@ def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(
 def test_repeated_equality_upsert_of_a_producer_is_committed_once(client: IndexClient) -> None:
     create(client)
     for land, duplicate in (("de", False), ("fr", True)):
-        done = upsert(client, "db.t", rows((1, land)), keys=["id"], producer=("job", 1), strategy=EQUALITY)
-        assert done.duplicate == duplicate
+        report = upsert(client, "db.t", rows((1, land)), keys=["id"], producer=("job", 1), strategy=EQUALITY)
+        assert report.duplicate == duplicate
     assert lands(client) == {1: "de"}
 
 
@@ -299,12 +299,14 @@ def play(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: i
     note = f"seed {seed}, {shape}, {writers} writers"
     first = [shape.specs[0]] if shape.specs else []
     create(client, version=shape.version, spec=first, properties=dict(shape.properties))
-    steps_by_number = {one.number: one for one in draw_mixed_steps(random.Random(seed), count)}
+    steps_by_number = {early_step.number: early_step for early_step in draw_mixed_steps(random.Random(seed), count)}
     turns = max(1, len(shape.specs))
     if first == [("identity", 2)]:  # Deletes for all partitions require an unpartitioned spec first.
         early = [value for value in steps_by_number.values() if value.number <= count // turns + writers]
         steps_by_number |= {
-            one.number: Step(one.number, one.kind, one.rows) for one in early if isinstance(one, EqualityDeleteStep)
+            early_step.number: Step(early_step.number, early_step.kind, early_step.rows)
+            for early_step in early
+            if isinstance(early_step, EqualityDeleteStep)
         }
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers + 1) as pool:

@@ -220,9 +220,9 @@ def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatc
         return begin(self, count)
 
     def close_and_forget(self: FileWriter) -> dict[str, Any]:
-        made = close(self)
+        data_file = close(self)
         opened.discard(id(self))
-        return made
+        return data_file
 
     monkeypatch.setattr(FileWriter, "_open_writer", begin_and_record)
     monkeypatch.setattr(FileWriter, "close", close_and_forget)
@@ -289,7 +289,7 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
     def there() -> dict[str, int]:
         objects = s3.client().list_objects_v2(Bucket=s3_bucket)
         keys = [
-            one for one in objects.get("Contents", ()) if not one["Key"].endswith("/")
+            entry for entry in objects.get("Contents", ()) if not entry["Key"].endswith("/")
         ]  # Arrow does not delete the folders.
         return {f"s3://{s3_bucket}/{key['Key']}": key["Size"] for key in keys}
 

@@ -224,17 +224,17 @@ def test_sql_runs_maintenance_statements_as_jobs_and_others_in_spark(spark: Spar
                 f"concat('p', id), concat('e', id) FROM range({first}, {first + 10})"
             )
         statement = f"ALTER TABLE {tables.db}.t PARTITION (day < DATE '2026-01-02') DROP COLUMNS (payload, EXT)"
-        done = sql(spark, statement).collect()[0]
-        assert (done.files_before, done.files_after) == (4, 1)
+        report = sql(spark, statement).collect()[0]
+        assert (report.files_before, report.files_after) == (4, 1)
         rows = tables.sql("SELECT id, payload, ext FROM {db}.t ORDER BY id")
         assert rows == [(n, f"p{n}" if n % 2 else None, f"e{n}" if n % 2 else None) for n in range(40)]
         catalog = spark.catalog.currentCatalog()
         try:
             spark.sql(f"USE {tables.db}")
-            done = sql(spark, "alter table t merge files target size '1GB'").collect()[0]
+            report = sql(spark, "alter table t merge files target size '1GB'").collect()[0]
         finally:
             spark.catalog.setCurrentCatalog(catalog)
-        assert (done.files_before, done.files_after) == (4, 1)
+        assert (report.files_before, report.files_after) == (4, 1)
         assert tables.sql("SELECT id, payload, ext FROM {db}.t ORDER BY id") == rows
         assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
         sql(spark, f"ALTER TABLE {tables.db}.t DROP COLUMNS (ext)")

@@ -39,30 +39,34 @@ def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) ->
     how = {"row_mode": rng.choice(MODES), "driver_rows": rng.choice((0, 0, 1000))}
     some_numbers = rng.sample(range(60), 20)
     row: Row = (None, None, None)
-    new_rows = {one: (rng.choice(("de", "fr", None)), number, rng.randrange(40)) for one in some_numbers}
+    new_rows = {row_id: (rng.choice(("de", "fr", None)), number, rng.randrange(40)) for row_id in some_numbers}
     if kind == "insert":
-        fresh = {100 * number + one: row for one, row in new_rows.items()}
+        fresh = {100 * number + row_id: row for row_id, row in new_rows.items()}
         write(rig.frame(fresh), f"db.{table}", client=rig.client)
         return kind, model | fresh
     if kind == "delete":
-        gone = rig.frame(new_rows).select("id")
-        rig.delete(gone, table, **how)
-        return f"{kind} {how}", {one: row for one, row in model.items() if one not in new_rows}
+        removed_ids = rig.frame(new_rows).select("id")
+        rig.delete(removed_ids, table, **how)
+        return f"{kind} {how}", {row_id: row for row_id, row in model.items() if row_id not in new_rows}
     if kind == "upsert":
         rig.upsert(rig.frame(new_rows), table, **how)
         return f"{kind} {how}", model | new_rows
     if kind == "partial":
         rig.upsert(rig.frame(new_rows).select("v", "id", "land"), table, columns=["v"], **how)
-        merged = {one: ((old := model.get(one, row))[0], new_rows[one][1], old[2]) for one in new_rows}
+        merged = {row_id: ((old := model.get(row_id, row))[0], new_rows[row_id][1], old[2]) for row_id in new_rows}
         return f"{kind} {how}", model | merged
     # Each key has several rows. The row with the latest ts replaces the stored row if it is not older.
     frame, new_model = rig.frame(new_rows), dict(model)
-    late = {one: ("late", number, ts + 1) for one, (_, _, ts) in new_rows.items() if ts is not None and one % 3 == 0}
+    late = {
+        row_id: ("late", number, ts + 1)
+        for row_id, (_, _, ts) in new_rows.items()
+        if ts is not None and row_id % 3 == 0
+    }
     rig.upsert(frame.union(rig.frame(late)).union(frame), table, precombine="ts", **how)
-    for one, new in (new_rows | late).items():
-        stored = model.get(one)
+    for row_id, new in (new_rows | late).items():
+        stored = model.get(row_id)
         if stored is None or stored[2] is None or (new[2] is not None and new[2] >= stored[2]):
-            new_model[one] = new
+            new_model[row_id] = new
     return f"{kind} {how}", new_model
 
 
@@ -323,12 +327,12 @@ def test_invalid_write_options_are_refused(rig: Rig, options: dict[str, Any], me
 def test_missing_columns_are_reported_before_any_row_is_evaluated(rig: Rig) -> None:
     rig.create("told")
     frame = rig.spark.range(3).selectExpr("id", "raise_error('evaluated') AS land")
-    for value, said in (
+    for value, message in (
         ({"keys": ["key"]}, "the rows have no column key"),
         ({"keys": ["id"], "columns": ["v"]}, "the rows have no column v"),
         ({"keys": ["id"], "precombine": "ts"}, "the rows have no column ts"),
     ):
-        with pytest.raises(Unwritable, match=said):
+        with pytest.raises(Unwritable, match=message):
             rig.upsert(frame, "told", **value)
     with pytest.raises(Unwritable, match="the rows have 2 columns id"):
         rig.upsert(frame.select("id", "id"), "told")
@@ -394,12 +398,12 @@ def test_driver_refuses_columns_that_do_not_fit_before_a_task_starts(rig: Rig, m
             yield batch
 
     frame = rig.frame({1: ("a", 1, 1)})
-    for wrong, said in (
+    for wrong, message in (
         (frame.selectExpr("*", "1 AS extra"), "the table has no column extra; it has id, land, v, ts"),
         (frame.selectExpr("id", "land", "array(v) AS v", "ts"), "v"),
     ):
         counted = wrong.mapInArrow(count, wrong.schema)
-        with pytest.raises(Unwritable, match=said):
+        with pytest.raises(Unwritable, match=message):
             write(counted, f"db.{table}", client=rig.client, mode=mode)  # type: ignore[call-overload]
     assert accumulator.value == 0
     assert rig.read_model(table) == {}

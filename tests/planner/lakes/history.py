@@ -137,8 +137,8 @@ class _History:
         fields: list[PartitionField] = []
         if self.version == 1 and self.specs:
             for part in self.specs[self.default_spec]:
-                gone = rng.random() < 0.4
-                fields.append(PartitionField(part.id, part.name, part.source, "void") if gone else part)
+                is_deleted = rng.random() < 0.4
+                fields.append(PartitionField(part.id, part.name, part.source, "void") if is_deleted else part)
         known_values = {(part.source, part.transform): part for old in self.specs.values() for part in old}
         leaves = list(self.schema.leaves().values())
         for column in rng.sample(leaves, min(len(leaves), rng.choice([0, 1, 1, 1, 2, 3]))):
@@ -229,9 +229,9 @@ class _History:
         self._commit(branch, operation, kept_manifests, rewritten + added)
 
     @staticmethod
-    def _carry_entry(file: ContentFile, gone: bool) -> Entry:
-        snapshot_id = None if gone else file.snapshot_id
-        return Entry(DELETED if gone else EXISTING, snapshot_id, file.sequence, file.file_sequence, file)
+    def _carry_entry(file: ContentFile, is_deleted: bool) -> Entry:
+        snapshot_id = None if is_deleted else file.snapshot_id
+        return Entry(DELETED if is_deleted else EXISTING, snapshot_id, file.sequence, file.file_sequence, file)
 
     def _rewrite_manifests(self, branch: str) -> None:
         """Merge manifests of one spec into a manifest that has only EXISTING entries."""
@@ -243,7 +243,7 @@ class _History:
         merged = self.rng.choice(list(groups.values()))
         files = [entry.file for manifest in merged for entry in manifest.entries if entry.status != DELETED]
         manifests = [manifest for manifest in self.heads[branch].manifests if manifest not in merged]
-        entries = [self._carry_entry(file, gone=False) for file in files]
+        entries = [self._carry_entry(file, is_deleted=False) for file in files]
         return self._commit(branch, "replace", manifests, [entries] if entries else [])
 
     def _row_delta(self, branch: str) -> None:

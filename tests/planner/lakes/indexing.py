@@ -147,8 +147,8 @@ def draw_indexed_filter(rng: random.Random, indexed: IndexedLake, schema: TableS
         defined = term.transform.startswith("bucket") or term.transform in CALENDAR[:3]
         transform = rng.choice([*transforms, term.transform] if defined else transforms)
         ops = rng.choice([("eq", "in"), ("eq", "in"), None])
-        one = maybe_of_both_zeros(rng, predicate_on(rng, indexed.lake, column, transform, ops))
-        result = one if result is None else {"type": "and", "left": result, "right": one}
+        index_predicate = maybe_of_both_zeros(rng, predicate_on(rng, indexed.lake, column, transform, ops))
+        result = index_predicate if result is None else {"type": "and", "left": result, "right": index_predicate}
     return result
 
 
@@ -352,11 +352,13 @@ def _entries_of_replaced_files(
 ) -> list[tuple[ListedFile, Any]]:
     """Return entries for earlier files of the same paths, with a different size or row count and no common row."""
     results = []
-    for one, _ in entries:
+    for index_entry, _ in entries:
         if rng.random() < 0.1:
-            size, records = (one.size_bytes + 1, one.records) if rng.random() < 0.5 else (one.size_bytes, 0)
+            size, records = (
+                (index_entry.size_bytes + 1, index_entry.records) if rng.random() < 0.5 else (index_entry.size_bytes, 0)
+            )
             empty = [keys_of_term(term, pa.chunked_array([pa.nulls(records)])) for term in definition.terms]
-            results.append((ListedFile(one.path, size, records), build_part(definition, empty)))
+            results.append((ListedFile(index_entry.path, size, records), build_part(definition, empty)))
     return results
 
 

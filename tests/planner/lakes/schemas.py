@@ -152,11 +152,11 @@ class SchemaMaker:
         remaining_fields = [field for field in fields if isinstance(field.kind, str)]
         if len(free) == 0 or len(remaining_fields) < 2:
             return fields
-        gone = self._rng.choice(free)
-        if isinstance(gone.kind, str) and len(remaining_fields) == 1:
+        dropped_field = self._rng.choice(free)
+        if isinstance(dropped_field.kind, str) and len(remaining_fields) == 1:
             return fields
-        self._dropped.append(gone.name)
-        return tuple(field for field in fields if field is not gone)
+        self._dropped.append(dropped_field.name)
+        return tuple(field for field in fields if field is not dropped_field)
 
     def _rename(self, fields: tuple[Field, ...], _: int, __: set[int]) -> tuple[Field, ...]:
         name = f"r{self._rng.randint(100, 999)}"

@@ -86,19 +86,19 @@ class Lake:
         deletes = [manifest for manifest, files in self.manifests if manifest.content]
         data = [manifest for manifest, files in self.manifests if not manifest.content]
         self.table.commit(len(self.states) + 1, [*data, *deletes])
-        held: dict[int, int] = {}
+        record_counts: dict[int, int] = {}
         for _, files in self.manifests:
-            held |= files
-        self.states.append((self.table.metadata, held))
+            record_counts |= files
+        self.states.append((self.table.metadata, record_counts))
         return self.table.metadata
 
     def change(self) -> tuple[TableMetadata, dict[int, int]]:
         """Return the next state of the table: a commit, or a rollback."""
         chance = self.rng.random()
         if chance < 0.2:
-            metadata, held = self.rng.choice(self.states)
+            metadata, record_counts = self.rng.choice(self.states)
             back = metadata.current_snapshot_id
-            return msgspec.structs.replace(self.table.metadata, current_snapshot_id=back), held
+            return msgspec.structs.replace(self.table.metadata, current_snapshot_id=back), record_counts
         if chance < 0.35 and len(self.manifests) > 2:
             self.manifests.pop(self.rng.randrange(len(self.manifests)))
         elif chance < 0.5:
@@ -122,13 +122,13 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
     memory = rng.choice([1 << 30, 1 << 30, 120_000])
     async with open_test_planner(tmp_path, plan_memory_bytes=memory) as planner, open_test_planner(tmp_path) as other:
 
-        async def check(metadata: TableMetadata, held: dict[int, int]) -> None:
+        async def check(metadata: TableMetadata, record_counts: dict[int, int]) -> None:
             low, day = rng.randrange(lake.files), rng.randrange(DAYS)
             filter, expected = rng.choice(
                 [
-                    (make_between(low, low + 5), {number for number in held if low <= number <= low + 5}),
-                    (on_day(day), {number for number, of in held.items() if of == day}),
-                    (True, set(held)),
+                    (make_between(low, low + 5), {number for number in record_counts if low <= number <= low + 5}),
+                    (on_day(day), {number for number, of in record_counts.items() if of == day}),
+                    (True, set(record_counts)),
                 ]
             )
             actual_plan, fresh = await plan(planner, metadata, filter), await plan(other, metadata, filter)

@@ -134,10 +134,10 @@ class KeyedFiles(LineFiles):
     ) -> EncodedDeletes:
         keys = frozenset().union(*(part.keys for part in parts))
         deleted: dict[str, list[int]] = {}
-        for file, gone in metadata.files.items():
+        for file, deleted_rows in metadata.files.items():
             lines = self._storage.objects[file].split(b"\n")
             deleted[file] = [
-                number for number, line in enumerate(lines) if number not in gone and key_of_line(line) in keys
+                number for number, line in enumerate(lines) if number not in deleted_rows and key_of_line(line) in keys
             ]
         for place, part in enumerate(parts):
             later = frozenset().union(*(other.keys for other in parts[place + 1 :]))

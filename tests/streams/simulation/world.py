@@ -402,7 +402,7 @@ class World:
 
     async def run_reader(self) -> None:
         """Read the table repeatedly, and check each answer."""
-        seen: Counter[bytes] = Counter()
+        previous_lines: Counter[bytes] = Counter()
         last: tuple[int, str] = (0, "")
         while True:
             await asyncio.sleep(self.rng.choice((0.01, 0.05, 0.2)))
@@ -421,9 +421,9 @@ class World:
                 continue
             self.reads += 1
             self.check_read(lines, uuid, required)
-            if last == (process.number, uuid) and seen - lines:
-                raise InvariantBroken(f"a reader went back: rows {sorted(seen - lines)[:5]} have disappeared")
-            seen, last = lines, (process.number, uuid)
+            if last == (process.number, uuid) and previous_lines - lines:
+                raise InvariantBroken(f"a reader went back: rows {sorted(previous_lines - lines)[:5]} have disappeared")
+            previous_lines, last = lines, (process.number, uuid)
 
     async def _read(self, process: Process, uuid: str) -> Counter[bytes]:
         """Return the rows of the table's files and its fresh rows, as a plan of the server does."""
@@ -539,12 +539,12 @@ class World:
         """Wait for tasks; a failure of any task ends the run."""
         waiting = set(wanted)
         while waiting:
-            done, _ = await asyncio.wait([*waiting, *background], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            finished_tasks, _ = await asyncio.wait([*waiting, *background], return_when=asyncio.FIRST_COMPLETED)
+            for task in finished_tasks:
                 task.result()
             if self.network.failures:
                 raise self.network.failures[0]
-            waiting -= done
+            waiting -= finished_tasks
 
     async def _flush(self, process: Process) -> int:
         return await (await self.table(process, self.uuid)).flush()

@@ -157,15 +157,15 @@ def test_statement_process_takes_its_keys_from_its_environment(
     assert refused is not None
     assert "set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS" in refused.error
     assert read(client) == before
-    done = run_killed_at(
+    completed = run_killed_at(
         NEVER,
         job,
         {KMS_CLASS: "tests.connector.parquet.encrypted:PyArrowKms", KEY_FILE: encrypted.key_file(tmp_path, "db")},
     )
-    assert done is not None
-    assert done.error == ""
-    assert done.result is not None
-    assert (done.result.files_before, done.result.files_after) == (6, 2)
+    assert completed is not None
+    assert completed.error == ""
+    assert completed.result is not None
+    assert (completed.result.files_before, completed.result.files_after) == (6, 2)
     assert read(client) == before
     for path in paths(client):
         assert {key for name, key in protections(path)} == {"k1", "k2"}
