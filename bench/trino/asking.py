@@ -102,7 +102,7 @@ class Client:
             self._files_of(facts["schema"], facts["table"]),
             sum(scan["totalDrivers"] for scan in scans),
             sum(float(scan["physicalInputDataSize"].removesuffix("B")) for scan in scans) / 1000,
-            statistics,
+            proxy_plan,
         )
 
 
