@@ -32,11 +32,11 @@ def sync_ms(folder: Path, size: int = 4096, times: int = 100) -> float:
 def new_file_ms(folder: Path, size: int = 4096, times: int = 50) -> float:
     """Return the median milliseconds to make a new durable file: write, fsync, fsync of its folder."""
     took = []
-    made = folder / "new-file-probe"
-    made.mkdir()
-    directory = os.open(made, os.O_RDONLY)
+    probe = folder / "new-file-probe"
+    probe.mkdir()
+    directory = os.open(probe, os.O_RDONLY)
     for number in range(times):
-        path = made / str(number)
+        path = probe / str(number)
         started = time.perf_counter()
         with path.open("wb", buffering=0) as file:
             file.write(bytes(size))
@@ -44,9 +44,9 @@ def new_file_ms(folder: Path, size: int = 4096, times: int = 50) -> float:
         os.fsync(directory)
         took.append((time.perf_counter() - started) * 1000)
     os.close(directory)
-    for path in made.iterdir():
+    for path in probe.iterdir():
         path.unlink()
-    made.rmdir()
+    probe.rmdir()
     return statistics.median(took)
 
 

@@ -28,12 +28,12 @@ def first_seed(variable: str = "TEST_SEED") -> int:
 
     An exploring run sets TEST_SEED for its processes.
     """
-    said = os.environ.get(variable) or os.environ.get("TEST_SEED")
-    if not said:
-        said = str(random.SystemRandom().randrange(1, 1 << 30)) if EXPLORING else "1"
+    seed = os.environ.get(variable) or os.environ.get("TEST_SEED")
+    if not seed:
+        seed = str(random.SystemRandom().randrange(1, 1 << 30)) if EXPLORING else "1"
         if EXPLORING:
-            os.environ["TEST_SEED"] = said
-    return int(said)
+            os.environ["TEST_SEED"] = seed
+    return int(seed)
 
 
 def seeds_by_version(

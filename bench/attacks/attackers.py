@@ -57,7 +57,7 @@ class Attacker:
         login = "".join(f"{name}: {value}\r\n" for name, value in self._login.items())
         await _run_many(600, lambda: self._dribbling(f"{head}{login}\r\n"))
 
-    async def chunked_logins(self) -> None:
+    async def send_chunked_logins(self) -> None:
         async def once() -> None:
             reader, writer = await self._wire()
             head = "POST /v1/oauth/tokens HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"

@@ -60,7 +60,7 @@ class HeldRows:
     def close(self) -> None:
         self._con.close()
 
-    def needed(self, schema: str, text: str, expected: Counter[str]) -> list[int]:
+    def count_needed_files(self, schema: str, text: str, expected: Counter[str]) -> list[int]:
         """Return the number of files that are enough for the `expected` rows.
 
         The list has one number for each reference to a table, in the order of the text.
@@ -70,22 +70,22 @@ class HeldRows:
         references.sort(key=lambda one: one.start)
         new, counts = [], []
         for number, reference in enumerate(references):
-            name, kept = (quote_name(f"{what} {number}") for what in ("rows", "kept"))
+            name, kept_table = (quote_name(f"{what} {number}") for what in ("rows", "kept"))
             table = reference.parts[-1].lower()
             count = self._counts[schema, table]
-            self._con.execute(f"CREATE OR REPLACE TABLE {kept} AS SELECT unnest(range(1, {count + 1})) AS file")
+            self._con.execute(f"CREATE OR REPLACE TABLE {kept_table} AS SELECT unnest(range(1, {count + 1})) AS file")
             self._con.execute(
                 f"CREATE OR REPLACE VIEW {name} AS SELECT * EXCLUDE ({quote_name(_FILE)}) FROM {quote_name(table)} "
-                f"WHERE {quote_name(_FILE)} IN (SELECT file FROM {kept})"
+                f"WHERE {quote_name(_FILE)} IN (SELECT file FROM {kept_table})"
             )
             new.append(Replacement(reference.start, reference.end, name + (reference.alias_needed or "")))
             counts.append(count)
         query = splice(text, new)
         if rows_of(self._con, query) != expected:
             raise RowsDiffer(query)
-        return [self._left(number, count, query, expected) for number, count in enumerate(counts)]
+        return [self._count_needed_of_reference(number, count, query, expected) for number, count in enumerate(counts)]
 
-    def _left(self, number: int, count: int, query: str, expected: Counter[str]) -> int:
+    def _count_needed_of_reference(self, number: int, count: int, query: str, expected: Counter[str]) -> int:
         kept_quote_name = quote_name(f"kept {number}")
 
         def is_enough(left: Collection[int]) -> bool:
@@ -103,15 +103,15 @@ class HeldRows:
 
 def fewest(files: Collection[int], is_enough: Callable[[Collection[int]], bool]) -> set[int]:
     """Return a set of files that is enough and from which no file can be left out."""
-    kept = set(files)
+    kept_files = set(files)
     left = [sorted(files)]
     while left:
         some = left.pop()
         if not some:
             continue
-        if is_enough(kept - set(some)):
-            kept -= set(some)
+        if is_enough(kept_files - set(some)):
+            kept_files -= set(some)
         elif len(some) > 1:
             size = len(some) // 2 if len(some) > _SMALL else 1
             left += [some[at : at + size] for at in range(0, len(some), size)][::-1]
-    return kept
+    return kept_files

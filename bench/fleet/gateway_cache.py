@@ -239,15 +239,15 @@ def sendfile_server(path: str) -> Iterator[int]:
 
 def _receive(connection: socket.socket, request: bytes, size: int, buffer: memoryview) -> None:
     connection.sendall(request)
-    got = connection.recv_into(buffer)
+    received_bytes = connection.recv_into(buffer)
     # A refusal is shorter than the range: the client would wait for the rest without end.
-    assert bytes(buffer[9:12]) == b"206", bytes(buffer[:got])
-    head = bytes(buffer[:got]).find(b"\r\n\r\n") + 4
-    left = size - (got - head)
+    assert bytes(buffer[9:12]) == b"206", bytes(buffer[:received_bytes])
+    head = bytes(buffer[:received_bytes]).find(b"\r\n\r\n") + 4
+    left = size - (received_bytes - head)
     while left:
-        got = connection.recv_into(buffer)
-        assert got, "the connection ended early"
-        left -= got
+        received_bytes = connection.recv_into(buffer)
+        assert received_bytes, "the connection ended early"
+        left -= received_bytes
 
 
 def throughput(requests: Callable[[int], bytes], port: int, size: int, seconds: float) -> float:
@@ -375,7 +375,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--connections", type=int, default=10_000)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     report = Report("gateway_cache", "What does the cache of the objects gateway gain?", peer="direct")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         s3 = stack.enter_context(s3_server(Path(folder), keep_alive=True))
@@ -386,27 +386,28 @@ def main() -> None:
         port = stack.enter_context(sendfile_server(str(sent)))
         memory = {"SEAMARK_GATEWAY_CACHE_MEMORY_BYTES": str(1 << 30)}
         with open_rig(Path(folder) / "memory", s3, SEAMARK_S3_ENDPOINT=slow, **memory) as rig:
-            measure(report, rig, s3, far, "memory", 50, given.rounds, partial(sending, port))
+            measure(report, rig, s3, far, "memory", 50, arguments.rounds, partial(sending, port))
             sequential(report, rig, s3, far)
             compare_throughput(report, rig, s3, port, 5)
         limited = stack.enter_context(delay_store(s3.endpoint, 2, rate=S3_RATE))
         with open_rig(Path(folder) / "limited", s3, SEAMARK_S3_ENDPOINT=limited, **memory) as rig:
-            measure_first(report, rig, s3, replace(far, endpoint=limited), given.rounds)
+            measure_first(report, rig, s3, replace(far, endpoint=limited), arguments.rounds)
         with open_rig(
             Path(folder) / "disk", s3, SEAMARK_S3_ENDPOINT=slow, SEAMARK_GATEWAY_CACHE_MEMORY_BYTES="0"
         ) as rig:
-            measure(report, rig, s3, far, "disk", 10, given.rounds, partial(sending, port))
+            measure(report, rig, s3, far, "disk", 10, arguments.rounds, partial(sending, port))
         raise_descriptor_limit()
         limits = {"SEAMARK_GATEWAY_REQUESTS_LIMIT": "40000", "SEAMARK_CONNECTIONS_LIMIT": "40000"}
         for number, (label, size, changes) in enumerate(SLOW_CASES):
             with open_rig(Path(folder) / f"many{number}", s3, **limits, **changes) as rig:
                 keys, _, names = upload(rig, s3, 1)
                 more, kernel, answered, refused = concurrent_readers(
-                    rig, keys, names[0], given.connections, size * MEBIBYTE
+                    rig, keys, names[0], arguments.connections, size * MEBIBYTE
                 )
             report.bounds[f"memory for concurrent range reads, {label}"] = (
-                f"{more} MiB more in the server and {kernel} MiB in the kernel while {given.connections} connections"
-                f" read {size} MiB each and take nothing; {answered} were answered, and {refused} refused"
+                f"{more} MiB more in the server and {kernel} MiB in the kernel while "
+                f"{arguments.connections} connections read {size} MiB each and take nothing; "
+                f"{answered} were answered, and {refused} refused"
             )
     report.notes.append(
         "`direct` is versitygw behind a proxy that delays requests by 15 ms in the median and up to 200 ms, or for"

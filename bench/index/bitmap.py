@@ -65,7 +65,7 @@ class Answerer(Protocol):
     def answer(self, question: Question) -> Positions: ...
 
 
-class Ours:
+class SeamarkBitmap:
     name = OURS
 
     def __init__(self, columns: dict[str, Values]) -> None:
@@ -120,8 +120,10 @@ class DuckDB:
         self._path = path
 
     def answer(self, question: Question) -> Positions:
-        said = f"< {question.below}" if question.below is not None else f"IN ({', '.join(map(str, question.among))})"
-        where = " AND ".join(f"{name} {said}" for name in question.columns)
+        condition = (
+            f"< {question.below}" if question.below is not None else f"IN ({', '.join(map(str, question.among))})"
+        )
+        where = " AND ".join(f"{name} {condition}" for name in question.columns)
         result = self._connection.execute(
             f"SELECT file_row_number FROM read_parquet('{self._path}', file_row_number = true) WHERE {where}"
         ).fetchnumpy()
@@ -209,7 +211,7 @@ def _one_cardinality(report: Report, folder: Path, rows: int, cardinality: int, 
     columns = {name: _column(rng, rows, cardinality) for name in COLUMNS}
     path = folder / f"{cardinality}.parquet"
     pq.write_table(pa.table(columns), path)
-    ours, roaring = Ours(columns), Roaring(columns)
+    ours, roaring = SeamarkBitmap(columns), Roaring(columns)
     answerers: list[Answerer] = [ours, PyArrow(path), DuckDB(path), roaring]
     case = f"cardinality {cardinality:,}"
     for question in _questions(rng, cardinality):
@@ -294,7 +296,7 @@ def _measure_building(report: Report, case: str, values: Values, turns: int) -> 
     report.rows.append(Row(f"{case}, build", "sorted, one core", "M rows/s", {OURS: rates["sorted"]}, **options))
 
 
-def _measure_size(report: Report, case: str, ours: Ours, roaring: Roaring, path: Path, rows: int) -> None:
+def _measure_size(report: Report, case: str, ours: SeamarkBitmap, roaring: Roaring, path: Path, rows: int) -> None:
     section = ours.opened["a"].section(0)
     bits = slice_count(section.cardinality)
     report.rows.append(Row(f"{case}, stored", "slices", "", {OURS: section.bitmaps}, goal=bits))

@@ -62,7 +62,7 @@ class Answerer(Protocol):
         ...
 
 
-class Ours:
+class SeamarkRecordIndex:
     name = OURS
 
     def __init__(self, record: RecordBlob) -> None:
@@ -156,7 +156,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     record = _map_record(blob)
     record.verify()  # Load and verify every page, so that the timed lookups do no other work.
     path = _parquet(folder / "entries.parquet", keys)
-    answerers = [Ours(record), DuckDB(path), DataFusion(path), PyArrow(path)]
+    answerers = [SeamarkRecordIndex(record), DuckDB(path), DataFusion(path), PyArrow(path)]
     _ones(report, answerers, keys, rounds)
     _batches(report, answerers, keys, batch, rounds)
     _cold(report, blob, keys, 200 if quick else 2_000)
@@ -236,12 +236,12 @@ def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) 
     for turn in range(rounds):
         for item in answerers if turn % 2 else reversed(answerers):
             times, slices = (SINGLE, SLICES) if item.name == OURS else (1, 3)
-            for asked in draw.choice(len(keys), (slices, times), replace=False):
-                values = keys[asked].tolist()
+            for row_numbers in draw.choice(len(keys), (slices, times), replace=False):
+                values = keys[row_numbers].tolist()
                 started = time.perf_counter()
                 results = [item.one(value) for value in values]
                 took[item.name].append((time.perf_counter() - started) * 1e6 / times)
-                if results != _expected_places(keys, asked):
+                if results != _compute_expected_places(keys, row_numbers):
                     raise AnswersDiffer(f"{item.name}, one key")
     values_us = {name: statistics.median(times) for name, times in took.items()}
     best = _best(answerers, values_us)
@@ -251,11 +251,11 @@ def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) 
     ]
 
 
-def _expected_places(keys: Values, asked: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+def _compute_expected_places(keys: Values, row_numbers: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     ends = np.cumsum([len(part) for part in np.array_split(keys, FILES)])
-    files = np.searchsorted(ends, asked, "right")
+    files = np.searchsorted(ends, row_numbers, "right")
     starts = ends - np.diff(ends, prepend=0)
-    return list(zip(files.tolist(), (asked - starts[files]).tolist(), strict=True))
+    return list(zip(files.tolist(), (row_numbers - starts[files]).tolist(), strict=True))
 
 
 def _best(answerers: list[Answerer], values: dict[str, float]) -> str:
@@ -268,7 +268,7 @@ def _batches(report: Report, answerers: list[Answerer], keys: Values, batch: int
     draw = np.random.default_rng(10)
     for turn in range(rounds):
         query = draw.choice(len(keys), batch, replace=False)
-        wanted, expected = pa.array(keys[query]), np.array(_expected_places(keys, query))
+        wanted, expected = pa.array(keys[query]), np.array(_compute_expected_places(keys, query))
         for item in answerers if turn % 2 else reversed(answerers):
             started, before = time.perf_counter(), time.process_time()
             result = item.many(wanted)
@@ -309,7 +309,7 @@ def _cold(report: Report, blob: Path, keys: Values, times: int) -> None:
         took.append((time.perf_counter() - started) * 1e6)
         reads.append(len(ranges))
         pages.append(sum(length for _, length in ranges) / 4096)
-        if [(int(lookup_bytes[1][0]), int(lookup_bytes[2][0]))] != _expected_places(keys, np.array([at])):
+        if [(int(lookup_bytes[1][0]), int(lookup_bytes[2][0]))] != _compute_expected_places(keys, np.array([at])):
             raise AnswersDiffer("cold")
     os.close(descriptor)
     report.rows.append(Row("one key, cold", "reads, at most", "", {OURS: max(reads)}, goal=READS_GOAL))

@@ -142,5 +142,5 @@ def _their_manifests(table: Table) -> list[TheirManifestFile]:
 
 def _pyiceberg(table: Table, contents: list[tuple[bytes, str]]) -> float:
     files = PyArrowFileIO()
-    known = {their_manifest.manifest_path: their_manifest for their_manifest in _their_manifests(table)}
-    return _rate(lambda _, location: len(known[location].fetch_manifest_entry(files)), contents)
+    manifests_by_path = {their_manifest.manifest_path: their_manifest for their_manifest in _their_manifests(table)}
+    return _rate(lambda _, location: len(manifests_by_path[location].fetch_manifest_entry(files)), contents)

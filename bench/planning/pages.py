@@ -37,11 +37,11 @@ async def fetch_all(port: int, table: str, *, packed: bool) -> dict[str, float]:
         return answer
 
     first = await ask("plan", {})
-    tasks = json.loads(_plain(first)).get("plan-tasks", [])
+    tasks = json.loads(_decompress(first)).get("plan-tasks", [])
     answers = [first, *[await ask("tasks", {"plan-task": task}) for task in tasks]]
     connection.close()
     return {
-        "files": sum(_plain(answer).count(FILE) for answer in answers),
+        "files": sum(_decompress(answer).count(FILE) for answer in answers),
         "bytes": sum(len(answer.body) for answer in answers),
         "ms": sum(took),
         "page_ms": max(took),
@@ -49,7 +49,7 @@ async def fetch_all(port: int, table: str, *, packed: bool) -> dict[str, float]:
     }
 
 
-def _plain(answer: Response) -> bytes:
+def _decompress(answer: Response) -> bytes:
     return gzip.decompress(answer.body) if answer.field("Content-Encoding") == "gzip" else answer.body
 
 

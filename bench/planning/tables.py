@@ -179,7 +179,7 @@ def _draw_statistics(plan: _Plan, first: int) -> FileStatistics:
     chance = np.random.default_rng((FORMAT, plan.files, plan.columns, first))
     records = chance.integers(50_000, 4_000_000, len(number), dtype=np.int64)
     batch = Batch(number, plan.files, plan.files_per_day, records, chance)
-    size = records * 40 + batch.drawn(1 << 20)
+    size = records * 40 + batch.draw(1 << 20)
     of = columns(plan.columns)
     return FileStatistics(batch, size, of, [column.make(batch) for column in of])
 
@@ -297,7 +297,7 @@ def _entries(plan: _Plan, drawn: FileStatistics) -> list[Cells]:
         varint(batch.bucket),
         varint(batch.records),
         varint(size),
-        *_counts(of, [size // len(of) + batch.drawn(1 << 16) for _ in of]),
+        *_counts(of, [size // len(of) + batch.draw(1 << 16) for _ in of]),
         *_counts(of, [batch.records] * len(of)),
         *_counts(of, [column.nulls for column in stats]),
         *_counts(*_with_nans(of, stats)),

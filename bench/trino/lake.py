@@ -60,7 +60,7 @@ class Layout:
     of: str | None = None
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         files = next(item for item in LAYOUTS if item.name == (self.of or self.name))
         return f"{_TOLD[files.name]}, {'min/max' if self.index is None else self.index}"
 

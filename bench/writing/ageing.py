@@ -33,7 +33,7 @@ def measure(
     read = {"before": _read(lake.spark, name, rounds)}
     took = []
     for _ in range(batches):
-        batch = drawn.next()
+        batch = drawn.next_batch()
         started = time.perf_counter()
         writer.upsert(batch)
         took.append(time.perf_counter() - started)
@@ -41,7 +41,7 @@ def measure(
     read["after"] = _read(lake.spark, name, rounds)
     lake.spark.sql(f"CALL {CATALOG}.system.rewrite_data_files(table => '{NAMESPACE}.{name}', options => {REWRITE})")
     read["rewritten"] = _read(lake.spark, name, rounds)
-    if (versions := writer.versions()) != (expected := drawn.expected(range(1, batches + 1))):
+    if (versions := writer.versions()) != (expected := drawn.expected_rows(range(1, batches + 1))):
         raise AnswersDiffer(f"the aged table has {versions} rows by version, the batches make {expected}")
     by = "deletion vectors" if strategy is None else "equality deletes"
     case, part = f"{rows:,} rows, after {batches} batches, {by}", max(1, batches // 5)

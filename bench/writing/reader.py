@@ -206,11 +206,11 @@ def _compare(report: Report, lake: Lake, table: str, size: Size, case: str, wher
         Row(case, "read", "MB", {name: statistics.median(each) for name, each in actual.items()}, peer=ICEBERG),
     ]
     plan = ways[CHOSEN]()._jdf.queryExecution().executedPlan().toString()
-    who = "ours" if "BatchScan seamark" in plan else "Iceberg's"
+    reader = "ours" if "BatchScan seamark" in plan else "Iceberg's"
     result = _find_rows(lake.client, table, where)
     report.notes.append(
         f"{case}: {result.chosen:,} rows chosen, pages with one have {result.touched:,} of the {result.planned:,} "
-        f"in the files that are left; the reading function takes {who}."
+        f"in the files that are left; the reading function takes {reader}."
     )
     return (result.touched / result.planned if result.planned else 1.0), time_row.ratio() or 0.0
 

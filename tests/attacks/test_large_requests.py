@@ -26,7 +26,7 @@ from seamark.metaserver.catalog import documents, large_requests, values
 from seamark.metaserver.commit.engine_commits import engine_commits
 from tests.api.client import VIEW_VERSION, Answer, Api
 from tests.attacks.world import SCHEMA
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.server.test_bodies import make_tokens
 
 NAMES = "/v1/namespaces/db"
@@ -62,7 +62,7 @@ SHORT = {"requirements": [], "updates": [{"action": "set-properties", "updates":
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Running]:
+async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
     async with running(tmp_path) as server:
         for path, body in (
             (f"{NAMES}/tables", {"name": "t", "schema": SCHEMA}),
@@ -75,7 +75,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Running]:
 
 @pytest.mark.parametrize("name", [*REQUESTS, STORED])
 async def test_others_are_answered_while_a_large_request_is_checked(
-    server: Running, name: str, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, answered = asyncio.Event(), threading.Event()
     loop, original = asyncio.get_running_loop(), asyncio.to_thread

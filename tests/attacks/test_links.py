@@ -27,7 +27,7 @@ from seamark.connector.write.appends import append
 from seamark.metaserver.services.launching.launchers import JobRequest
 from tests.api.client import Api
 from tests.connector.lake import catalog_at
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 
 SECRET = "the-other-tenants-value"
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -148,7 +148,7 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
 ACTIONS = ["load", "plan", "sql", "join", "expire", "orphans", "commit", "append", "compaction", "statistics"]
 
 
-async def act(server: Running, warehouse: Path, action: str) -> str:
+async def act(server: RunningServer, warehouse: Path, action: str) -> str:
     """Send a request, and return the answer as text.
 
     It may be an error, because the writer breaks its own files.

@@ -28,14 +28,14 @@ from seamark.metaserver.store.operations import (
 )
 from tests.api.client import Answer, Api, new_key
 from tests.attacks.world import SCHEMA
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.store.samples import make_instant
 
 GRANTS = (Grant("ann", "writer", ("a",)), Grant("bob", "writer", ("b",)))
 
 
 @asynccontextmanager
-async def _tenants(home: Path, **settings: Any) -> AsyncIterator[tuple[Running, Any]]:
+async def _tenants(home: Path, **settings: Any) -> AsyncIterator[tuple[RunningServer, Any]]:
     """Open a server with two tenants, and a function that sends a request of one of them."""
     async with running(home) as admin:
         store, clock = admin.components.store, admin.components.clock

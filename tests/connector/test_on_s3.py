@@ -243,15 +243,15 @@ def test_statements_merge_files_and_drop_columns_in_s3(
         return blocks(source, at, size)
 
     monkeypatch.setattr(SourceFile, "read", read_counted_block)
-    done = run_statement(lake.client, MergeFiles(("db", "t")), utc=True)
-    assert (done.files_before, done.files_after) == (4, 2)
-    assert done.row_groups_copied > 0
+    report = run_statement(lake.client, MergeFiles(("db", "t")), utc=True)
+    assert (report.files_before, report.files_after) == (4, 2)
+    assert report.row_groups_copied > 0
     assert max(sizes) <= BLOCK_BYTES
     assert read_table(lake.client) == before
     sizes.clear()
-    done = run_statement(lake.client, DropColumns(("db", "t"), "part = 1", ("payload",)), utc=True)
-    assert done.files_before == 1
-    assert sum(sizes) < done.bytes_before / 10
+    report = run_statement(lake.client, DropColumns(("db", "t"), "part = 1", ("payload",)), utc=True)
+    assert report.files_before == 1
+    assert sum(sizes) < report.bytes_before / 10
     after = {number: {**row, "payload": None if row["part"] else row["payload"]} for number, row in before.items()}
     assert read_table(lake.client) == after
     assert lake.list_unfinished() == []

@@ -23,9 +23,9 @@ def test_pairs_are_all_rows_with_equal_keys() -> None:
         stored = np.array([rng.randrange(6) for _ in range(rng.randrange(8))], dtype=np.int64)
         keys = np.array([rng.randrange(-1, 6) for _ in range(rng.randrange(8))], dtype=np.int64)
         expected = sorted((s, g) for s, key in enumerate(stored) for g, other in enumerate(keys) if key == other)
-        found = match_rows(stored, keys, len(expected))
-        assert found is not None
-        assert sorted(zip(*map(np.ndarray.tolist, found), strict=True)) == expected, f"seed {seed}"
+        pairs = match_rows(stored, keys, len(expected))
+        assert pairs is not None
+        assert sorted(zip(*map(np.ndarray.tolist, pairs), strict=True)) == expected, f"seed {seed}"
         if expected:
             assert match_rows(stored, keys, len(expected) - 1) is None
 

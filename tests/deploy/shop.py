@@ -77,8 +77,8 @@ def fill(seamark: Seamark) -> None:
         ["create", "shop.orders", "--kind", "bloom", "--columns", "id", "--fpp", "0.0001"],
         ["build", "shop.orders"],
     ):
-        done = run_seamark("index", *words, "--url", seamark.base_url, timeout_s=120)
-        assert done.returncode == 0, done.stderr
+        completed = run_seamark("index", *words, "--url", seamark.base_url, timeout_s=120)
+        assert completed.returncode == 0, completed.stderr
 
 
 def connect(port: int, **options: Any) -> Any:

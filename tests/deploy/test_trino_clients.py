@@ -39,9 +39,9 @@ def java(*arguments: str) -> str:
     home = java_25_home()
     assert home is not None
     argv = [str(home / "bin" / "java"), *SHORT_LIVED, *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    completed = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    return completed.stdout
 
 
 def command_line(url: str, *statements: str) -> list[dict[str, Any]]:

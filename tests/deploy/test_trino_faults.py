@@ -163,8 +163,8 @@ def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: La
             for cursor in cursors:
                 cursor.cancel()
         assert waiting.result(120) == [["n4711"]]
-        for one in running:
-            one.result(120)
+        for query in running:
+            query.result(120)
     for connection in blockers:
         connection.close()
 

@@ -113,10 +113,10 @@ def check_same(shop: Shop, sql: str) -> list[list[Any]]:
 )
 def test_view_is_read_over_plan_tables(views: Shop, sql: str, views_named: str) -> None:
     assert check_same(views, sql) is not None
-    done = outcome(views, sql)
-    assert done.endswith(f"views.{views_named}"), done
-    assert "; views=" in done
-    assert done.startswith("rewritten; ")
+    view_outcome = outcome(views, sql)
+    assert view_outcome.endswith(f"views.{views_named}"), view_outcome
+    assert "; views=" in view_outcome
+    assert view_outcome.startswith("rewritten; ")
 
 
 def test_view_reads_only_the_needed_files(views: Shop) -> None:
@@ -228,9 +228,9 @@ def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.
     for number in range(4):
         text = f"SELECT id + {number} AS other, note, id FROM shop.orders WHERE id <> {number}"
         rows_of(views.trino.port, f"CREATE OR REPLACE VIEW views.{turning} AS {text}")
-        for one in (4711, number):
-            sql = f"SELECT * FROM {turning} WHERE id = {one}"
-            assert len(check_same(views, sql)) == (one == 4711)
+        for key in (4711, number):
+            sql = f"SELECT * FROM {turning} WHERE id = {key}"
+            assert len(check_same(views, sql)) == (key == 4711)
     assert outcome(views, sql).endswith(f"views=views.{turning}")
     rows_of(views.trino.port, f"DROP VIEW views.{turning}")
     rows_of(views.trino.port, f"CREATE TABLE views.{turning} AS SELECT id, note FROM shop.orders WHERE id < 50")

@@ -29,7 +29,7 @@ class SparkTables:
 
     @classmethod
     @contextmanager
-    def served(cls, spark: SparkSession, folder: Path) -> Iterator[Self]:
+    def open(cls, spark: SparkSession, folder: Path) -> Iterator[Self]:
         with Seamark(folder) as server:
             connect(spark, folder.name, server.base_url)
             new_cls = cls(IndexClient(server.base_url), spark, f"{folder.name}.db")

@@ -245,8 +245,8 @@ def test_spark_reads_only_the_files_that_the_server_returns(engines: Engines, ca
     expected = engines.sql_by_itself(query)
     plan = engines.plan(case.table, case.json)
     assert len(plan) == case.files
-    with engines.hide_other_files(case.table, plan) as taken, engines.requests() as requests:
-        assert taken
+    with engines.hide_other_files(case.table, plan) as hidden_files, engines.requests() as requests:
+        assert hidden_files
         assert engines.sql(query) == expected
     assert expected
     assert requests.count("planTableScan") == 1

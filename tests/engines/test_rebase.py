@@ -77,8 +77,8 @@ def _append_at_once(writers: Sequence[Callable[[int], None]], times: int) -> Cou
             write(number)
 
     with ThreadPoolExecutor(len(writers)) as pool:
-        for done in [pool.submit(work, writer) for writer in writers]:
-            done.result(300)
+        for future in [pool.submit(work, writer) for writer in writers]:
+            future.result(300)
     return Counter(itertools.product(range(len(writers)), range(2 * times)))
 
 

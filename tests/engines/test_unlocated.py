@@ -71,9 +71,9 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
             spread = rng.sample(range(60), 20)
             frame = spark.createDataFrame([(one, 10 * step + 3) for one in spread], "id bigint, v bigint")
             by_tasks = {"client": client, "strategy": EQUALITY, "driver_rows": 0}
-            done = write(frame, "db.t", mode="upsert", keys=["id"], **by_tasks)
-            assert done.attempts == 1
-            assert done.files_written >= 4, "at least two tasks write data and deletes"
+            report = write(frame, "db.t", mode="upsert", keys=["id"], **by_tasks)
+            assert report.attempts == 1
+            assert report.files_written >= 4, "at least two tasks write data and deletes"
             write(frame.filter("id < 10").select("id"), "db.t", mode="delete", **by_tasks)
             model |= dict.fromkeys(spread, 10 * step + 3)
             model = {one: value for one, value in model.items() if not (one in spread and one < 10)}

@@ -137,7 +137,7 @@ def _as_spark_returns(row: Row) -> Row:
 
 
 @dataclass(frozen=True)
-class Stock:
+class UnmodifiedSpark:
     spark: SparkSession
     client: IndexClient
     catalogs: tuple[str, str]
@@ -152,7 +152,7 @@ class Stock:
 
 
 @pytest.fixture(scope="module")
-def stock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stock]:
+def stock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnmodifiedSpark]:
     """Yield the tables and catalogs. Plans of more than three files have pages of two."""
     pages = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
     with (
@@ -163,7 +163,7 @@ def stock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         short = new_catalog(spark, server.base_url, extra=fresh)
         exact = new_catalog(spark, server.base_url, extra={**fresh, "header.X-Seamark-Residuals": "exact"})
         spark.sql(f"CREATE NAMESPACE {short}.db")
-        yield Stock(spark, client, (short, exact))
+        yield UnmodifiedSpark(spark, client, (short, exact))
 
 
 def _rows(ids: range, p: int = 0) -> list[Row]:
@@ -173,7 +173,7 @@ def _rows(ids: range, p: int = 0) -> list[Row]:
 
 @pytest.mark.parametrize("mode", [MODES[0], pytest.param(MODES[1], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("index", ["bitmap(i)", pytest.param("bloom(i)", marks=pytest.mark.slow)])
-def test_delete_that_an_index_answers_deletes_the_matching_rows(stock: Stock, index: str, mode: str) -> None:
+def test_delete_that_an_index_answers_deletes_the_matching_rows(stock: UnmodifiedSpark, index: str, mode: str) -> None:
     """Before a fix, Iceberg's library refused it: "Cannot delete file where some, but not all, rows match"."""
     table = stock.table(f"proved_{index[:3]}_{mode[:4]}")
     table.create("p", **{"write.delete.mode": mode})
@@ -187,7 +187,7 @@ def test_delete_that_an_index_answers_deletes_the_matching_rows(stock: Stock, in
     table.check("only rows that match are gone")
 
 
-def test_delete_from_a_branch_beside_an_index_deletes_the_right_rows(stock: Stock) -> None:
+def test_delete_from_a_branch_beside_an_index_deletes_the_right_rows(stock: UnmodifiedSpark) -> None:
     table = stock.table("branched")
     table.create()
     table.insert(_rows(range(10)))
@@ -201,7 +201,7 @@ def test_delete_from_a_branch_beside_an_index_deletes_the_right_rows(stock: Stoc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
-def test_rewritten_files_contain_the_rows_of_all_row_groups(stock: Stock, exact: bool) -> None:
+def test_rewritten_files_contain_the_rows_of_all_row_groups(stock: UnmodifiedSpark, exact: bool) -> None:
     """Before a fix, Iceberg's readers skipped row groups by the residual of a plan, and the new files lacked
     these rows.
     """
@@ -218,7 +218,7 @@ def test_rewritten_files_contain_the_rows_of_all_row_groups(stock: Stock, exact:
     table.check("MERGE")
 
 
-def test_nan_is_the_greatest_value_in_spark(stock: Stock) -> None:
+def test_nan_is_the_greatest_value_in_spark(stock: UnmodifiedSpark) -> None:
     """Row groups with NaN that Spark writes have no bounds. Those of other writers can have bounds."""
     table = stock.table("nans", exact=True)
     table.create()
@@ -273,7 +273,7 @@ def _arrow_schema() -> pa.Schema:
 class Campaign:
     """Random statements on a random table with random indexes."""
 
-    def __init__(self, stock: Stock, seed: int) -> None:
+    def __init__(self, stock: UnmodifiedSpark, seed: int) -> None:
         self.rng = random.Random(f"stock statements {seed}")
         self.table = stock.table(f"random{seed}", exact=seed % 2 == 1)
         self.seed = seed
@@ -381,7 +381,7 @@ class Campaign:
 
 
 @pytest.mark.slow
-def test_random_statements_beside_indexes_leave_the_expected_rows(stock: Stock) -> None:
+def test_random_statements_beside_indexes_leave_the_expected_rows(stock: UnmodifiedSpark) -> None:
     first = first_seed()
     for seed in range(first, first + examples(3, 1)):
         Campaign(stock, seed).play(examples(12, 6))
@@ -390,7 +390,9 @@ def test_random_statements_beside_indexes_leave_the_expected_rows(stock: Stock) 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("start", range(0, 100, 10))
-def test_hundreds_of_random_statements_beside_indexes_leave_the_expected_rows(stock: Stock, start: int) -> None:
+def test_hundreds_of_random_statements_beside_indexes_leave_the_expected_rows(
+    stock: UnmodifiedSpark, start: int
+) -> None:
     first = 1000 * first_seed() + start
     count = sum(Campaign(stock, seed).play(20) for seed in range(first, first + 10))
     print(f"seeds from {first}: {count} statements")

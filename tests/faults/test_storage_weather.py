@@ -83,7 +83,7 @@ async def _campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
 
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(write)
-        assert any("dropped" in request for request in weather.seen), f"seed {seed} proved nothing"
+        assert any("dropped" in request for request in weather.requests), f"seed {seed} proved nothing"
 
 
 @pytest.mark.parametrize("seed", [41])
@@ -121,7 +121,7 @@ async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_pat
         weather.hang_all = True
         first_key, *keys = [new_key() for _ in range(5)]
         first = asyncio.create_task(asyncio.to_thread(commit, first_key))
-        await until(lambda: "PUT hung" in weather.seen)
+        await until(lambda: "PUT hung" in weather.requests)
         later = [asyncio.create_task(asyncio.to_thread(commit, key)) for key in keys]
         await asyncio.to_thread(serve)
         assert not first.done()

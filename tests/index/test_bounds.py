@@ -86,7 +86,9 @@ def columns(side: Side, heap: bytearray) -> tuple[Any, Any, Any]:
     return np.array(list(side), np.int32), np.array(starts, np.int64), np.array(lengths, np.int32)
 
 
-def expected_flags(name: str, low: Side, high: Side, read: Callable[[bytes], Any]) -> tuple[list[int], list[int]]:
+def compute_expected_flags(
+    name: str, low: Side, high: Side, read: Callable[[bytes], Any]
+) -> tuple[list[int], list[int]]:
     def is_wrong(row: int, data: bytes) -> bool:
         if name == "texts" and not is_utf8(data):
             return True
@@ -106,7 +108,7 @@ def test_bounds_that_prove_nothing_are_recognised(name: str) -> None:
         heap = bytearray(b"\xc3")
         sides: Sequence[Any] = (*columns(low, heap), *columns(high, heap))
         actual_unusable_bounds = unusable_bounds(np.frombuffer(bytes(heap), np.uint8), ORDERS[name], *sides)
-        marks = expected_flags(name, low, high, read)
+        marks = compute_expected_flags(name, low, high, read)
         if actual_unusable_bounds is None:
             assert not any(map(any, marks)), (low, high)
         else:

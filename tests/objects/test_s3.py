@@ -104,7 +104,7 @@ async def test_write_with_a_lost_reply_is_recognised_as_our_own(s3: S3, s3_bucke
     async with through_proxy(s3, s3_bucket) as (objects, mode, base):
         mode.lose_replies = 1
         await objects.create(f"{base}/x", b"mine")
-        assert mode.seen == ["PUT 200", "GET 200"]
+        assert mode.requests == ["PUT 200", "GET 200"]
         assert await objects.read(f"{base}/x") == b"mine"
 
 
@@ -112,7 +112,7 @@ async def test_retry_that_finds_its_own_first_attempt_is_not_a_conflict(s3: S3, 
     async with through_proxy(s3, s3_bucket, storage_retries=2) as (objects, mode, base):
         mode.answer_500_after = 1
         await objects.create(f"{base}/x", b"mine")
-        assert mode.seen == ["PUT 200", "PUT 412", "GET 200"]
+        assert mode.requests == ["PUT 200", "PUT 412", "GET 200"]
 
 
 async def test_lost_reply_over_another_writers_object_is_a_conflict_even_with_equal_bytes(
@@ -148,7 +148,7 @@ async def test_store_without_conditional_writes_is_read_before_a_write(s3: S3, s
         mode.conditional_501 = True
         await objects.create(f"{base}/x", b"1")
         await objects.create(f"{base}/y", b"2")
-        assert mode.seen == ["PUT 501", "HEAD 404", "PUT 200", "HEAD 404", "PUT 200"]
+        assert mode.requests == ["PUT 501", "HEAD 404", "PUT 200", "HEAD 404", "PUT 200"]
         with pytest.raises(ObjectExists):
             await objects.create(f"{base}/x", b"other")
         assert await objects.read(f"{base}/x") == b"1"

@@ -52,5 +52,5 @@ def test_locks_of_the_demo_have_its_imports(locks: list[str], modules: list[str]
     hidden = top_modules(everything()) - top_modules(installed)
     assert "pytest" in hidden
     script = f"HIDDEN = {sorted(hidden)!r}\nNAMES = {modules!r}\n{IMPORT_ALL}"
-    done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    completed = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr[-2000:]

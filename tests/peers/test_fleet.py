@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.rigs.http import Client, Lost
+from tests.faults.rigs.http import Client, OutcomeUnknown
 from tests.peers.fleet import PLAN, Fleet, open_fleet, peer_reads, plan, replicas_of
 from tests.services.command import run_seamark
 from tests.services.postgres import Postgres
@@ -87,7 +87,7 @@ class Load:
             client, is_commit = Client(rng.choice(ready)), rng.random() < 0.2
             try:
                 status, body = self._commit(client, rng) if is_commit else client.call("POST", PLAN, {})
-            except Lost as lost:
+            except OutcomeUnknown as lost:
                 self.errors.append(f"lost: {lost}")
                 continue
             finally:

@@ -368,13 +368,15 @@ def test_plans_of_a_shared_view_use_their_own_metadata() -> None:
     plan = scan(days, [block([a_file(partition=(1,))], 0, spec)])
     other = scan(promoted, [], view=plan.view)
     for _ in range(2):
-        for one, dialect, expected in (
+        for user_agent, dialect, expected in (
             (plan, STANDARD, "1970-01-02"),
             (other, STANDARD, "1970-01-02T00:00:00"),
             (plan, PYICEBERG, 1),
             (other, PYICEBERG, 86_400_000_000),
         ):
-            assert parse_answer(one, dialect=dialect)["file-scan-tasks"][0]["data-file"]["partition"] == [expected]
+            assert parse_answer(user_agent, dialect=dialect)["file-scan-tasks"][0]["data-file"]["partition"] == [
+                expected
+            ]
 
 
 def test_error_names_the_manifest_with_an_unknown_spec() -> None:

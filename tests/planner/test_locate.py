@@ -55,14 +55,14 @@ def test_key_in_json_equals_the_key_of_the_column(kind: str) -> None:
     terms = [resolve("c", schema), resolve("d", schema)]
     rng = random.Random(kind)
     values = [rng.choice([*KINDS[kind], None]) for _ in range(200)]
-    others = [rng.choice([1, 2, None]) for _ in values]
-    columns = [pa.array(values, ARROW.get(kind, pa.string())), pa.array(others, pa.int64())]
+    other_values = [rng.choice([1, 2, None]) for _ in values]
+    columns = [pa.array(values, ARROW.get(kind, pa.string())), pa.array(other_values, pa.int64())]
     expected = [keys_of(columns[0], kind), keys_of(columns[1], "long")]
-    rows = [list(row) for row in zip(map(as_json, values), others, strict=True)]
-    given, request = keys_of_json(terms, rows)
+    rows = [list(row) for row in zip(map(as_json, values), other_values, strict=True)]
+    given_keys, request = keys_of_json(terms, rows)
     assert request is None
     for seed in (0, 1):
-        assert np.array_equal(hash_rows(given, seed), hash_rows(expected, seed))
+        assert np.array_equal(hash_rows(given_keys, seed), hash_rows(expected, seed))
     table = pa.table({"d": columns[1], "c": columns[0], "more": columns[1]})
     assert np.array_equal(hash_rows(keys_of_arrays(terms, arrays_of(terms, table)[0]), 0), hash_rows(expected, 0))
 

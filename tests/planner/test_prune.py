@@ -105,8 +105,8 @@ def test_uuid_bounds_in_either_order_keep_files_with_members_of_a_list(length: i
     files = Uuids(random.Random(length))
     rng = files.rng
     for _ in range(40):
-        others = (rng.choice(files.halves) + rng.randbytes(8) for _ in range(length - 1))
-        listing = sorted([rng.choice(rng.choice(files.held)), *others])
+        random_values = (rng.choice(files.halves) + rng.randbytes(8) for _ in range(length - 1))
+        listing = sorted([rng.choice(rng.choice(files.held)), *random_values])
         dynamic_filters = {number for number, some in enumerate(files.held) if set(some) & set(listing)}
         assert dynamic_filters <= files.find_remaining(Op.IN, *listing), listing
     near_zero = tuple(number.to_bytes(16, "big") for number in range(length))

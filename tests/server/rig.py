@@ -21,7 +21,7 @@ from tests.services.seamark import SHARED_KEY
 
 
 @dataclass
-class Running:
+class RunningServer:
     url: str
     components: ServerComponents
     http: aiohttp.ClientSession
@@ -39,7 +39,7 @@ class Running:
         return instant
 
 
-class LateClock(SystemClock):
+class OffsetClock(SystemClock):
     """The system's clock plus an offset that a test sets."""
 
     ahead_ms = 0
@@ -50,7 +50,7 @@ class LateClock(SystemClock):
 
 def an_instant(clock: Clock, name: str = "t", action: str = "commit", **fields: Any) -> Instant:
     now_ms = clock.now_ms()
-    given: dict[str, Any] = {
+    instant_fields: dict[str, Any] = {
         "id": str(clock.uuid7()),
         "action": action,
         "state": InstantState.COMPLETED,
@@ -62,7 +62,7 @@ def an_instant(clock: Clock, name: str = "t", action: str = "commit", **fields: 
         "completed_ms": now_ms,
         **fields,
     }
-    return Instant(**given)
+    return Instant(**instant_fields)
 
 
 def some_settings(home: Path, **arguments: Any) -> Settings:
@@ -71,7 +71,7 @@ def some_settings(home: Path, **arguments: Any) -> Settings:
 
 
 @asynccontextmanager
-async def running(home: Path, *, clock: Clock | None = None, **arguments: Any) -> AsyncIterator[Running]:
+async def running(home: Path, *, clock: Clock | None = None, **arguments: Any) -> AsyncIterator[RunningServer]:
     """Run a server with these settings and an existing namespace `db`."""
     settings = some_settings(home, **arguments)
     certificate = open_certificate(settings)
@@ -83,4 +83,4 @@ async def running(home: Path, *, clock: Clock | None = None, **arguments: Any) -
         ):
             if await components.store.namespace(("db",)) is None:
                 await components.store.transact([CreateNamespace(path=("db",), properties={})])
-            yield Running(url_of(settings, sock), components, http)
+            yield RunningServer(url_of(settings, sock), components, http)

@@ -32,13 +32,13 @@ from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind
 from seamark.metaserver.store.operations import CreateEntry, DropEntry
 from tests.api.client import Api
 from tests.api.indexes.test_lookups import ask, two_files
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.services.process import free_port, http_ok
 from tests.services.seamark import Seamark
 from tests.waits import until
 
 
-async def scrape(server: Running) -> dict[str, float]:
+async def scrape(server: RunningServer) -> dict[str, float]:
     """Return the samples of /metrics: name with labels → value."""
     async with server.http.get(f"{server.url}/metrics") as answer:
         assert answer.status == 200
@@ -268,9 +268,9 @@ async def test_housekeeping_archives_and_deletes_what_is_due(tmp_path: Path) -> 
         for _ in range(4):
             await server.record("a")
         await server.components.store.transact(drop_of("gone"))
-        done = await server.components.housekeeping.round()
-        assert done["archived"] == 3
-        assert done["purged"] == 1
+        report = await server.components.housekeeping.round()
+        assert report["archived"] == 3
+        assert report["purged"] == 1
         status, body = await server.get("/api/v1/dropped")
         assert (status, body["dropped"]) == (200, [])
         _, body = await server.get("/api/v1/timeline")

@@ -131,9 +131,9 @@ def test_workers_do_not_outlive_a_killed_supervisor(start_seamark: Start) -> Non
     eventually(lambda: server.log.read_text().count('"event":"serving"') == 2)
     workers = workers_of(server)
     os.kill(server.pid, signal.SIGKILL)
-    gone, alive = psutil.wait_procs(workers, timeout=60)
+    ended, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
-    assert len(gone) == 2
+    assert len(ended) == 2
 
 
 def test_second_server_on_the_port_of_workers_is_rejected(start_seamark: Start, tmp_path: Path) -> None:

@@ -64,10 +64,10 @@ class ForkedProcess:
 
     def _read(self, timeout_s: float | None) -> int | None:
         if self.returncode is None and select.select([self._ended], [], [], timeout_s)[0]:
-            said = os.read(self._ended, 16)
+            exit_message = os.read(self._ended, 16)
             os.close(self._ended)
             self.returncode = (
-                int(said) if said else -signal.SIGKILL
+                int(exit_message) if exit_message else -signal.SIGKILL
             )  # Nothing arrived: the fork server itself has ended.
         return self.returncode
 
@@ -160,10 +160,10 @@ def _serve(control: socket.socket) -> dict[str, object] | None:
             _reap(children)
         if control not in ready:
             continue
-        message, given, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 3)
+        message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 3)
         if not message:
             return None
-        output, errors, ended = given
+        output, errors, ended = descriptors
         pid = os.fork()
         if pid:
             children[pid] = ended

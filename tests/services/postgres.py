@@ -70,21 +70,21 @@ class Postgres:
         self.sql(f'CREATE DATABASE "{name}"')
         return self.url(name)
 
-    def empty_database(self, url: str) -> None:
+    def clear_database(self, url: str) -> None:
         """Return the database of `url` to its initial state, which costs a tenth of creating another one."""
         name = url.rsplit("/", 1)[1]
-        others = f"FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
-        ended = f"SELECT count(pg_terminate_backend(pid, 10000)) {others}"
+        other_sessions = f"FROM pg_stat_activity WHERE datname = '{name}' AND pid <> pg_backend_pid()"
+        ended = f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}"
         created = "CREATE SCHEMA public AUTHORIZATION pg_database_owner; GRANT USAGE ON SCHEMA public TO PUBLIC"
         self.sql(f"{ended}; DROP SCHEMA public CASCADE; {created}", name)
 
     def delete_rows(self, url: str, keep: Sequence[str]) -> None:
         """Delete the rows of all tables except `keep`, which costs less than to create the tables again."""
-        others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        kept = ", ".join(f"'{name}'" for name in keep)
-        tables = f"SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ({kept})"
+        other_sessions = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        kept_databases = ", ".join(f"'{name}'" for name in keep)
+        tables = f"SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename NOT IN ({kept_databases})"
         delete = f"DO $$ DECLARE t text; BEGIN FOR t IN {tables} LOOP EXECUTE 'DELETE FROM ' || t; END LOOP; END $$"
-        self.sql(f"SELECT count(pg_terminate_backend(pid, 10000)) {others}; {delete}", url.rsplit("/", 1)[1])
+        self.sql(f"SELECT count(pg_terminate_backend(pid, 10000)) {other_sessions}; {delete}", url.rsplit("/", 1)[1])
 
     def drop_database(self, url: str) -> None:
         """Drop the database of `url`, ending all its connections."""

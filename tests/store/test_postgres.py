@@ -172,10 +172,10 @@ async def test_watermark_includes_sessions_of_another_role(store: GeneratorStore
             unprivileged = parts._replace(netloc=f"{role}:x@{parts.hostname}:{parts.port}").geturl()
             await admin.execute("BEGIN")
             await _drive(admin, RecordInstant(make_instant("slow")))
-            async with _raw(unprivileged) as other:
-                await _drive(other, RecordInstant(make_instant("quick")))
-                watermark = await other.fetchval(_translate("SELECT {watermark}", ""))
-                quick = await other.fetchval("SELECT position FROM instants WHERE id = 'quick'")
+            async with _raw(unprivileged) as connection:
+                await _drive(connection, RecordInstant(make_instant("quick")))
+                watermark = await connection.fetchval(_translate("SELECT {watermark}", ""))
+                quick = await connection.fetchval("SELECT position FROM instants WHERE id = 'quick'")
                 assert watermark <= quick
             await admin.execute("COMMIT")
             assert ids(await store.instants(InstantFilter(), 9)) == ["slow", "quick"]

@@ -98,7 +98,7 @@ class Model:
         self.history.current_snapshot_id = snapshot_id
         self.added[snapshot_id], self.live[snapshot_id] = added, [*self.live[parent], *added]
 
-    def new_rows(self) -> list[int]:
+    def draw_rows(self) -> list[int]:
         rows = [next(self._numbers) for _ in range(self.rng.randint(1, 3))]
         self.rows += rows
         return rows
@@ -127,9 +127,9 @@ class Model:
         rng = self.rng
         match rng.choice(("send", "send", "send", "append", "flush", "flush", "compact", "trim", "expire", "rebuild")):
             case "send":
-                self.log[rng.randrange(len(self.log))] += self.new_rows()
+                self.log[rng.randrange(len(self.log))] += self.draw_rows()
             case "append":
-                self.commit("append", self.new_rows())
+                self.commit("append", self.draw_rows())
             case "compact":
                 self.commit("replace", [])
             case "flush":
@@ -153,7 +153,7 @@ class Reader:
     token: str
     missing: list[int] = field(default_factory=list)
     """The rows before the position at which the reader began."""
-    seen: Counter[int] = field(default_factory=Counter)
+    seen_counts: Counter[int] = field(default_factory=Counter)
     failed: str = ""
 
     def read(self, model: Model, steps: int) -> bool:
@@ -170,14 +170,14 @@ class Reader:
                     return True
                 case Files():
                     rows = model.live[step.snapshot_id] if step.is_scan else model.added[step.snapshot_id]
-                    self.seen.update(rows)
+                    self.seen_counts.update(rows)
                     self.token = step.position.encode()
                 case LogRows():
                     offsets = {}
                     for shard, (start, end) in step.ranges.items():
                         assert model.starts[shard] <= start < end <= len(model.log[shard])
                         offsets[shard] = model.rng.randint(start + (len(step.ranges) == 1), end)
-                        self.seen.update(model.log[shard][start : offsets[shard]])
+                        self.seen_counts.update(model.log[shard][start : offsets[shard]])
                     self.token = step.position.advance(offsets).encode()
         return False
 
@@ -195,11 +195,11 @@ def start_reader(model: Model) -> Reader | None:
             return Reader(position.encode(), list(model.live[snapshot_id]))
         case "time" if model.history.by_id:
             try:
-                found = snapshot_at(table, model.rng.choice(list(model.history.by_id)))
-                position = position_after_snapshot(UUID, table, found)
+                snapshot = snapshot_at(table, model.rng.choice(list(model.history.by_id)))
+                position = position_after_snapshot(UUID, table, snapshot)
             except OffsetOutOfRange:
                 return None
-            return Reader(position.encode(), list(model.live[found]))
+            return Reader(position.encode(), list(model.live[snapshot]))
     return None
 
 
@@ -227,9 +227,9 @@ def check_readers(seed: int) -> None:
         expected = Counter(model.rows) - Counter(reader.missing)
         if reader.failed:
             assert any(text in reader.failed for text in ("removed", "expired", "another log")), (seed, reader.failed)
-            assert reader.seen <= expected, f"seed {seed}: a reader that fails has repeated a row"
+            assert reader.seen_counts <= expected, f"seed {seed}: a reader that fails has repeated a row"
         else:
-            assert reader.seen == expected, seed
+            assert reader.seen_counts == expected, seed
 
 
 def test_most_random_readers_do_not_fail() -> None:
@@ -247,7 +247,7 @@ def test_most_random_readers_do_not_fail() -> None:
 
 def test_rows_of_a_rolled_back_flush_are_refused_or_skipped() -> None:
     model = Model(Random(1), 1)
-    model.commit("append", model.new_rows())
+    model.commit("append", model.draw_rows())
     base = model.history.current_snapshot_id
     before = position_after_snapshot(UUID, model.table(), base)
     model.log[0] += [100, 101]

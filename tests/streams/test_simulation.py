@@ -30,7 +30,7 @@ from tests.log.disk import OpenSimulatedFile
 from tests.seeds import first_seed
 from tests.streams.simulation.loop import run_simulated
 from tests.streams.simulation.ports import Catalog
-from tests.streams.simulation.world import Broken, World
+from tests.streams.simulation.world import InvariantBroken, World
 
 QUICK_SEEDS = 200
 SLOW_SEEDS = 10_000
@@ -143,21 +143,21 @@ def read_shards_at_different_moments(patch: pytest.MonkeyPatch) -> None:
     watermarks = StreamTable.watermarks
     earlier: dict[int, dict[int, int]] = {}
 
-    def mixed_watermarks(table: StreamTable) -> dict[int, int]:
+    def mix_watermarks(table: StreamTable) -> dict[int, int]:
         now = watermarks(table)
         before = earlier.get(id(table), now)
         earlier[id(table)] = now
         last = max(now)
         return {**now, last: max(before.get(last, 0), table.flushed[last])}
 
-    patch.setattr(StreamTable, "watermarks", mixed_watermarks)
+    patch.setattr(StreamTable, "watermarks", mix_watermarks)
 
 
 def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
     """Store each batch of an append as its own record, so that a power cut leaves half of the append."""
     append = Group.append
 
-    def split(group: Group, batches, producer):
+    def append_each_batch(group: Group, batches, producer):
         answer = append(group, batches, producer)
         if not answer.duplicate:
             entry = group.entries.pop()
@@ -189,7 +189,7 @@ def store_shards_apart(patch: pytest.MonkeyPatch) -> None:
                 if not future.done():
                     future.set_result(answer)
 
-    patch.setattr(Group, "append", split)
+    patch.setattr(Group, "append", append_each_batch)
     patch.setattr(segments.SegmentLog, "_write_group", write_group)
 
 
@@ -265,7 +265,7 @@ def write_shards_apart(patch: pytest.MonkeyPatch) -> None:
     """Write a separate journal record for each shard of an append."""
     append = JournalState._append
 
-    def split(state: JournalState, request: AppendRequest, group):
+    def append_first_batch(state: JournalState, request: AppendRequest, group):
         if len(request.batches) == 1:
             return append(state, request, group)
         first, *later = request.batches
@@ -275,13 +275,13 @@ def write_shards_apart(patch: pytest.MonkeyPatch) -> None:
 
     apply = JournalState.apply
 
-    def late(state: JournalState, group):
+    def apply_in_parts(state: JournalState, group):
         for batch in state.__dict__.pop("late", []):
             apply(state, structs.replace(group, requests=(AppendRequest((batch,)),)))
         return apply(state, group)
 
-    patch.setattr(JournalState, "_append", split)
-    patch.setattr(JournalState, "apply", late)
+    patch.setattr(JournalState, "_append", append_first_batch)
+    patch.setattr(JournalState, "apply", apply_in_parts)
 
 
 def let_every_server_own_each_table(patch: pytest.MonkeyPatch) -> None:
@@ -328,7 +328,7 @@ def test_the_simulation_finds_each_mutation(
     for seed in range(first, first + MUTATION_SEEDS):
         try:
             run_world(seed, fleet=fleet)
-        except Broken as error:
+        except InvariantBroken as error:
             assert re.search(expected, str(error)), error  # noqa: PT017
             return
     pytest.fail("the simulation does not find the mutation")

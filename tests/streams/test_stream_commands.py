@@ -14,7 +14,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.streams.status import list_streams
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
-from tests.server.rig import LateClock, running
+from tests.server.rig import OffsetClock, running
 from tests.services.command import run_seamark
 from tests.streams.test_read_stream import append_batch
 from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, Stream, create, streaming
@@ -23,9 +23,9 @@ from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, Stream, create, 
 async def run(url: str, *arguments: str) -> str:
     """Run `seamark stream` with the arguments, and return its output."""
 
-    done = await asyncio.to_thread(run_seamark, "stream", *arguments, "--url", url)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    completed = await asyncio.to_thread(run_seamark, "stream", *arguments, "--url", url)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 async def test_a_stream_is_listed_shown_and_flushed(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ async def test_metrics_count_appends_refusals_and_flushes(tmp_path: Path) -> Non
 
 
 async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Path) -> None:
-    clock = LateClock()
+    clock = OffsetClock()
     async with running(tmp_path, clock=clock, stream_flush_interval_ms=NEVER_MS, stream_memory_bytes=1 << 20) as server:
         catalog = await asyncio.to_thread(RestCatalog, "health", uri=server.url)
         stream = Stream(server, catalog)
@@ -207,10 +207,10 @@ async def test_reader_without_rights_on_the_namespace_sees_no_stream(tmp_path: P
             for name, grants in (("rita", [("db",)]), ("mallory", [("evil",)]), ("nobody", []))
         }
     async with running(tmp_path, auth="token") as server:
-        seen = {}
+        columns_by_table = {}
         for name, secret in secrets.items():
             status, page = await server.get("/api/v1/streams", headers={"Authorization": f"Bearer {secret}"})
             assert status == 200, page
-            seen[name] = [listed["table"] for listed in page["streams"]]
-        assert seen == {"rita": ["t"], "mallory": [], "nobody": []}
+            columns_by_table[name] = [listed["table"] for listed in page["streams"]]
+        assert columns_by_table == {"rita": ["t"], "mallory": [], "nobody": []}
         assert (await server.get("/api/v1/streams"))[0] == 401

@@ -44,8 +44,13 @@ def test_names_in_the_tiers_exist() -> None:
 
 
 def test_engines_begin_first_then_the_longest_and_units_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = {"tests/a.py": 2.0, "tests/b.py": 9.0, "tests/engines/test_x.py": 5.0, "tests/planner/test_lake.py": 7.0}
-    durations = {place: Duration(place, 1, wall_s, 0.0) for place, wall_s in kept.items()}
+    kept_durations = {
+        "tests/a.py": 2.0,
+        "tests/b.py": 9.0,
+        "tests/engines/test_x.py": 5.0,
+        "tests/planner/test_lake.py": 7.0,
+    }
+    durations = {place: Duration(place, 1, wall_s, 0.0) for place, wall_s in kept_durations.items()}
     monkeypatch.setattr(spread, "read_durations", lambda: durations)
     ids = [
         "tests/a.py::1",

@@ -27,20 +27,20 @@ async def test_watchers_of_two_replicas_see_every_instant_once_and_in_the_same_o
             return [await replica.record() for _ in range(count)]
 
         async def read(replica: Replica) -> list[str]:
-            seen: list[str] = []
+            listed_ids: list[str] = []
             since = None
-            while len(seen) < 4 * count:
+            while len(listed_ids) < 4 * count:
                 watch = await replica.timeline.watch(InstantFilter(since=since), 7, 10)
-                seen += [instant.id for instant in watch]
+                listed_ids += [instant.id for instant in watch]
                 since = watch[-1].position if watch else since
-            return seen
+            return listed_ids
 
         async with asyncio.timeout(60):
-            *written, seen, seen_too = await asyncio.gather(
+            *written, watched_ids, seen_too = await asyncio.gather(
                 write(first), write(second), write(first), write(second), read(first), read(second)
             )
-    assert seen == seen_too
-    assert sorted(seen) == sorted(item for ids in written for item in ids)
+    assert watched_ids == seen_too
+    assert sorted(watched_ids) == sorted(item for ids in written for item in ids)
 
 
 async def test_webhooks_and_long_polls_work_across_replicas(tmp_path: Path, postgres_url: str) -> None:

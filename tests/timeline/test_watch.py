@@ -149,13 +149,13 @@ async def test_continuing_reader_misses_nothing_while_two_replicas_write(
         return [await replica.record() for _ in range(count)]
 
     async def read(replica: Replica) -> list[str]:
-        seen: list[str] = []
+        listed_ids: list[str] = []
         since = None
-        while len(seen) < 2 * count:
+        while len(listed_ids) < 2 * count:
             watch = await replica.timeline.watch(InstantFilter(since=since), 7, 10)
-            seen += [instant.id for instant in watch]
+            listed_ids += [instant.id for instant in watch]
             since = watch[-1].position if watch else since
-        return seen
+        return listed_ids
 
     async with asyncio.timeout(60):
         written_a, written_b, *results = await asyncio.gather(write(first), write(second), read(first), read(second))

@@ -20,7 +20,7 @@ from aiohttp import web
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.store.lease import Lease
 from seamark.metaserver.timeline import delivery
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 
 SECRET = "receiver and server know it"
 
@@ -82,7 +82,7 @@ def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "LEASE_S", 3.0)
 
 
-async def record(server: Running, names: str) -> None:
+async def record(server: RunningServer, names: str) -> None:
     for name in names:
         await server.record(name)
 

@@ -9,17 +9,17 @@ from uuid import uuid4
 from tests.api.client import SCHEMA, Answer
 from tests.api.plans.planned import file_of
 from tests.api.plans.test_foreign_files import Lake, lake, manifest, manifest_list
-from tests.catalog.rig import first_updates
+from tests.catalog.rig import creation_updates
 
 __all__ = ["lake"]
 
 
-def _snapshot(snapshot_id: int, made: str, **more: Any) -> list[dict[str, Any]]:
+def _snapshot(snapshot_id: int, timestamp_ms: str, **more: Any) -> list[dict[str, Any]]:
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-number": 1,
         "timestamp-ms": int(time.time() * 1000),
-        "manifest-list": made,
+        "manifest-list": timestamp_ms,
         "summary": {"operation": "append"},
         "schema-id": 0,
         **more,
@@ -30,7 +30,7 @@ def _snapshot(snapshot_id: int, made: str, **more: Any) -> list[dict[str, Any]]:
 
 async def _create(lake: Lake, name: str, *updates: dict[str, Any]) -> Answer:
     """Create a table with the commit that ends Spark's CREATE TABLE AS SELECT."""
-    created = [*first_updates(str(uuid4()), SCHEMA), *updates]
+    created = [*creation_updates(str(uuid4()), SCHEMA), *updates]
     body = {"requirements": [{"type": "assert-create"}], "updates": created}
     return await lake("wendy", "POST", f"/v1/namespaces/mine/tables/{name}", body)
 

@@ -254,13 +254,13 @@ async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(
     theirs = (await lake.folder("theirs")) / "metadata"
     path, own = await lake.table_of_another_catalog()
     secret = file_of(f"file://{theirs.parent}/data/{SECRET}.parquet", 1, 9)
-    held = manifest(theirs / "m.avro", [secret], 1, write=False)
-    longer = replace(held, length=held.length + 1000)
+    secret_manifest = manifest(theirs / "m.avro", [secret], 1, write=False)
+    longer = replace(secret_manifest, length=secret_manifest.length + 1000)
     missing = manifest(theirs / "missing.avro", [secret], 1, write=False)
     damaged = manifest(theirs / "damaged.avro", [secret], 1)
     (theirs / "damaged.avro").write_bytes(b"x" * damaged.length)
     lists = [f"file://{theirs}/{name}.avro" for name in ("snap", "damaged", "missing")]
-    for number, listed in enumerate((held, longer, damaged, missing, replace(missing, content=1))):
+    for number, listed in enumerate((secret_manifest, longer, damaged, missing, replace(missing, content=1))):
         lists.append(manifest_list(path.with_name(f"l{number}.avro"), [listed]))
     answers = set()
     for location in lists:
@@ -313,12 +313,12 @@ async def test_only_an_unconfined_writer_may_add_files_outside_all_tables(lake: 
     assert (await lake.commit("wendy", "mine", 8, new_manifest_list, **{"parent-snapshot-id": 7})).status == 200
 
 
-@pytest.mark.parametrize("kept", [None, "table-uuid", "location"])
-async def test_overwritten_metadata_opens_no_file_of_another_table(lake: Lake, kept: str | None) -> None:
+@pytest.mark.parametrize("is_kept", [None, "table-uuid", "location"])
+async def test_overwritten_metadata_opens_no_file_of_another_table(lake: Lake, is_kept: str | None) -> None:
     """A table's writers may be able to overwrite its metadata file."""
     theirs = await lake.metadata("theirs")
     path, own = await lake.table_of_another_catalog()
-    path.write_text(json.dumps(theirs if kept is None else {**theirs, kept: own[kept]}))
+    path.write_text(json.dumps(theirs if is_kept is None else {**theirs, is_kept: own[is_kept]}))
     answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {})
     assert answer.error[0] == 403
     for route in ("files", "partitions"):

@@ -17,7 +17,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace
 from tests.api.client import SCHEMA, Answer, Api
 from tests.api.indexes.test_cold import delay_whole_files
-from tests.api.plans.test_plan_tables import As
+from tests.api.plans.test_plan_tables import UserApi
 from tests.planner.lakes.stars import Col, StarTable
 from tests.server.rig import running
 
@@ -224,7 +224,7 @@ async def test_request_without_the_right_to_read_a_joined_table_is_rejected(tmp_
             secrets[name] = await create_token(store, clock, name, None, grant)
         await store.transact([CreateNamespace(path=("secret",), properties={})])
     async with running(tmp_path, auth="token") as server:
-        root, rita = (As(server, secrets[name]) for name in grants)
+        root, rita = (UserApi(server, secrets[name]) for name in grants)
         await create_star(root)
         created = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
         assert created.status == 200, created.raw

@@ -17,7 +17,7 @@ from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, append, new_key, set_properties
 from tests.api.rest.standard import PLANNING, operations
-from tests.server.rig import LateClock, running
+from tests.server.rig import OffsetClock, running
 
 T = "/v1/namespaces/db/tables"
 V = "/v1/namespaces/db/views"
@@ -292,7 +292,7 @@ async def test_key_survives_a_restart_of_the_server(tmp_path: Path) -> None:
 
 
 async def test_expired_key_counts_as_new(tmp_path: Path) -> None:
-    clock = LateClock()
+    clock = OffsetClock()
     async with running(tmp_path, clock=clock, idempotency_ttl_s=600) as server:
         api, key = Api(server), new_key()
         assert (await api("POST", "/v1/namespaces", {"namespace": ["n"]}, key=key)).status == 200

@@ -22,7 +22,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer, Api
 from tests.connector.lake import append, create, spread
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.waits import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -39,7 +39,7 @@ GRANTS = (
 
 @dataclass
 class Site:
-    server: Running
+    server: RunningServer
     tokens: dict[str, str]
 
     @property
@@ -274,8 +274,8 @@ async def test_two_principals_leave_a_statement_to_a_third(home: Path) -> None:
         ]
         await until(lambda: len(workers()) == 3)
         assert (await site.sql("root", "SELECT 1")).status == 200
-        done, _ = await asyncio.wait(long, return_when=asyncio.FIRST_COMPLETED)
-        assert [task.result().status for task in done] == [503]
+        finished_tasks, _ = await asyncio.wait(long, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result().status for task in finished_tasks] == [503]
         for task in long:
             task.cancel()
         await asyncio.gather(*long, return_exceptions=True)

@@ -67,10 +67,10 @@ class ExactTable:
         upper = {column: np.array([codes[file].max() for file in files]) for column, codes in self.codes.items()}
         counts = []
         for matching in self.matching:
-            kept = np.ones(FILES, dtype=bool)
+            is_kept = np.ones(FILES, dtype=bool)
             for column, totals in matching.items():
-                kept &= totals[upper[column] + 1] > totals[lower[column]]
-            counts.append(int(kept.sum()))
+                is_kept &= totals[upper[column] + 1] > totals[lower[column]]
+            counts.append(int(is_kept.sum()))
         return float(np.mean(counts))
 
 

@@ -62,16 +62,16 @@ def plan_joins(
 
 def dimension_texts(each: tuple[Dimension, ...]) -> str:
     reported = []
-    for one in each:
-        behind = f" ({dimension_texts(one.dimensions)})" if one.dimensions else ""
-        reported.append(f"{'+'.join(column for column, _ in one.on)}: {one.planned.table[0]}{behind}")
+    for reference in each:
+        behind = f" ({dimension_texts(reference.dimensions)})" if reference.dimensions else ""
+        reported.append(f"{'+'.join(column for column, _ in reference.on)}: {reference.planned.table[0]}{behind}")
     return ", ".join(sorted(reported))
 
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_each_dimension_with_a_condition_limits_the_facts(name: str) -> None:
     date, part, supplier, customer = (
-        f"lo_{one}" for one in ("orderdate: date", "partkey: part", "suppkey: supplier", "custkey: customer")
+        f"lo_{names}" for names in ("orderdate: date", "partkey: part", "suppkey: supplier", "custkey: customer")
     )
     flights = {
         "Q1": [date],

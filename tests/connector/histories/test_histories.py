@@ -7,18 +7,18 @@ from collections import Counter
 import pytest
 
 from seamark.connector.client.indexes import IndexClient
-from tests.connector.histories.life import Life
+from tests.connector.histories.life import TableHistory
 from tests.seeds import first_seed
 
 
 def play(client: IndexClient, seed: int, steps: int, name: str) -> Counter[str]:
-    life, done = Life(client, seed, name), list[str]()
+    life, operations = TableHistory(client, seed, name), list[str]()
     for _ in range(steps):
         try:
-            done.append(life.step())
+            operations.append(life.step())
             life.check()
         except Exception as error:
-            error.add_note("\n".join([f"seed {seed}", *done[-5:]]))
+            error.add_note("\n".join([f"seed {seed}", *operations[-5:]]))
             raise
     return life.counts
 

@@ -21,7 +21,7 @@ from seamark.connector.index.builds import GroupLimits, InProcessWorkers, build
 from seamark.formats.index.index_file import assemble, open_index_file
 from seamark.formats.index.kinds.kinds import KINDS
 from tests.connector.lake import append, create, spread
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.support.commands import invoke_seamark
 
 COLUMNS = {"bloom": "id", "bitmap": "country", "record": "id"}
@@ -33,14 +33,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
+def client(server: ServerThread) -> Iterator[IndexClient]:
     """Yield a client of a server that has `db.t` with 6 files of 20 rows, and an index of each kind.
 
     The name of an index is its kind, and each index has 3 index files.
     """
-    create(served.url)
-    append(served.url, "db.t", spread(6))
-    new_client = IndexClient(served.url)
+    create(server.url)
+    append(server.url, "db.t", spread(6))
+    new_client = IndexClient(server.url)
     for name, column in COLUMNS.items():
         new_client.put_index("db.t", name, kind=name, columns=[column])
         build(new_client, "db.t", name, InProcessWorkers(), limits=GroupLimits(files=2))
@@ -232,12 +232,14 @@ def test_verify_refuses_invalid_arguments_with_an_exit_code(
         assert "Traceback" not in text, arguments
 
 
-def test_rebuild_registry_registers_index_files_that_the_server_forgot(client: IndexClient, served: Served) -> None:
+def test_rebuild_registry_registers_index_files_that_the_server_forgot(
+    client: IndexClient, server: ServerThread
+) -> None:
     before = {where: client.explain("db.t", where).files for where in ("id = 13", "country = 'c3' AND id = 24")}
     assert before["id = 13"] == 1
     table = client.load_table("db.t")
-    location = served.run(served.api("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
-    other = Served(served.home / "other", warehouse=served.home.as_uri())
+    location = server.run(server.api("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
+    other = ServerThread(server.home / "other", warehouse=server.home.as_uri())
     other.start()
     try:
         body = {"name": "t", "metadata-location": location}
@@ -274,7 +276,7 @@ def test_rebuild_registers_tables_with_their_index_files(client: IndexClient, tm
         "known": 1,
         "index-files": 0,
     }
-    other = Served(home, warehouse=warehouse)
+    other = ServerThread(home, warehouse=warehouse)
     other.start()
     try:
         again = IndexClient(other.url)

@@ -54,7 +54,7 @@ def rows(numbers: Longs, value: int) -> pa.Table:
 
 
 @dataclass
-class Grown:
+class GrowingTable:
     """A table and its expected rows.
 
     `live` is bool[n]: True if the row of key n exists. After each step, `sampled` keys are looked up.
@@ -79,16 +79,16 @@ class Grown:
         self.live = np.concatenate([self.live, np.ones(inserted, np.bool_)])
 
     def delete(self, count: int) -> None:
-        gone = self.draw.choice(np.flatnonzero(self.live), count, replace=False)
-        report = delete(self.client, "db.t", keys=rows(gone, 0).select(["k"]), mode=self.mode)
+        removed_keys = self.draw.choice(np.flatnonzero(self.live), count, replace=False)
+        report = delete(self.client, "db.t", keys=rows(removed_keys, 0).select(["k"]), mode=self.mode)
         assert report.deleted == count
-        self.live[gone] = False
+        self.live[removed_keys] = False
 
     def merge(self) -> None:
         before = sum(self.client.index("db.t", "keys").json["levels"].values())
-        done = Indexer(self.client, lambda: closing(InProcessWorkers())).round()
-        assert (done.failed, done.damaged) == (0, 0)
-        assert done.merges > 0
+        report = Indexer(self.client, lambda: closing(InProcessWorkers())).round()
+        assert (report.failed, report.damaged) == (0, 0)
+        assert report.merges > 0
         assert sum(self.client.index("db.t", "keys").json["levels"].values()) < before
 
     # Counts
@@ -192,7 +192,7 @@ def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
 def grow(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int) -> None:
     """Insert, upsert, delete and merge `turns` times, and check the table after each step."""
     create(client, version=2, fields=FIELDS, properties={"seamark.index.keys": "record(k)"})
-    table = Grown(client, mode, sampled)
+    table = GrowingTable(client, mode, sampled)
     some = keys // 100
     for turn in range(turns):
         for _ in range(FANOUT):

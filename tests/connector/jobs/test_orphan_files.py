@@ -28,11 +28,11 @@ from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.commit.expiration import expiration
-from seamark.metaserver.commit.expiration import orphan_files as server
+from seamark.metaserver.commit.expiration import orphan_files as orphan_removal
 from seamark.metaserver.store.port import InstantFilter
 from tests.connector.jobs.test_expiration import history, list_needed_files, list_stored_files, path_of, read, snapshots
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import create, rows
 from tests.seeds import examples, seeds_by_version
 
@@ -89,8 +89,8 @@ def metadata_files(table: Table) -> set[Path]:
     return {path for path in (*log, path_of(table.metadata_location)) if path.exists()}
 
 
-def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         kept_all_files = all_files(table)
         orphans, other_put_files = {put_file(table, name) for name in NAMES}, {put_file(table, name) for name in OTHERS}
@@ -105,7 +105,7 @@ def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClie
         assert remove_orphan_files(client, "db.t") == planned
         assert all_files(table) == kept_all_files | other_put_files | {young}
         assert run_orphan_files(client, ("db", "t")) == {}
-        (instant,) = served.run(served.server.components.store.instants(InstantFilter(action=server.ACTION), 100))
+        (instant,) = server.run(server.components.store.instants(InstantFilter(action=orphan_removal.ACTION), 100))
         assert instant.summary["deleted-files"] == len(orphans)
 
 
@@ -114,14 +114,14 @@ def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClie
     [*seeds_by_version((0, 1)), *(pytest.param(2, version, marks=pytest.mark.slow) for version in (2, 3))],
 )
 def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
 ) -> None:
     rng = random.Random(f"{seed} {version}")
-    monkeypatch.setattr(server, "FILES_MAX", rng.choice([3, 1000]))
-    monkeypatch.setattr(server, "_BATCH", rng.choice([2, 100]))
-    monkeypatch.setattr(server, "_LISTED", rng.choice([5, 1000]))
+    monkeypatch.setattr(orphan_removal, "FILES_MAX", rng.choice([3, 1000]))
+    monkeypatch.setattr(orphan_removal, "_BATCH", rng.choice([2, 100]))
+    monkeypatch.setattr(orphan_removal, "_LISTED", rng.choice([5, 1000]))
     removed = 0
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, version)
         append(client, "db.t", rows([0]))
         table = catalog.load_table("db.t")
@@ -170,32 +170,32 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
 
 
 def test_removal_keeps_an_old_file_that_a_concurrent_commit_adds(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         late = path_of(table.location()) / "data" / "late.parquet"
         pq.write_table(rows([77]), late)
         orphan = put_file(table, "data/orphan.parquet")
         age_all(table)
-        find = server.OrphanRemoval._find
+        find = orphan_removal.OrphanRemoval._find
 
-        async def slow(self: server.OrphanRemoval, *arguments: Any) -> Any:
+        async def slow(self: orphan_removal.OrphanRemoval, *arguments: Any) -> Any:
             actual = await find(self, *arguments)
             assert {path_of(info.location) for info in actual[0]} == {late, orphan}
             await asyncio.to_thread(table.add_files, [f"file://{late}"])
             return actual
 
-        monkeypatch.setattr(server.OrphanRemoval, "_find", slow)
+        monkeypatch.setattr(orphan_removal.OrphanRemoval, "_find", slow)
         assert remove_orphan_files(client, "db.t").files == 1
         assert late.exists()
         assert not orphan.exists()
 
 
 def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         client.put_index("db.t", "ids", kind="bloom", columns=["id"])
         assert run_indexing(client, ("db", "t"))
@@ -207,7 +207,7 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
             raise StorageError("the storage refuses the deletion")
 
         with monkeypatch.context() as context:
-            context.setattr(type(served.server.components.objects), "delete", unwilling)
+            context.setattr(type(server.components.objects), "delete", unwilling)
             assert expire(client, "db.t", older_than_ms=1 << 60).files_failed > 0
         for number in range(3):
             upsert(client, "db.t", rows([number]), keys=["id"])
@@ -221,7 +221,7 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
         assert before.exists()
         assert indexed <= all_files(table)
         monkeypatch.setattr(expiration, "_RESUMED_AFTER_MS", -1)
-        assert served.run(served.server.components.expiration.resume()) == 1
+        assert server.run(server.components.expiration.resume()) == 1
         remove_orphan_files(client, "db.t")
         assert not before.exists()
         table.refresh()
@@ -229,9 +229,9 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
 
 
 def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
-    client: IndexClient, served: Served
+    client: IndexClient, server: ServerThread
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         shared = path_of(table.location()).parent / "shared"
         properties = {"write.data.path": f"file://{shared}"}
@@ -248,9 +248,9 @@ def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
         assert read(client, catalog.load_table("db.two").current_snapshot().snapshot_id, "db.two")
 
 
-def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, served: Served) -> None:
+def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, server: ServerThread) -> None:
     """An admin has allowed another table to name files in this table's folder."""
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         file = path_of(table.location()) / "data" / "of-two.parquet"
         pq.write_table(rows([77]), file)
@@ -275,14 +275,14 @@ def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, se
     ],
 )
 def test_spellings_of_a_name_have_the_same_hash(named: str, stored_as: str) -> None:
-    assert server._hash_name(named) == server._hash_name(stored_as)
-    assert server._hash_name(named) != server._hash_name(stored_as + ".parquet")
+    assert orphan_removal._hash_name(named) == orphan_removal._hash_name(stored_as)
+    assert orphan_removal._hash_name(named) != orphan_removal._hash_name(stored_as + ".parquet")
 
 
 def test_failed_deletions_are_reported_and_a_repeated_job_continues(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         orphan = put_file(table, "data/orphan.parquet")
 
@@ -290,7 +290,7 @@ def test_failed_deletions_are_reported_and_a_repeated_job_continues(
             raise StorageError("the storage refuses the deletion")
 
         with monkeypatch.context() as context:
-            context.setattr(type(served.server.components.objects), "delete", unwilling)
+            context.setattr(type(server.components.objects), "delete", unwilling)
             totals = remove_orphan_files(client, "db.t")
             assert (totals.files, totals.files_failed) == (0, 1)
             with pytest.raises(RuntimeError, match="did not delete 1 files"):
@@ -299,8 +299,8 @@ def test_failed_deletions_are_reported_and_a_repeated_job_continues(
         assert remove_orphan_files(client, "db.t").files == 1
 
 
-def test_unreadable_manifest_stops_the_removal(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_unreadable_manifest_stops_the_removal(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         orphan = put_file(table, "data/orphan.parquet")
         (manifest, *_) = table.metadata.snapshots[0].manifests(table.io)
@@ -310,8 +310,8 @@ def test_unreadable_manifest_stops_the_removal(client: IndexClient, served: Serv
         assert orphan.exists()
 
 
-def test_refused_removal_names_the_reason(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_refused_removal_names_the_reason(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog, 2)
         orphan = put_file(table, "data/orphan.parquet")
         for properties, message in (
@@ -335,17 +335,17 @@ def test_refused_removal_names_the_reason(client: IndexClient, served: Served) -
         assert orphan.exists()
 
 
-def test_orphan_files_command_lists_and_removes_files(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_orphan_files_command_lists_and_removes_files(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         orphan = put_file(history(client, catalog), "data/orphan.parquet")
 
         def call(*arguments: str) -> str:
-            result = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", served.url, *arguments])
+            result = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", server.url, *arguments])
             assert result.exit_code == 0, result.output
             return result.output
 
         assert f"file://{orphan}" in call("--dry-run").splitlines()
         assert "0 orphan files" in call("--older-than", "60d")
         assert "1 orphan file (400 B) of db.t was removed" in call("--older-than", "36h")
-        refused = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", served.url, "--older-than", "1h"])
+        refused = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", server.url, "--older-than", "1h"])
         assert (refused.exit_code, "less than one day" in refused.output) == (2, True)

@@ -139,13 +139,13 @@ def _check_indexes(merged: SourceFile, groups: list[tuple[SourceFile, Any]]) -> 
                 continue
             results = []
 
-            class _Nowhere:
+            class _CountingOutput:
                 at = 0
 
                 def write(self, data: bytes) -> None:
                     self.at += len(data)
 
-            results = merged.reencrypt(copied, column, None, _Nowhere()).pages  # type: ignore[arg-type]
+            results = merged.reencrypt(copied, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
             ends = [begin for begin, _, _ in results[1:]] + [int(copied.ends[column])]
             same = [(begin, begin, end - begin) for (begin, _, _), end in zip(results, ends, strict=True)]
             table = reencryption.MovedPages(same).table()
@@ -192,16 +192,16 @@ def test_file_is_encrypted_with_given_keys_of_the_footer_and_of_columns(
 
 
 def test_duckdb_and_seamark_read_each_others_encrypted_files(tmp_path: Path) -> None:
-    one, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
+    source, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     con = duckdb.connect()
     con.sql("SET force_mbedtls_unsafe = 'true'")
     con.sql(f"PRAGMA add_parquet_key('k', '{KEY.decode()}')")
     con.sql(
         "COPY (SELECT range AS long, 'd' || range % 9 AS text FROM range(5000)) TO "
-        f"'{one}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ENCRYPTION_CONFIG {{footer_key: 'k'}})"
+        f"'{source}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ENCRYPTION_CONFIG {{footer_key: 'k'}})"
     )
     key = FileKey(KEY, None)
-    merge([one, one], out, SIMPLE, keys=GivenKeys(KEY), encryption=FileEncryption(key, [key, key]))
+    merge([source, source], out, SIMPLE, keys=GivenKeys(KEY), encryption=FileEncryption(key, [key, key]))
     text = f"SELECT count(*), sum(long), max(text) FROM read_parquet('{out}', encryption_config = {{footer_key: 'k'}})"
     assert con.sql(text).fetchall() == [(10_000, 24_995_000, "d8")]
     assert pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY)).num_rows == 10_000

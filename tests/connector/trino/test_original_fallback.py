@@ -70,7 +70,7 @@ async def result(rig: Rig, statement: str = STATEMENT, **options: Any) -> tuple[
 
 
 def no_plan(trino: Trino) -> list[str]:
-    return [text for text in trino.asked if VERSION not in text]
+    return [text for text in trino.requests if VERSION not in text]
 
 
 async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
@@ -78,7 +78,7 @@ async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
         rows, error, reported = await result(rig)
         assert (rows, error) == ([[1], [1]], None)
         assert reported.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
-        assert trino.asked == [f"SELECT x FROM lake.db.t {VERSION} WHERE x = 1"]
+        assert trino.requests == [f"SELECT x FROM lake.db.t {VERSION} WHERE x = 1"]
         # The client requests the last page again that the proxy has read, and no page before it.
         assert trino.fetched == [(0, 1), (0, 2), (0, 2), (0, 3), (0, 4)]
 
@@ -104,7 +104,7 @@ async def test_original_runs_if_the_rewritten_statement_fails(pages: list[Page],
         assert (rows, error) == ([["the original's"]], None)
         name = pages[-1]["error"]["errorName"]
         assert reported == ("planned" if name == "PERMISSION_DENIED" else f"original; {name}")
-        assert [len(trino.asked), len(other.asked)] == [2, 0]
+        assert [len(trino.requests), len(other.requests)] == [2, 0]
         assert no_plan(trino) == [STATEMENT]
         _, _, counts = await rig.ask("GET", "/seamark/metrics")
         assert 'seamark_trino_statements_total{outcome="original"} 1.0' in counts.decode()
@@ -188,7 +188,7 @@ async def test_requests_of_the_proxy_have_the_clients_headers_without_body_heade
         await rig.ask(
             "POST", "/v1/statement", data=STATEMENT.encode(), headers={**request_headers, "Accept-Encoding": "gzip"}
         )
-        (_, _, posted, text), *followed = (request for request in trino.fake.seen if request[1] != TARGET)
+        (_, _, posted, text), *followed = (request for request in trino.fake.requests if request[1] != TARGET)
         assert {target.partition("?")[0] for _, target, _, _ in followed} == {
             "/v1/statement/queued/0/slug/1",
             "/v1/query/q0",
@@ -210,7 +210,7 @@ async def test_coordinator_prefix_is_removed_from_the_pages_that_the_proxy_reads
             rows, _, reported = await result(rig)
             assert rows == [[1]]
             assert reported.startswith("rewritten")
-        assert len(first.asked) == len(second.asked) == 1
+        assert len(first.requests) == len(second.requests) == 1
 
 
 async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
@@ -219,7 +219,7 @@ async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
         for _ in range(FAILURES_MAX):
             assert (await result(rig))[2] == "original; ICEBERG_INVALID_METADATA"
         assert (await result(rig))[2].startswith("unchanged; recently, Trino could not read its plans")
-        assert len(trino.asked) == 2 * FAILURES_MAX + 1
+        assert len(trino.requests) == 2 * FAILURES_MAX + 1
 
 
 async def test_user_whose_rules_forbid_plans_gets_none_for_a_while() -> None:
@@ -229,9 +229,9 @@ async def test_user_whose_rules_forbid_plans_gets_none_for_a_while() -> None:
             assert (await result(rig, headers={"X-Trino-User": "eve"}))[2] == "planned"
         reported = (await result(rig, headers={"X-Trino-User": "eve"}))[2]
         assert reported.startswith("unchanged; recently, Trino could not read its plans")
-        assert len(trino.asked) == 2 * FAILURES_MAX + 1
+        assert len(trino.requests) == 2 * FAILURES_MAX + 1
         assert (await result(rig, headers={"X-Trino-User": "ada"}))[2] == "planned"
-        assert len(trino.asked) == 2 * FAILURES_MAX + 3
+        assert len(trino.requests) == 2 * FAILURES_MAX + 3
 
 
 # Trino's rules
@@ -252,10 +252,10 @@ async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[
     for switched_on in (False, True):
         async with run_stage(playing(QUEUED, ROWS, END), plan_header=switched_on) as (trino, rig):
             trino.rules = rules
-            rows, _, said = await result(rig)
+            rows, _, outcome = await result(rig)
             assert rows == [[1]]
-            assert said == expected or (switched_on and expected == "rewritten" and "files=3/100" in said)
-            assert ("3/100" in said) == (switched_on and rules is FREE)
+            assert outcome == expected or (switched_on and expected == "rewritten" and "files=3/100" in outcome)
+            assert ("3/100" in outcome) == (switched_on and rules is FREE)
 
 
 @pytest.mark.parametrize(
@@ -392,4 +392,4 @@ async def test_client_that_disconnects_in_the_queue_cancels_its_query(monkeypatc
 async def test_queued_query_is_sent_to_one_coordinator_only() -> None:
     async with run_stage(lambda _: [{**QUEUED, "gone": True}]) as (trino, rig):
         status, _, _ = await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode())
-        assert (status, trino.asked) == (502, [UNCHANGED])
+        assert (status, trino.requests) == (502, [UNCHANGED])

@@ -312,8 +312,8 @@ def test_resize_gives_up_after_repeated_conflicts(client: IndexClient, monkeypat
 def test_concurrent_resizes_to_the_same_count_make_one_spec(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     with ThreadPoolExecutor(6) as pool:
-        done = [pool.submit(resize, IndexClient(client.url), "db.t", buckets=16) for _ in range(6)]
-    assert {one.result().buckets for one in done} == {16}
+        results = [pool.submit(resize, IndexClient(client.url), "db.t", buckets=16) for _ in range(6)]
+    assert {one.result().buckets for one in results} == {16}
     assert len(load_metadata(client)["partition-specs"]) == 2
 
 

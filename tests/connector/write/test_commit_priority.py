@@ -36,15 +36,15 @@ def lands(client: IndexClient) -> dict[int, str]:
 @contextmanager
 def stream(url: str, keys: list[int]) -> Iterator[list[int]]:
     """Run equality upserts of these keys until the context ends, and yield a list with their number."""
-    stop, done, failed = threading.Event(), [0], []
+    stop, is_over, failed = threading.Event(), [0], []
 
     def write() -> None:
         client = IndexClient(url)
         try:
             while not stop.is_set():
-                batch = rows(*((key, f"stream{done[0]}", done[0]) for key in keys))
+                batch = rows(*((key, f"stream{is_over[0]}", is_over[0]) for key in keys))
                 upsert(client, "db.t", batch, keys=["id"], strategy=EQUALITY)
-                done[0] += 1
+                is_over[0] += 1
         except Exception as error:  # noqa: BLE001  told by the test
             failed.append(error)
         finally:
@@ -53,7 +53,7 @@ def stream(url: str, keys: list[int]) -> Iterator[list[int]]:
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        yield done
+        yield is_over
     finally:
         stop.set()
         thread.join()
@@ -131,7 +131,7 @@ def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(
 ) -> None:
     """Copy-on-write conflicts with the stream in every file, whatever the keys are."""
     create_filled(client, 3, spec)
-    with stream(client.url, list(range(0, 200, 2))) as done:
+    with stream(client.url, list(range(0, 200, 2))) as stream_commits:
         for number in range(3):
             ours = rows(*((key, f"ours{number}") for key in range(31, 171, 14)))
             report = upsert(client, "db.t", ours, keys=["id"], mode=mode)
@@ -139,4 +139,4 @@ def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(
             assert report.attempts <= 25
     actual_lands = lands(client)
     assert {actual_lands[key] for key in range(31, 171, 14)} == {"ours2"}
-    assert done[0]
+    assert stream_commits[0]

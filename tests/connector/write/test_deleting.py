@@ -86,8 +86,12 @@ def test_encoded_vector_matches_the_specification(positions: list[int]) -> None:
 
 def test_pyiceberg_reads_the_vectors_of_a_puffin_file(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA)
-    given = {"file:///a.parquet": [3, 1, 4, 1, 5], "file:///ü.parquet": list(range(100, 9000)), "file:///none": []}
-    rows = [DeletedRows(path, 0, [], longs(*positions)) for path, positions in given.items()]
+    positions_by_file = {
+        "file:///a.parquet": [3, 1, 4, 1, 5],
+        "file:///ü.parquet": list(range(100, 9000)),
+        "file:///none": [],
+    }
+    rows = [DeletedRows(path, 0, [], longs(*positions)) for path, positions in positions_by_file.items()]
     written = write_deletes(target(metadata), rows, Deletes(Storage(), metadata))
     assert written.removed == ()
     (puffin,) = files_in(tmp_path)
@@ -95,7 +99,7 @@ def test_pyiceberg_reads_the_vectors_of_a_puffin_file(tmp_path: Path) -> None:
         deletion_vector.referenced_data_file: deletion_vector.to_vector()
         for deletion_vector in deletion_vectors_from_puffin_file(PuffinFile(puffin.read_bytes()))
     }
-    expected = {path: sorted(set(positions)) for path, positions in given.items() if positions}
+    expected = {path: sorted(set(positions)) for path, positions in positions_by_file.items() if positions}
     assert {path: column.to_pylist() for path, column in read.items()} == expected
     for file in written.files:
         content_file = decode_content_file(file, metadata)
@@ -181,7 +185,7 @@ def test_position_deletes_are_sorted_and_have_bounds(tmp_path: Path, by_file: bo
     rows = [DeletedRows(path, 0, where, longs(5, 1, 5, 2**40)) for path, where in partitions]
     written = write_deletes(target(metadata), rows, Deletes(Storage(), metadata))
     assert len(written.files) == (4 if by_file else 3)
-    seen = []
+    written_files = []
     for file in written.files:
         decode_content_file(file, metadata)
         with pq.ParquetFile(path_of(file)) as opened:
@@ -201,8 +205,8 @@ def test_position_deletes_are_sorted_and_have_bounds(tmp_path: Path, by_file: bo
         assert struct.unpack("<qq", lower[2147483545] + upper[2147483545]) == (1, 2**40)
         assert file.get("referenced-data-file") == (paths[0] if len(paths) == 1 else None)
         assert file.get("sort-order-id") is None
-        seen.extend((path, file["partition"]) for path in paths)
-    assert sorted(seen, key=str) == sorted(partitions, key=str)
+        written_files.extend((path, file["partition"]) for path in paths)
+    assert sorted(written_files, key=str) == sorted(partitions, key=str)
 
 
 def test_equality_deletes_are_written_to_the_partitions_of_their_keys(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append, overwrite_partitions
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import delete, upsert
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_upserts import create, read_rows, rows
 
 
@@ -89,7 +89,7 @@ def test_repeat_of_a_change_without_effect_changes_no_later_rows(client: IndexCl
 
 
 def test_change_without_effect_is_found_in_the_snapshots_after_the_database_is_lost(
-    client: IndexClient, served: Served
+    client: IndexClient, server: ServerThread
 ) -> None:
     create(client)
     append(client, "db.t", rows((9, "a", 7)))

@@ -78,26 +78,26 @@ class Step:
         if self.kind == "append":
             return new_model | {row["id"]: row for row in self.rows}
         if self.kind == "keys":
-            return {one: row for one, row in new_model.items() if one not in {row["id"] for row in self.rows}}
+            return {number: row for number, row in new_model.items() if number not in {row["id"] for row in self.rows}}
         if self.kind == "where":
             land, ts = self.where
             return {
-                one: row
-                for one, row in new_model.items()
+                number: row
+                for number, row in new_model.items()
                 if not (row["land"] == land and row["ts"] is not None and row["ts"] < ts)
             }
         best: dict[int, Row] = {}
         for row in self.rows:
             if row["id"] not in best or not self.is_older(row, best[row["id"]]):
                 best[row["id"]] = row
-        for one, row in best.items():
-            stored = new_model.get(one)
+        for number, row in best.items():
+            stored = new_model.get(number)
             if stored is not None and self.is_older(row, stored):
                 continue
             if self.kind == "partial":
-                named = {"id": one, "note": row["note"]} | ({self.by: row[self.by]} if self.by else {})
+                named = {"id": number, "note": row["note"]} | ({self.by: row[self.by]} if self.by else {})
                 row = (stored or dict.fromkeys(COLUMNS)) | named
-            new_model[one] = row
+            new_model[number] = row
         return new_model
 
     def is_older(self, row: Row, other: Row) -> bool:
@@ -226,7 +226,9 @@ def play(
     rng = random.Random(seed)
     first = [shape.specs[0]] if shape.specs and shape.specs[0][0] else []
     create(client, name, version=shape.version, spec=first, properties=dict(shape.properties))
-    steps_by_number = {one.number: one for one in steps(rng, count, MODES, unlocated=shape.by_key)}
+    steps_by_number = {
+        open_client.number: open_client for open_client in steps(rng, count, MODES, unlocated=shape.by_key)
+    }
     turns = max(1, len(shape.specs))
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers) as pool:
@@ -243,8 +245,8 @@ def play(
                     assert attempts <= ATTEMPTS_MAX, f"{note}, {step}: it needed {attempts} attempts"
                 if start and rng.random() < 0.3:
                     rng.choice(mine[:start]).repeat(clients[0], f"db.{name}")
-    for one in clients:
-        one.close()
+    for open_client in clients:
+        open_client.close()
     judge(client, name, steps_by_number, note, version=shape.version, every=every, writers=writers)
 
 

@@ -213,18 +213,18 @@ def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatc
     most = 0
     begin, close = FileWriter._open_writer, FileWriter.close
 
-    def begun(self: FileWriter, count: int) -> Any:
+    def begin_and_record(self: FileWriter, count: int) -> Any:
         nonlocal most
         opened.add(id(self))
         most = max(most, len(opened))
         return begin(self, count)
 
     def close_and_forget(self: FileWriter) -> dict[str, Any]:
-        made = close(self)
+        data_file = close(self)
         opened.discard(id(self))
-        return made
+        return data_file
 
-    monkeypatch.setattr(FileWriter, "_open_writer", begun)
+    monkeypatch.setattr(FileWriter, "_open_writer", begin_and_record)
     monkeypatch.setattr(FileWriter, "close", close_and_forget)
     metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[100]", 1)))
     input_rows = rows(1000)
@@ -289,7 +289,7 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
     def there() -> dict[str, int]:
         objects = s3.client().list_objects_v2(Bucket=s3_bucket)
         keys = [
-            one for one in objects.get("Contents", ()) if not one["Key"].endswith("/")
+            entry for entry in objects.get("Contents", ()) if not entry["Key"].endswith("/")
         ]  # Arrow does not delete the folders.
         return {f"s3://{s3_bucket}/{key['Key']}": key["Size"] for key in keys}
 
@@ -357,7 +357,7 @@ def test_rows_are_accepted_in_every_form_of_arrow() -> None:
     batch = input_rows.to_batches()[0]
     reader = pa.RecordBatchReader.from_batches(input_rows.schema, [batch, batch])
 
-    class Speaks:
+    class ArrowStreamable:
         def __arrow_c_stream__(self, requested_schema: object = None) -> object:
             return input_rows.__arrow_c_stream__(requested_schema)
 
@@ -365,7 +365,7 @@ def test_rows_are_accepted_in_every_form_of_arrow() -> None:
         (input_rows, 10),
         (batch, 10),
         (reader, 20),
-        (Speaks(), 10),
+        (ArrowStreamable(), 10),
         ([batch, input_rows], 20),
     ]
     for form, count in forms:

@@ -52,16 +52,16 @@ class Rig:
         text = text.replace("{db}", self.db)
         expected = rows(self.spark.sql(text, args) if args is not None else self.spark.sql(text))
         assert len(expected) >= min_rows, text
-        done: list[RewrittenQuery] = []
+        rewrites: list[RewrittenQuery] = []
 
         def record_rewrite(*arguments: Any, **options: Any) -> RewrittenQuery:
-            done.append(rewrite_query(*arguments, **options))
-            return done[-1]
+            rewrites.append(rewrite_query(*arguments, **options))
+            return rewrites[-1]
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(queries, "rewrite_query", record_rewrite)
             assert self.run_with_plans(text, args) == expected, text
-        (only,) = done
+        (only,) = rewrites
         return only
 
 

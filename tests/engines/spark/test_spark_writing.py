@@ -252,18 +252,18 @@ class Stream:
     """A stream that reads one file of a folder in each batch, and writes it into a table of `id` and `v`."""
 
     rig: Rig
-    given: Path
+    input_folder: Path
     checkpoint: Path
     table: str
 
     def arrive(self, first: int, last: int) -> None:
         frame = self.rig.spark.range(first, last, 1, 1).selectExpr("id", "concat('v', id) AS v")
-        frame.write.mode("append").parquet(str(self.given))
+        frame.write.mode("append").parquet(str(self.input_folder))
 
     def run(self, through: Callable[[DataFrame], DataFrame] = lambda frame: frame) -> None:
         """Process all files that have arrived since the last run."""
         reader = self.rig.spark.readStream.schema("id bigint, v string").option("maxFilesPerTrigger", 1)
-        writer = through(reader.parquet(str(self.given))).writeStream.format("seamark")
+        writer = through(reader.parquet(str(self.input_folder))).writeStream.format("seamark")
         named = {"uri": self.rig.server.base_url, "table": f"db.{self.table}"}
         writer = writer.options(**named).option("checkpointLocation", str(self.checkpoint))
         writer.trigger(availableNow=True).start().awaitTermination()
@@ -312,7 +312,7 @@ def test_stream_with_an_older_checkpoint_fails_and_one_with_a_new_checkpoint_con
     with pytest.raises(PySparkException, match=r"batch 1 of this query.* up to 2: the checkpoint is older"):
         replace(stream, checkpoint=tmp_path / "restored").run()
     assert (stream.ids(), rig.files("older")) == ([*range(30)], files)
-    other = replace(stream, given=tmp_path / "other", checkpoint=tmp_path / "new")
+    other = replace(stream, input_folder=tmp_path / "other", checkpoint=tmp_path / "new")
     other.arrive(100, 105)
     other.run()
     assert stream.ids() == [*range(30), *range(100, 105)]

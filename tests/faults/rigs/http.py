@@ -16,7 +16,7 @@ def new_key() -> str:
     return str(uuid.UUID(int=(uuid.uuid4().int & ~(0xF << 76)) | 0x7 << 76))
 
 
-class Lost(Exception):
+class OutcomeUnknown(Exception):
     """The connection broke before an answer arrived: the outcome is unknown."""
 
 
@@ -43,7 +43,7 @@ class Client:
             self.headers = dict(answer.getheaders())
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise Lost(str(error)) from error
+            raise OutcomeUnknown(str(error)) from error
         return answer.status, json.loads(text) if text else None
 
     def close(self) -> None:

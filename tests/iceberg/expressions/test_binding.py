@@ -248,10 +248,10 @@ def test_bound_predicates_never_contain_an_infinity() -> None:
 
 
 def test_binding_a_bound_expression_again_changes_nothing() -> None:
-    done = make_bound(Op.EQ, 1, "id", "long", 5)
-    assert bind(And((done, TRUE)), TABLE, (), case_sensitive=True) == done
+    predicate = make_bound(Op.EQ, 1, "id", "long", 5)
+    assert bind(And((predicate, TRUE)), TABLE, (), case_sensitive=True) == predicate
     with pytest.raises(BadRequest, match="already bound"):
-        bind(Not(done), TABLE, (), case_sensitive=True)
+        bind(Not(predicate), TABLE, (), case_sensitive=True)
 
 
 # An evaluator of the filter as it was sent, in exact arithmetic, and an evaluator of the bound filter

@@ -462,9 +462,9 @@ def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
         )[0].file
         == entry.file
     )
-    gone = case.read(**{"schemas": [without], "current-schema-id": 1})
+    entries_without_field = case.read(**{"schemas": [without], "current-schema-id": 1})
     with pytest.raises(Corrupt, match=r"^m: partition field u: it has values, but no schema"):
-        read_entries(entries.data, manifest, gone)
+        read_entries(entries.data, manifest, entries_without_field)
 
 
 def test_partition_field_without_values_has_type_null() -> None:

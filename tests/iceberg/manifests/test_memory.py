@@ -29,14 +29,14 @@ def test_memory_has_the_requested_size(size: int) -> None:
 def test_threads_never_share_memory_in_use() -> None:
     def work(seed: int) -> None:
         chance = random.Random(seed)
-        held: list[tuple[int, np.ndarray[tuple[int], np.dtype[np.uint8]]]] = []
+        columns: list[tuple[int, np.ndarray[tuple[int], np.dtype[np.uint8]]]] = []
         for step in range(400):
             mark = chance.randrange(256)
             array = np.frombuffer(memoryview(Memory(chance.choice(SIZES[2:8]))), np.uint8)
             array[:] = mark
-            held.append((mark, array))
-            if len(held) > 6:
-                mark, array = held.pop(chance.randrange(len(held)))
+            columns.append((mark, array))
+            if len(columns) > 6:
+                mark, array = columns.pop(chance.randrange(len(columns)))
                 assert (array == mark).all(), f"seed {seed}, step {step}"
 
     with ThreadPoolExecutor(6) as pool:

@@ -231,8 +231,8 @@ def test_index_of_no_files_is_valid() -> None:
 
 
 def test_built_index_can_be_sent_to_another_process() -> None:
-    one = of_longs([1, None, 3])
-    assert pickle.loads(pickle.dumps(one)) == one
+    index = of_longs([1, None, 3])
+    assert pickle.loads(pickle.dumps(index)) == index
 
 
 def test_index_is_not_probed_with_keys_of_another_form() -> None:

@@ -67,7 +67,7 @@ def arrow_of(kind: str, values: list[Any]) -> pa.Array:
     return pa.array(values, arrow, from_pandas=False)
 
 
-def documented_key(kind: str, value: Any) -> Key:
+def compute_documented_key(kind: str, value: Any) -> Key:
     """Return the key that the design document describes, in plain Python."""
     if kind == "boolean":
         return 1 if value else 0
@@ -117,7 +117,9 @@ def check(keys: Keys, kind: str, values: list[Any]) -> None:
         assert keys.starts.tolist()[-1] == len(keys.heap)
         result = [keys.heap[a:b].tobytes() for a, b in zip(keys.starts[:-1], keys.starts[1:], strict=True)]
         empty = b""
-    assert result == [empty if value is None or is_nan(value) else documented_key(kind, value) for value in values]
+    assert result == [
+        empty if value is None or is_nan(value) else compute_documented_key(kind, value) for value in values
+    ]
 
 
 def layouts(array: pa.Array) -> dict[str, Any]:
@@ -160,7 +162,7 @@ def test_literal_has_the_key_of_the_column_value_and_keeps_its_order(kind: str, 
     values = COLUMNS[kind][1].filter(lambda value: not is_nan(value))
     first, other = data.draw(values), data.draw(values)
     keys: list[Any] = [key_of(first, kind), key_of(other, kind)]
-    assert keys == [documented_key(kind, first), documented_key(kind, other)]
+    assert keys == [compute_documented_key(kind, first), compute_documented_key(kind, other)]
     if first != other:
         # Code points of strings have the order of their UTF-8.
         assert (first < other) == (keys[0] < keys[1])

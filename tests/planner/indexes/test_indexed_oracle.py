@@ -157,7 +157,7 @@ async def _plan_by_ranges(
     """Return the plans of a server that reads index files only by ranges."""
     far = {file.location for lake in lakes.values() for file in await lake.live()}
 
-    class Afar(RecordingObjects):
+    class ObjectsWithUnreachableFiles(RecordingObjects):
         async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
             if location in far:
                 await asyncio.Event().wait()
@@ -165,7 +165,9 @@ async def _plan_by_ranges(
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cold, "_GUESS_BYTES", 64)  # No statistics, so that only indexes prune.
-        async with open_planning(folder, registry, wrap=Afar, index_whole_bytes=0, index_wait_s=0.5) as planning:
+        async with open_planning(
+            folder, registry, wrap=ObjectsWithUnreachableFiles, index_whole_bytes=0, index_wait_s=0.5
+        ) as planning:
             return [
                 await plan_with_seamark(planning.planner, case, await lakes[case.lake.seed].entry()) for case in cases
             ]
