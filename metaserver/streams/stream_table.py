@@ -7,7 +7,7 @@ The rules:
   watermarks of one moment. So a flush neither hides nor repeats a row, and a reader sees each append whole.
 - A flush adds files with the rows from the flushed offset to `cut`, and moves the flushed offset to `cut`, in one
 transaction. Any process may flush, and each row is added once.
-- Rows leave the memory, and fresh files are given up, only after the flushed offset has passed them.
+- Rows are removed from memory, and fresh files are abandoned, only after the flushed offset has passed them.
 
 The class uses no socket, database or file system directly. It uses ports, so that a simulation can run it.
 """

@@ -423,7 +423,7 @@ class Streams:
         """Flush a table now; return the number of rows.
 
         Raises:
-            CommitConflict: Other commits were faster in all attempts.
+            CommitConflict: Concurrent commits conflicted in every attempt.
         """
         entry, metadata = await self._stream_tables.load(uuid)
         table = await self._open(entry, metadata)

@@ -41,7 +41,7 @@ async def add_columns(
     Raises:
         BadRequest: The table does not add columns, or a column cannot be added.
         Forbidden: The caller may not change the table.
-        RetryLater: Other commits were faster in all attempts.
+        RetryLater: Concurrent commits conflicted in every attempt.
     """
     rule, metadata = read_rule(target.loaded.metadata), target.loaded.metadata
     if rule is not NewColumns.ADD:

@@ -43,7 +43,7 @@ _ANSWERS = (
     ResponseSpec(200, "Whether the table is paused now", PausedStream),
     ResponseSpec(400, "The table is not a stream table, or the reason is too long"),
     ResponseSpec(404, "No such table"),
-    ResponseSpec(409, "Other commits were faster in all attempts; try again"),
+    ResponseSpec(409, "Concurrent commits conflicted in every attempt; try again"),
 )
 
 

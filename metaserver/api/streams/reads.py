@@ -51,7 +51,7 @@ _TRIM_TRIES = 3
 _QUICK_SNAPSHOTS = 200
 """The maximum number of snapshots that are searched on the event loop."""
 _FIRST_ROW_S = 0.5
-"""The time between two checks whether a table without a stream has got its first row."""
+"""The time between two checks for the first row of a table without a stream."""
 _CHANGE_TYPE = "_change_type"
 T = TypeVar("T")
 _TABLE = "/api/v1/tables/{namespace}/{table}"
@@ -275,7 +275,7 @@ def _decode(call: Call, rows: ReadRows, table: ReadableTable, about: Mapping[str
     """Return the answer with rows of the log.
 
     Raises:
-        BadRequest: A row is not an insert, and the reader did not ask for changes.
+        BadRequest: A row is not an insert, and the reader did not request changes.
     """
     batches = call.components.streams.row_files.decode(rows.slices, table.metadata)
     if has_kinds and any(field.name == _CHANGE_TYPE for field in table.metadata.current_schema.fields):
