@@ -206,7 +206,7 @@ def choose_next_step(
         return _scan(position.snapshot_id, position, table)
     position = msgspec.structs.replace(position, is_scan=False)
     ranges: dict[int, tuple[int, int]] = {}
-    ahead = position  # the position after `ranges`
+    ahead = position  # The position after `ranges`.
     for snapshot in _list_snapshots_after(position, table, until):
         flushed = parse_ranges(snapshot, table)
         if flushed is not None and (missing := _find_in_log(ahead, flushed, table.shards)) is not None:
