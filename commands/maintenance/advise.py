@@ -105,7 +105,7 @@ def _show_days(days: float | None) -> str:
 def apply_command(client: IndexClient, table: str, proposal_id: str, days: int, wait_s: float, as_json: bool) -> None:
     """Apply the proposal ID of `seamark advise TABLE`, and compare the prediction with a measurement.
 
-    An id always means the same change, also if the order of the proposals changes.
+    An id always means the same change, even if the order of the proposals changes.
     """
     proposals = load_advice(client, table, days=days)["proposals"]
     proposal = next((proposal for proposal in proposals if proposal["id"] == proposal_id), None)

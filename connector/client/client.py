@@ -408,7 +408,7 @@ class SeamarkClient:
 
         Raises:
             InvalidRequest: The table's properties forbid the deletion of files.
-            Conflict: Other commits were faster in every attempt.
+            Conflict: Concurrent commits conflicted in every attempt.
         """
         body = omit_none({"older-than-ms": older_than_ms, "retain-last": retain_last, "dry-run": dry_run})
         return self._request_json("POST", f"{table_path(table)}/expire-snapshots", {}, body, timeout_s=_EXPIRATION_S)

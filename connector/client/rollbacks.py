@@ -64,7 +64,7 @@ def list_tables_below(client: SeamarkClient, namespace: Sequence[str]) -> Iterat
 
 
 def move_back(client: SeamarkClient, targets: Sequence[SnapshotAtTime]) -> None:
-    """Make the snapshots of a time current, in one transaction: all tables, or none.
+    """Set the tables to their snapshots of a time, in one transaction: all tables, or no table.
 
     Raises:
         Conflict: Another commit has changed one of the tables.

@@ -139,7 +139,7 @@ class NameKinds:
 
 
 def column_of_extreme(node: exp.Expr) -> exp.Expr:
-    """Return the expression whose least or greatest value `node` is, which has the same type; else `node` itself."""
+    """Return the expression whose minimum or maximum `node` is, which has the same type, or otherwise `node` itself."""
     is_extreme = isinstance(node, exp.Min | exp.Max) and not node.args.get("expressions")
     return node.this if is_extreme else node
 

@@ -48,7 +48,7 @@ def expire(
 
     Raises:
         InvalidRequest: A property or an argument is invalid.
-        Conflict: Other commits were faster in all attempts.
+        Conflict: Concurrent commits conflicted in every attempt.
     """
     totals = ExpirationTotals()
     while True:

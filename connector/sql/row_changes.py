@@ -84,7 +84,7 @@ def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable
 
     Raises:
         InvalidRequest: The new values do not fit the table, or the table cannot be changed.
-        Conflict: Other commits were faster in all attempts.
+        Conflict: Concurrent commits conflicted in every attempt.
     """
 
     def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:

@@ -83,7 +83,7 @@ class LookupTable:
             LookupFailed: The copy can no longer follow the table.
         """
         self._check()
-        rows = self._rows  # a reload replaces the dictionary
+        rows = self._rows  # A reload replaces the dictionary.
         return [rows.get(key) for key in keys]
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ class LookupTable:
             if batch is not None:
                 self._apply(batch.rows, rows)
             elif rows is not self._rows:
-                self._rows = rows  # the present rows are complete
+                self._rows = rows  # The present rows are complete.
                 self._failures = self._restarts = 0
                 self._loaded.set()
 

@@ -95,7 +95,7 @@ class StreamReads:
         """
         position, progress = _begin(self, from_)
         if progress is not None:
-            raise InvalidRequest("The position is within the files of a snapshot; only read_stream can go on there")
+            raise InvalidRequest("The position is within the files of a snapshot; only read_stream can continue there")
         return position
 
     def step(

@@ -124,8 +124,8 @@ class StreamTableWriter:
     def token(self) -> str:
         """Wait until all rows are durable, and return a token of them, for example for `seamark.scan(…, after=token)`.
 
-        A read with the token includes all rows of this writer so far, also if another server answers it. The token is
-        empty if the writer has no rows.
+        A read with the token includes all rows that this writer has sent, even if another server answers it. The token
+        is empty if the writer has no rows.
 
         Raises:
             StreamClosed: If a request failed.

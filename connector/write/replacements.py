@@ -57,8 +57,8 @@ NOT_BETTER = "not-worth"
 """The reasons why a rewrite was wasted, as constants.
 
 Other commits have replaced all its files, or deleted too many of its rows. Rows of its files are live again, for
-example after a rollback. The name refers to another table. Other commits were faster in every attempt. The new files
-are not better than the old files.
+example after a rollback. The name refers to another table. Concurrent commits conflicted in every attempt. Or the new
+files are not better than the old files.
 """
 _WAIT_S, _WAIT_MAX_S = 0.02, 0.5
 _NONE: Longs = np.zeros(0, dtype=np.int64)
@@ -310,7 +310,7 @@ def commit_replacement(
         other_tasks: The other tasks of the same plan.
 
     Raises:
-        Overtaken: The live rows are uncertain or too few, or other commits were faster in every attempt.
+        Overtaken: The live rows are uncertain or too few, or concurrent commits conflicted in every attempt.
         Unreadable: A delete file of another commit cannot be read.
     """
     storage = new.target.storage

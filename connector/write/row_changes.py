@@ -206,9 +206,7 @@ def _open_flushed(client: SeamarkClient, table: Name, branch: str, *, history: b
 
 
 def _find_earlier_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the response to an earlier commit of this change by the same producer, or None if the producer has not
-    committed it.
-    """
+    """Return the response to the earlier commit of this change by the same producer; None if it was not committed."""
     question = {name: fields[name] for name in ("producer", "branch", "table-uuid") if name in fields}
     if "producer" not in question:
         return None

@@ -95,7 +95,7 @@ class AuditLog:
     ) -> bool:
         """Queue a record. If it must not be lost, wait for space in the queue.
 
-        `kind` is the kind of the error, or None if there is no error.
+        `kind` is the kind of the error that the request caused, or None without an error.
 
         Returns:
             False for a refusal that is only counted, and for a record that is not written.

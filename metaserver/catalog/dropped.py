@@ -168,7 +168,7 @@ class Dropped:
         for row in expired:
             try:
                 await self._forget(HOUSEKEEPER, row)
-            except NotFound:  # Another replica was faster, or the row was restored.
+            except NotFound:  # Another replica did this first, or the row was restored.
                 continue
         return len(unfinished) + len(expired)
 

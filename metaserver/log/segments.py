@@ -347,7 +347,7 @@ class SegmentLog:
             try:
                 await self.store_indexes()
                 await self.trim()
-            except OSError as error:  # the segments are unchanged, and the next run tries again
+            except OSError as error:  # The segments are unchanged, and the next run tries again.
                 _log.warning("log maintenance failed", error=str(error))
 
     async def store_indexes(self) -> None:
@@ -452,7 +452,7 @@ class SegmentLog:
             places = index.places(offset, limit_bytes=limit_bytes, end=end)
             records = await self._runner.read(partial(segment.read_records, self._files, shard, places))
         except (Corrupt, OSError) as error:
-            async with self._maintaining:  # retention may have removed or rewritten the segment meanwhile
+            async with self._maintaining:  # Retention may have removed or rewritten the segment.
                 pass
             if not segment.is_gone:
                 if isinstance(error, Corrupt):

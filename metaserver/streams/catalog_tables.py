@@ -1,4 +1,4 @@
-"""The tables of the catalog, as stream tables use them: loads and commits by the UUID, under any name."""
+"""The tables of the catalog for stream tables: they are loaded and committed by their UUID, under any name."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ class CatalogTables:
     def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
         """Return the names of the key columns; empty for a table without a valid key.
 
-        Rows that wait state the key that was valid when they were accepted.
+        Waiting rows state the key that was valid when they were accepted.
         """
         try:
             return key_of(metadata)

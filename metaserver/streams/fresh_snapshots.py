@@ -117,7 +117,7 @@ def encode_fresh_snapshot(
 
 
 def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_deletes: bool) -> dict[str, str]:
-    """Return the summary of a fresh snapshot. Engines estimate the size of a table by its totals.
+    """Return the summary of a fresh snapshot. Engines estimate the size of a table from the totals in the summary.
 
     A snapshot with deletes has no totals of deletes, because an engine could skip delete files by a total of 0.
     """
@@ -142,7 +142,7 @@ def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_de
 
 
 def with_fresh_snapshot(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
-    """Return the metadata with the fresh snapshot as the current one."""
+    """Return the metadata with the fresh snapshot as the current snapshot."""
     main = metadata.refs.get(MAIN, SnapshotRef(snapshot.snapshot_id, "branch"))
     return msgspec.structs.replace(
         metadata,
@@ -155,7 +155,10 @@ def with_fresh_snapshot(metadata: TableMetadata, snapshot: Snapshot) -> TableMet
 
 
 def log_current_snapshot(metadata: TableMetadata) -> TableMetadata:
-    """Return the metadata with an entry for the current snapshot in the snapshot log, by which DuckDB finds it."""
+    """Return the metadata with an entry for the current snapshot in the snapshot log.
+
+    DuckDB finds the snapshot by this entry.
+    """
     current = metadata.current_snapshot
     assert current is not None
     entry = SnapshotLogEntry(current.timestamp_ms, current.snapshot_id)
@@ -210,4 +213,4 @@ async def drop_removed_files(
 
 
 _IN_LOOP_ENTRIES_MAX = 50
-"""The maximum number of entries that are encoded in the event loop. More are encoded in a thread."""
+"""The maximum number of entries that are encoded in the event loop. With more entries, a thread encodes them."""

@@ -1,4 +1,4 @@
-"""Opens the log that the settings name, when it is first needed: most servers have no stream tables."""
+"""Opens the log of the settings when it is first needed, because most servers have no stream tables."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ else:
 
 
 class LogElsewhere(LogUnavailable):
-    """Another process has the log, or this process has another log: no reader has seen rows of it."""
+    """Another process uses the log, or this process has a different log.
+
+    Readers of this process have seen no rows of it.
+    """
 
 
 class LogSource:
-    """Opens the log of this process. Belongs to one event loop.
+    """Opens the log of this process. An instance belongs to one event loop.
 
     Attributes:
         is_shared: Whether other processes append to the log as well.

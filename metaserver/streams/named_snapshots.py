@@ -1,7 +1,8 @@
 """The fresh snapshots of a server: stores their manifests, and finds them by id.
 
 A client opens a table once, and then names the snapshot in all its requests, so that all scans of a statement read the
-same rows. A request may name a fresh snapshot for some minutes after the server has last given it as the current one.
+same rows. A request may name a fresh snapshot for some minutes after the server last returned it as the current
+snapshot.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ from seamark.metaserver.streams.fresh_snapshots import drop_removed_files, run_e
 from seamark.metaserver.streams.stream_table import FreshRows, StreamTable
 
 _NAMED_S_MAX = 600.0
-"""The time for which requests may name a fresh snapshot after its last use as the current one."""
+"""The maximum time for which requests may name a fresh snapshot after it was last the current snapshot of an answer."""
 _SNAPSHOTS_MAX = 20_000
-"""The maximum number of snapshots of all tables. The oldest can no longer be named beyond it."""
+"""The maximum number of snapshots of all tables. Beyond it, requests can no longer name the oldest snapshot."""
 
 
 class _NamedSnapshot:
@@ -128,7 +129,7 @@ class NamedSnapshots:
             locations += [location for location, _ in encoded.files]
             await asyncio.gather(*(self._objects.create(location, data) for location, data in encoded.files))
         finally:
-            # The snapshot may be the current one for as long as a query may run after its plan.
+            # The snapshot may be the current snapshot for as long as a query may run after its plan.
             table.give_up_files(locations, extra_s=self._retention_s)
         self._add(table.uuid, _NamedSnapshot(key, encoded.snapshot, self._clock.monotonic()))
         return encoded.snapshot

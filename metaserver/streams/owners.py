@@ -1,12 +1,12 @@
 """The process of a fleet that flushes a stream table: the owner of its shards.
 
-All processes over one log may append rows, and may read them. The owner keeps the rows of a table in memory and
-flushes them, so that the others do not do the same work again. Rendezvous hashing over the live leases of the
-processes chooses it. All shards of a table have one owner, because a flush is one commit of the table.
+All processes over one log may append rows, and may read them. The owner keeps the rows of a table in memory and flushes
+them, so that other processes do not repeat this work. Rendezvous hashing over the live leases of the processes chooses
+the owner. All shards of a table have one owner, because a flush is one commit of the table.
 
-The owner is a hint. Two processes may both be the owner for a while, or none: the transaction of a flush compares the
-flushed offsets, so a second flush of the same rows changes nothing. Another process flushes the rows that the owner
-has not flushed for the time of a lease.
+The owner is a hint. For a while, two processes may both be the owner, or no process may be the owner. This is safe,
+because the transaction of a flush compares the flushed offsets, so a second flush of the same rows changes nothing.
+Another process flushes the rows that the owner has not flushed for the time of a lease.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from seamark.metaserver.store.model import STREAM_OWNER_PROTOCOL, Replica
 from seamark.metaserver.store.port import PointerStore
 
 _LEASE_SHARE = 0.6
-"""The part of `peer_lease_s` that a lease lasts. In the rest, other processes notice its end at their next renewal."""
+"""The fraction of `peer_lease_s` for which a lease lasts.
+
+In the remaining time, other processes notice its end at their next renewal.
+"""
 
 
 class StreamOwners:
     """Says whether this process is the owner of a table, and whether it flushes rows that wait."""
 
     def __init__(self, membership: Membership | None, *, lease_s: float = 0.0) -> None:
-        """Use the leases of `membership`; None if no other process uses the log."""
+        """Use the leases of `membership`, which is None if no other process uses the log."""
         self._membership = membership
         self._lease_ms = int(1000 * lease_s)
         self._unmoved: dict[str, tuple[dict[int, int], int]] = {}
@@ -45,9 +48,9 @@ class StreamOwners:
         return not ranked or ranked[0] == self._membership.address
 
     def may_flush(self, uuid: str, flushed: Mapping[int, int], now_ms: int) -> bool:
-        """Return whether this process flushes rows of a table that wait long enough.
+        """Return whether this process flushes the rows of a table that have waited long enough.
 
-        The owner does. Another process does if the owner has flushed nothing for the time of a lease.
+        The owner flushes them. Another process flushes them if the owner has flushed nothing for the time of a lease.
 
         Args:
             uuid: The table.
@@ -64,7 +67,7 @@ class StreamOwners:
         return now_ms - since_ms >= self._lease_ms
 
     def forget(self, uuid: str) -> None:
-        """Forget a table that is closed, or has no rows that wait."""
+        """Forget a table that is closed, or has no waiting rows."""
         self._unmoved.pop(uuid, None)
 
 

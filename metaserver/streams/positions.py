@@ -5,11 +5,11 @@ position says which snapshots a reader has read, and up to which offset it has r
 identified by their offsets, so a row that was read before its flush is not read again: each snapshot of a flush states
 the offsets of its rows. The rules for the snapshots after a position, oldest first:
 
-- A flush: its rows that are before the offsets of the position were read. The others are read from the log. If the log
-  has removed them, the files of the snapshot are read, if none of its rows was read before.
+- A flush: rows before the offsets of the position were read already. The other rows are read from the log. If the log
+has removed them and no row of the snapshot was read before, the files of the snapshot are read.
 - An append of another writer: its files are read.
 - A rewrite of files, such as a compaction: nothing is read.
-- All others have removed rows. They are refused, or skipped with `skips_changes`.
+- All other snapshots have removed rows. The read is refused, or skips them with `skips_changes`.
 
 Offsets are positions in one log. A flush of another log, such as the log before a rebuild, is read like an append of
 another writer. A position with offsets of another log is refused.
@@ -52,8 +52,8 @@ class ReadPosition(msgspec.Struct, frozen=True):
     Attributes:
         table_uuid: The table.
         snapshot_id: The last snapshot that was read; None before the first snapshot.
-        offsets: The offset of the next row of each shard. A shard that is missing begins at 0.
-        is_scan: Whether the rows of `snapshot_id` are still to be read, all at once.
+        offsets: The offset of the next row of each shard. It is 0 for a shard that is missing.
+        is_scan: Whether all rows of `snapshot_id` have yet to be read.
         log: The hash of the log of the offsets; "" if it is unknown.
     """
 
@@ -190,7 +190,7 @@ class LogRows(NamedTuple):
 
     Attributes:
         ranges: The first offset, and the offset after the last row, of each shard with rows.
-        position: The position before these rows. All snapshots that need no reading are passed.
+        position: The position before these rows. It is after all snapshots that need not be read.
     """
 
     ranges: Mapping[int, tuple[int, int]]
@@ -244,7 +244,7 @@ def choose_next_step(
         return _scan(position.snapshot_id, position, table)
     position = msgspec.structs.replace(position, is_scan=False)
     ranges: dict[int, tuple[int, int]] = {}
-    ahead = position  # the position after `ranges`
+    ahead = position  # The position after `ranges`.
     for snapshot in _list_snapshots_after(position, table, until):
         flushed = parse_ranges(snapshot, table)
         if flushed is not None and (missing := _find_in_log(ahead, flushed, table.shards)) is not None:
@@ -344,7 +344,7 @@ def _skip_rolled_back(position: ReadPosition, starts: Mapping[int, int], skips_c
 def _find_in_log(
     position: ReadPosition, ranges: Sequence[FlushedRange], shards: Mapping[int, ShardState]
 ) -> list[FlushedRange] | None:
-    """Return the ranges of a flush that were not read; None if the log does not have all of their rows."""
+    """Return the ranges of a flush that were not read, or None if the log does not have all of their rows."""
     if any(position.offset(moved.shard) < moved.start for moved in ranges):
         return None  # A rollback has removed rows before this flush.
     unread = [moved for moved in ranges if position.offset(moved.shard) < moved.end]
@@ -358,7 +358,7 @@ def _find_in_log(
 def _read_files(
     passed: ReadPosition, snapshot: Snapshot, flushed: Sequence[FlushedRange] | None, skips_changes: bool
 ) -> Files | ReadPosition:
-    """Return how the files of a snapshot are read, or the position after it if nothing of it is read.
+    """Return the step that reads the files of a snapshot, or the position after the snapshot if nothing is read.
 
     Args:
         passed: The position of the reader, whose last snapshot is `snapshot`.
@@ -407,7 +407,7 @@ def _find_unflushed(
     """Return the rows of the log from the position on, up to the end.
 
     Raises:
-        BadRequest: The position is of another log.
+        BadRequest: The position belongs to another log.
         OffsetOutOfRange: The log has removed some of the rows.
     """
     ranges: dict[int, tuple[int, int]] = {}

@@ -1,7 +1,6 @@
 """Finds stored rows by key for flushes and fresh files, in one snapshot of a table, by the planner and record indexes.
-
-The code that locates rows is the connector's, as for upserts, and runs in a thread. It calls `StoredRows`, which runs
-the server's part on the event loop.
+As for upserts, the connector's code locates the rows. It runs in a thread, and calls `StoredRows`, which runs the
+server's part on the event loop.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class FoundRows(NamedTuple):
 
 
 class RowSearch:
-    """Opens `StoredRows`. Belongs to one event loop."""
+    """Opens `StoredRows`. An instance belongs to one event loop."""
 
     def __init__(
         self, planner: Planner, objects: ObjectStore, indexes: Indexes, usage: Usage, clock: Clock, decoded_bytes: int
@@ -69,7 +68,10 @@ class RowSearch:
 
 
 class StoredRows:
-    """The stored rows of the current snapshot of a table. Every method blocks, and runs in any other thread."""
+    """The stored rows of the current snapshot of a table.
+
+    Every method blocks, so it is called in a thread other than the thread of the event loop.
+    """
 
     def __init__(
         self, search: RowSearch, entry: Entry, metadata: TableMetadata, loop: asyncio.AbstractEventLoop
@@ -83,11 +85,11 @@ class StoredRows:
         """Return the scan tasks for a filter, as a page of a plan.
 
         Args:
-            body: The PlanTableScanRequest of the connector, of which the filter is read.
+            body: The PlanTableScanRequest of the connector. Only its filter is used.
             files_max: The maximum number of data files; None for no limit.
 
         Raises:
-            TooLarge: The plan has more files. It is not written then.
+            TooLarge: The plan has more files. No answer is written.
         """
         request = PinnedRequest(
             snapshot_id=self._metadata.current_snapshot_id,

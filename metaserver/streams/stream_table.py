@@ -5,11 +5,11 @@ The rules:
 - A row is acknowledged when the log has it. Rows in memory and fresh files only make durable rows readable.
 - A reader gets the files of a pointer, and the fresh rows from the flushed offsets that belong to this pointer up to
   watermarks of one moment. So a flush neither hides nor repeats a row, and a reader sees each append whole.
-- A flush adds files with the rows from the flushed offset to `cut`, and moves the flushed offset from the former to the
-  latter, in one transaction. Any process may flush; each row is added once.
-- Rows leave the memory, and fresh files are given up, only after the flushed offset has passed them.
+- A flush adds files with the rows from the flushed offset to `cut`, and moves the flushed offset to `cut`, in one
+transaction. Any process may flush, and each row is added once.
+- Rows are removed from memory, and fresh files are abandoned, only after the flushed offset has passed them.
 
-The class knows no socket, no database and no file system: it works on ports, so that a simulation runs it.
+The class uses no socket, database or file system directly. It uses ports, so that a simulation can run it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class StreamLimits(NamedTuple):
     """Limits of one stream table.
 
     Attributes:
-        fresh_interval_s: The least time between two times that fresh files are written.
+        fresh_interval_s: The minimum time between two writes of fresh files.
         fresh_retention_s: The time for which fresh files stay, for running queries, when plans no longer name them.
     """
 
@@ -119,13 +119,13 @@ KEYED_COMMITS_MAX = 20
 
 
 class RunInThread(Protocol):
-    """Runs a blocking function, so that the event loop goes on."""
+    """Runs a blocking function in a thread, so that it does not block the event loop."""
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 class StreamTable:
-    """One stream table. Belongs to one event loop."""
+    """One stream table. An instance belongs to one event loop."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class StreamTable:
             limits: The limits.
             fresh_folder: The location of the folder for fresh files.
             run_in_thread: Runs the encoding of rows.
-            logged_bytes: Returns the bytes of the rows that are not flushed, if the log knows those of all processes.
+            logged_bytes: Returns the bytes of the rows of all processes that are not flushed, if the log knows them.
         """
         self.uuid = entry.uuid
         self._log = log
@@ -172,8 +172,10 @@ class StreamTable:
         self._cut: Mapping[int, int] = {}
         self._written_s = -limits.fresh_interval_s
         self._written_marks: Mapping[int, int] = {}
-        """The watermarks, of one moment, that the last write of fresh files had to reach. After a failure, or after a
-        flush that crossed a part, only some shards reach them."""
+        """The watermarks, of one moment, that the last write of fresh files had to reach.
+
+        After a failure, or after a flush that crossed a part, only some shards reach them.
+        """
         self._fresh_lock, self._flush_lock = asyncio.Lock(), asyncio.Lock()
         self._unneeded: list[tuple[float, str]] = []
         """When files that plans no longer name are deleted, and their locations."""
@@ -188,7 +190,7 @@ class StreamTable:
 
     @property
     def flushed(self) -> Mapping[int, int]:
-        """The highest flushed offset of each shard that this object knows."""
+        """The highest known flushed offset of each shard."""
         return self._flushed
 
     @property
@@ -212,7 +214,7 @@ class StreamTable:
         return {shard.number: max(mark, self._flushed[shard.number]) for shard, mark in marks.items()}
 
     async def load_watermarks(self) -> dict[int, int]:
-        """Return the watermarks with every row that any process has acknowledged before the call."""
+        """Return watermarks after all rows that any process acknowledged before the call."""
         await self._log.catch_up()
         return self.watermarks()
 
@@ -221,17 +223,18 @@ class StreamTable:
         return [file for parts in self._parts.values() for part in parts.parts for file in part.files]
 
     async def append(self, batches: Mapping[int, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
-        """Append rows to shards, all or none. They are durable on return.
+        """Append all rows or no rows to the shards. The rows are durable on return.
 
         The errors are those of `StreamLog.append`.
         """
         return await append_to_tables({self: batches}, producer)
 
     async def get_fresh_rows(self, flushed: Mapping[int, int]) -> FreshRows:
-        """Return fresh files with all rows that were acknowledged before the call and that a pointer lacks.
+        """Return fresh files with all rows that were acknowledged before the call and are not in the files of a
+        pointer.
 
-        Files are written at most once in `fresh_interval_s`, for all readers. A reader that comes earlier waits for
-        the next write, so it always gets the rows that were acknowledged to it.
+        Files are written at most once in `fresh_interval_s`, for all readers. A reader that comes earlier waits for the
+        next write, so it always gets all rows that were acknowledged before.
 
         Args:
             flushed: The flushed offsets that belong to the reader's pointer.
@@ -263,19 +266,19 @@ class StreamTable:
         return self._parts[number].get_covered_offset(self._flushed[number])
 
     def _observe(self, flushed: Mapping[int, int]) -> None:
-        """Follow flushes of other processes; raise FlushedBefore for a pointer before the last flush."""
+        """Follow flushes of other processes. Raise FlushedBefore if the pointer is older than the last flush."""
         if any(flushed.get(number, 0) < offset for number, offset in self._flushed.items()):
             raise FlushedBefore("The table was flushed meanwhile; read its pointer again")
         self._advance(flushed)
 
     async def _write_parts(self, marks: Mapping[int, int]) -> None:
-        """Write the fresh files that are missing up to these offsets."""
+        """Write the missing fresh files up to these offsets."""
         _, metadata = await self._tables.load(self.uuid)
         self._written_s = self._clock.monotonic()
         self._written_marks = marks
         key = self._tables.key_of(metadata)
         for parts in self._parts.values():
-            if any(part.key != key for part in parts.parts):  # The table has got another key.
+            if any(part.key != key for part in parts.parts):  # The key of the table has changed.
                 self._give_up(parts.clear())
         for number, mark in marks.items():
             blocks, parts = self._blocks[number], self._parts[number]
@@ -288,15 +291,15 @@ class StreamTable:
                     named = tuple(map(_drop_data, files))
                     written.append(FreshPart(number, chosen.start, chosen.end, named, key, keyed))
             finally:
-                # The parts before a failure are the first of the chosen parts, and are as valid as if all had been
-                # written.
+                # The parts that were written before a failure are the first of the chosen parts. They are valid without
+                # the other parts.
                 if written and written[0].start >= blocks.start:
                     self._give_up(parts.replace(written))
                 else:  # A flush has ended meanwhile.
                     self._give_up(written)
 
     async def _read_rows(self, number: int, mark: int) -> None:
-        """Bring the rows of a shard in memory up to an offset.
+        """Read the rows of a shard into memory, up to an offset.
 
         Raises:
             FlushedBefore: Another process has flushed some of them, and the log has removed them.
@@ -380,7 +383,7 @@ class StreamTable:
 
         Raises:
             CommitConflict: Nothing was committed. The next flush tries again.
-            CommitUnknown: The outcome is unknown. The next flush finds it out.
+            CommitUnknown: The outcome is unknown. The next flush finds out the outcome.
         """
         async with self._flush_lock:
             await self._log.catch_up()
@@ -457,14 +460,14 @@ class StreamTable:
         self._advance(entry.parse_flushed_offsets())
 
     async def _release(self) -> None:
-        """Allow the log to remove flushed rows; a failure only delays that."""
+        """Allow the log to remove flushed rows. A failure only delays the removal."""
         try:
             await self._log.release({Shard(self.uuid, number): offset for number, offset in self._flushed.items()})
         except SeamarkError as error:
             _log.warning("the log did not release flushed rows", table=self.uuid, error=error.message)
 
     def _advance(self, flushed: Mapping[int, int]) -> None:
-        """Drop rows and fresh files that are in the table's files now."""
+        """Drop the rows and fresh files whose rows are now in the table's files."""
         for number, offset in flushed.items():
             if offset <= self._flushed.get(number, offset):
                 continue
@@ -499,7 +502,7 @@ class StreamTable:
         self._delete_later(locations, extra_s)
 
     def check_invariants(self) -> None:
-        """Check, for tests, that rows in memory and fresh files follow the flushed offsets."""
+        """Check, for tests, that rows in memory and fresh files begin at the flushed offsets."""
         for number, flushed in self._flushed.items():
             self._blocks[number].check_invariants()
             self._parts[number].check_invariants()
@@ -511,7 +514,7 @@ class StreamTable:
 async def append_to_tables(
     batches: Mapping[StreamTable, Mapping[int, Batch]], producer: StreamProducer | None = None
 ) -> Acknowledgement:
-    """Append rows to shards of tables with one log, all or none. They are durable on return.
+    """Append all rows or no rows to shards of tables with one log. The rows are durable on return.
 
     The errors are those of `StreamLog.append`.
     """

@@ -1,8 +1,8 @@
 """The stream tables of a server: opens them, limits their memory, and flushes them.
 
 One task watches all tables. It starts a separate task for the flush of each table that is due, so that a slow table
-holds up no other. The memory for rows is one limit for all tables: from a quarter of it on, the largest table is
-flushed at once. Appends are refused while their table has more bytes than are free.
+does not delay other tables. All tables share one limit of memory for rows. When a quarter of it is used, the largest
+table is flushed immediately. Appends are refused while their table has more bytes than are free.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ _FLUSH_TRIES = 5
 _STALE_TRIES = 20
 """The maximum number of flushes that may overtake one plan request."""
 _FOREIGN_FILES_MS = 86_400_000
-"""The age from which no plan of another process names a fresh file."""
+"""The age after which no plan of another process names a fresh file."""
 _CLEAN_S = 5.0
 _OPEN_S = 60.0
 """The time between two checks for tables that have rows in the log and are not open, such as restored tables."""
 _OPEN_SHARED_S = 1.0
-"""The same where other processes append to the log."""
+"""The time between these checks if other processes append to the log."""
 _THREADS = 8
 T = TypeVar("T")
 _log = structlog.get_logger("seamark.streams")
@@ -113,7 +113,7 @@ class _FlushState:
 
 
 class Streams:
-    """The stream tables of a server. Belongs to one event loop; opened by `open_streams`."""
+    """The stream tables of a server. An instance belongs to one event loop. `open_streams` opens it."""
 
     def __init__(
         self,
@@ -147,7 +147,7 @@ class Streams:
         self.pauses = Pauses()
         self.counts = StreamCounts()
         self._next_shard = 0
-        # Not the threads of `asyncio.to_thread`: these threads wait for plans, which are made in those.
+        # The threads of `asyncio.to_thread` are not used: they make the plans for which these threads wait.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="streams")
         self._cleaned_s = 0.0
         self._cleaning: asyncio.Task[None] | None = None
@@ -183,7 +183,7 @@ class Streams:
         return offsets
 
     async def append(self, appends: Sequence[TableRows], producer: ProducerKey | None) -> Acknowledgement:
-        """Append rows to tables, all or none; they are durable on return.
+        """Append all rows or no rows to the tables. The rows are durable on return.
 
         Args:
             appends: The rows, of each table once. Without rows, the append only records the number of its producer.
@@ -192,9 +192,9 @@ class Streams:
         Raises:
             StreamPaused: The table is paused.
             TooManyRequests: The memory for rows is full.
-            TooLarge: The rows never have room in it.
+            TooLarge: The rows are larger than the memory that a table may use.
             SequenceGap: The number does not follow the producer's last number.
-            RetryLater: A table has got another number of shards since it was loaded.
+            RetryLater: The number of shards of a table has changed since it was loaded.
         """
         try:
             return await self._append(appends, producer)
@@ -216,7 +216,7 @@ class Streams:
             elif shards_of(loaded) == table.shards:
                 batches[table] = rows
             else:
-                raise RetryLater("The table has got another number of shards meanwhile; send the rows again")
+                raise RetryLater("The number of shards of the table has changed; send the rows again")
         for (table, _), append in zip(batches.items(), appends, strict=True):
             self._check_memory(table, append.size_bytes)
         acknowledged = await append_to_tables(batches, named)
@@ -248,8 +248,8 @@ class Streams:
     def _check_memory(self, table: StreamTable, size_bytes: int) -> None:
         """Check that the memory has room for rows of a table.
 
-        A table may have as many bytes as stay free after the rows. So one table takes at most half of the memory, and
-        tables that are not flushed leave room for others.
+        After the rows, a table may have at most as many bytes as are free. So one table uses at most half of the
+        memory, and tables that are not flushed leave room for other tables.
 
         Raises:
             TooManyRequests: The memory is full.
@@ -305,7 +305,7 @@ class Streams:
         """Return the open stream of a table that has flushed offsets.
 
         Raises:
-            LogElsewhere: If another process has the log.
+            LogElsewhere: Another process has the log.
         """
         return await self._open(entry, await self._context.documents.table(entry.metadata_location))
 
@@ -377,7 +377,7 @@ class Streams:
         """Flush a table now; return the number of rows.
 
         Raises:
-            CommitConflict: Other commits were faster in all attempts.
+            CommitConflict: Concurrent commits conflicted in every attempt.
         """
         entry, metadata = await self._stream_tables.load(uuid)
         table = await self._open(entry, metadata)
@@ -407,7 +407,7 @@ class Streams:
         rows = await self.flush(uuid)
         while (table := self._tables.get(uuid)) is None or table.appending_bytes or table.unflushed_rows:
             await asyncio.sleep(_TICK_S)
-            rows += await self.flush(uuid)  # It opens a table that was closed because its name was missing.
+            rows += await self.flush(uuid)  # This also opens a table that was closed because its name was missing.
         return rows
 
     async def flush_for_removal(self, entry: Entry, read_snapshot_id: int | None) -> None:
@@ -426,7 +426,7 @@ class Streams:
         try:
             loaded, metadata = await self._stream_tables.load(entry.uuid)
             table = await self._open(loaded, metadata)
-        except LogElsewhere:  # no reader of this process has seen such rows
+        except LogElsewhere:  # No reader of this process has seen these rows.
             return
         store = self._context.store
         await table.load_watermarks()
@@ -511,7 +511,7 @@ class Streams:
             self._cleaning = asyncio.create_task(self._clean(), name="clean fresh files")
 
     async def _clean(self) -> None:
-        """Delete files that are no longer needed. A slow storage does not hold up flushes."""
+        """Delete files that are no longer needed. A slow storage does not delay flushes."""
         for table in list(self._tables.values()):
             try:
                 await table.clean()
@@ -519,7 +519,7 @@ class Streams:
                 _log.warning("old fresh files were not deleted", table=table.uuid, error=error.message)
 
     def report_flushes(self, uuid: str) -> FlushReport | None:
-        """Return how the flushes of a table go; None if the table is not open."""
+        """Return the state of the flushes of a table, or None if the table is not open."""
         table, state = self._tables.get(uuid), self._flushes.get(uuid)
         if table is None or state is None:
             return None

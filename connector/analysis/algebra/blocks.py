@@ -20,7 +20,7 @@
   values of these columns. The same is true of IN and EXISTS, if the subquery creates no rows itself.
 - A subquery in an expression is a separate query. If its WHERE compares a column with a column of this block, only rows
   with values of needed rows of this block are needed. The same applies to LATERAL.
-- A column that is compared with the extreme of rows of a table has limits (`extremes.py`), also if the extreme is a
+- A column that is compared with the extreme of rows of a table has limits (`extremes.py`), even if the extreme is a
   column of a join partner. A column that is less or greater than a column of a join partner also has limits.
 - VALUES and UNNEST of literals are lists of values for the columns that are equal to theirs.
 """

@@ -202,9 +202,7 @@ def equivalence_classes(equalities: Iterable[Equality]) -> dict[ColumnReference,
 
 
 def imply_by_equality(condition: Condition | None, equalities: Iterable[Equality], kind_of: KindOf) -> Condition | None:
-    """Return the condition with further parts: a part on a single column is repeated for each column that is equal to
-    this column.
-    """
+    """Return the condition, with a copy of each single-column part for each equal column."""
     classes = equivalence_classes(
         (left, right)
         for left, right in equalities

@@ -6,7 +6,7 @@ table.
 Tasks return their rows to the driver, which appends the rows of all tasks in one request. So a batch is durable and
 visible whole, without a commit of the table. The producer of the request is the id of the query, which Spark stores in
 the checkpoint. The number of the request is the number of the batch. A batch that Spark repeats after a failure is
-stored once, also if its rows have another order or are in other tasks.
+stored once, even if its rows have another order or are in other tasks.
 
 Batches of a query have the numbers 0, 1, 2, … without a gap, and the log refuses a gap. So a batch of a checkpoint that
 is too old, or of a query that wrote earlier batches by commits, is refused.

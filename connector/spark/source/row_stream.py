@@ -69,7 +69,7 @@ class LogTask(InputPartition):
         arrays = []
         by_name = {field.name: field for field in self.fields}
         for name in self.names:
-            if name not in by_name:  # the kind of the change
+            if name not in by_name:  # This column has the kind of the change.
                 arrays.append(batch.column(name))
                 continue
             convert = for_spark(by_name[name].type)

@@ -67,7 +67,7 @@ def plan_cube(
     now: datetime,
     use: str,
 ) -> CubePlan | CubeSummary | None:
-    """Return how a query is answered from a cube.
+    """Return the plan that answers a query from a cube.
 
     Args:
         client: The client of the catalog.
@@ -136,7 +136,7 @@ def _read_groups(
     )
     expected = entry_schema(cube.terms, cube.measures)
     if groups.schema != pa.schema([expected.field(name) for name in translated.columns]):
-        raise NotFromCube("the server returned other columns")
+        raise NotFromCube("the server returned columns that were not requested")
     covered = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(files), bitorder="little")
     answered = {tasks[number] for number in np.flatnonzero(covered).tolist()}
     if not answered:
@@ -151,7 +151,10 @@ def _read_groups(
 
 
 def _has_whole_file(task: ScanTask) -> bool:
-    """Return whether the task is for all rows of an identified file. The condition of the query selects groups."""
+    """Return whether the task reads all rows of an identified file.
+
+    In this case, the condition of the query can select groups.
+    """
     is_whole = not task.deletes and task.removed_by is None and task.span is None
     return is_whole and task.records >= 0 and task.size_bytes >= 0
 

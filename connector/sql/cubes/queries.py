@@ -246,7 +246,7 @@ class _CubeTranslation(Translation):
             raise NotFromCube(f"{describe(node)} is not a measure of the cube")
         if isinstance(node, exp.Filter) and not isinstance(node.this, exp.Min | exp.Max):
             raise NotFromCube(f"{describe(node)} is not a measure of the cube")
-        # The least, the greatest, and the distinct values of dimensions follow from the groups.
+        # The minimum, the maximum, and the distinct values of dimensions follow from the groups.
         return translate_function(e, node, scope)
 
     def _is_measure(self, node: exp.Expr) -> bool:

@@ -40,7 +40,7 @@ _UNITS = {
     "DAY_OF_YEAR": "day",
     "HOUR": "hour",
 }
-"""The coarsest truncation from which a truncation to each unit follows, and the extraction of it."""
+"""The coarsest truncation from which a truncation to each unit, or the extraction of this unit, follows."""
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,7 @@ _DEPTH_MAX = 50
 _TOKENS_MAX = 200
 """The maximum number of tokens of a measure, because functions that recurse into its operands must not nest deeply."""
 _PRODUCT_DIGITS_MAX = 75
-"""The maximum number of digits of both operands of a product together, so that the exact product has at most 76
-digits.
+"""The maximum number of digits of both operands together. The exact product then has at most 76 digits.
 """
 _TOKEN = re.compile(r"\s*(?:(?P<symbol>[-+*()])|(?P<number>[0-9]+(?:\.[0-9]+)?)|`(?P<quoted>(?:[^`]|``)+)`"
                     r"|#(?P<id>[0-9]{1,10})|(?P<name>[^\s`()+*,;=#-]+))")  # fmt: skip

@@ -157,7 +157,7 @@ def _transform(text: str) -> str:
 
 
 def _find_column(schema: Schema, name: str) -> Column | None:
-    """Return the column with this exact name, or else the only column with this name in any case, as in Spark."""
+    """Return the column with this exact name, or otherwise the only column with this name in any case, as in Spark."""
     column = schema.column_named(name)
     if column is not None:
         return column

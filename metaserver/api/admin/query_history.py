@@ -1,6 +1,6 @@
 """The routes of the query history: which statements read a table, and which tables are read most.
 
-An answer has names of columns and operators, and never a literal, also if the setting `query_history_literals` keeps
+An answer has names of columns and operators, and never a literal, even if the setting `query_history_literals` keeps
 literals for the advisor. It does not say who sent a statement.
 """
 

@@ -41,8 +41,9 @@ GZIPS: web.AppKey[SingleFlight[str, bytes]] = web.AppKey("gzips")
 """Shares one compression of a new snapshot between concurrent readers."""
 DELEGATION = "X-Iceberg-Access-Delegation"
 GZIP_FROM_BYTES = 16_384
-"""The minimum size of an answer that is compressed. A smaller answer fits a few packets, so compression costs more
-than it saves.
+"""The minimum size of an answer that is compressed.
+
+A smaller answer fits a few packets, so compression costs more than it saves.
 """
 PLANNING_MODE = "scan-planning-mode"
 """The key of the planning mode.
@@ -159,7 +160,7 @@ async def answer_fresh_read(
     *,
     shown: Sequence[PlanSnapshot] = (),
 ) -> web.Response:
-    """Return a LoadTableResult with a fresh snapshot, which is the current one of the metadata.
+    """Return a LoadTableResult with a fresh snapshot, which is the current snapshot of the metadata.
 
     `shown` are plan snapshots, as in `table_answer`. The answer is encoded for
     each request: the next answer probably has another snapshot.

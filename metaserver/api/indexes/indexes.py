@@ -455,7 +455,9 @@ def _index_file_to_json(file: RegisteredIndexFile) -> dict[str, Any]:
 
 
 def _make_missing_error(name: str, names: Iterable[str]) -> NotFound:
-    similar_names = near_names(name[:_SHOWN_CHARS_MAX], names, maximum=1, cutoff=0.5)  # e.g. price_bitmap for price
+    similar_names = near_names(
+        name[:_SHOWN_CHARS_MAX], names, maximum=1, cutoff=0.5
+    )  # For example, price_bitmap for price.
     hint = f"did you mean {similar_names[0]}?" if similar_names else "list its indexes with seamark index list"
     return NotFound(f"The table has no index {name[:_SHOWN_CHARS_MAX]!r}; {hint}")
 

@@ -1,8 +1,8 @@
 """The route that returns the groups of a cube for data files.
 
-The client plans the files of its query, and sends their ids. So snapshots, branches and deletes are decided by the
-plan, and this route only finds entries. An entry describes one immutable file. Files without a usable entry are not
-covered by the answer, and the client reads their rows.
+The client plans the files of its query, and sends their ids. So the plan decides about snapshots, branches and deletes,
+and this route only finds entries. An entry describes one immutable file. Files without a usable entry are not covered
+by the answer, and the client reads their rows.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ BYTES_MAX = 256 << 20
 """The number of bytes of groups in memory from which no further entry is read."""
 _COMBINED_BYTES = 64 << 20
 _COMBINED_GROUPS = 500_000
-"""The number of groups, or of their bytes, from which they are combined before further groups are read."""
+"""The number of groups, or of their bytes, at which groups are combined before further groups are read."""
 _ID_BYTES = 16
 _OPENED_AT_ONCE = 16
 
@@ -89,7 +89,7 @@ async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Respo
     live = (await call.components.registry.files(loaded.entry)).live(definition.id)
     reading = GroupReading(schema, _functions_of(definition, body.columns), ids)
     for start in range(0, len(live), _OPENED_AT_ONCE):
-        # If two index files have an entry of one data file, the entries are equal, and the newer one is read.
+        # If two index files have an entry of one data file, the entries are equal, and the newer entry is read.
         newest = live[::-1][start : start + _OPENED_AT_ONCE]
         opened = await asyncio.gather(*(call.components.indexes.open(file) for file in newest))
         damaged = await asyncio.to_thread(reading.add, [file for file in opened if file is not None])
@@ -158,7 +158,7 @@ class GroupReading:
             numbers = numbers[np.unique(places[numbers], return_index=True)[1]]
             try:
                 self._add_entries(entries, numbers.tolist(), missing[places[numbers]].tolist())
-            except ValueError:  # Arrow raises it for other columns, too.
+            except ValueError:  # Arrow also raises this error for other columns.
                 damaged.add(index_file.location)
         return damaged
 

@@ -203,7 +203,7 @@ def _count(
     answer: PlanTableResponse,
     sampler: StatementSampler | None,
 ) -> None:
-    """Count the statement of the request, also if its plan table was shared or not created."""
+    """Count the statement of the request, even if its plan table was shared or not created."""
     assert loaded.entry is not None
     if history_of(call) is None:
         return

@@ -230,7 +230,7 @@ def sampler_of(
     bound = scan_plan.bound if has_filter else None
     entry_ids = None
     if not has_sizes and scan_plan.files <= _SAMPLED_FILES_MAX and history.reserve(scan_plan.entry_ids.nbytes):
-        entry_ids = scan_plan.entry_ids.copy()  # The array may be a part of a larger one.
+        entry_ids = scan_plan.entry_ids.copy()  # The array may be a part of a larger array.
     view_ref = ref(scan_plan.view)
     snapshot = None if bound_scan.options.is_incremental else bound_scan.snapshot
     # Limits of some of the files are not limits of the column.

@@ -26,7 +26,7 @@ _COLUMNS = {
     "producer": frozenset({"string"}),
     "table": frozenset({"string"}),
 }
-"""The columns that are written, with their possible types. Only `raw` and `reason` have to be in the table."""
+"""The columns that are written, with their possible types. The table must have `raw` and `reason`."""
 
 
 class Letter(NamedTuple):
@@ -87,12 +87,12 @@ def pack_letters(
         conformed = row_files.conform(batch, metadata)
     except BadRequest as error:
         reason, name = letters[0].row.reason, dead_letters.name
-        raise BadRequest(f"A row does not fit ({reason}), and {name} does not take it: {error.message}") from None
+        raise BadRequest(f"A row does not fit ({reason}), and {name} does not accept it: {error.message}") from None
     return Batch(conformed.num_rows, row_files.pack(conformed, metadata))
 
 
 def parse_dead_letter_table(properties: Mapping[str, Any]) -> tuple[NamespacePath, str] | None:
-    """Return the namespace and the name of the dead-letter table that properties name; None without one.
+    """Return the namespace and the name of the dead-letter table in the properties, or None if they name no table.
 
     Raises:
         BadRequest: The name has no namespace, or is invalid.

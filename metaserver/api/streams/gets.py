@@ -1,4 +1,4 @@
-"""The route that returns the current rows of some keys, with the rows that wait for a flush."""
+"""The route that returns the current rows with some keys, including rows that wait for a flush."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _select_fields(metadata: TableMetadata, names: Sequence[str] | None) -> list
 
 
 def _read_keys(metadata: TableMetadata, keys: Sequence[Any]) -> pa.RecordBatch | None:
-    """Return keys with their columns; None without keys.
+    """Return keys with their columns, or None if there are no keys.
 
     Raises:
         BadRequest: A key does not fit, or the keys have different columns.

@@ -1,6 +1,6 @@
 """Routes that pause, resume and drain a stream table.
 
-A pause is a property of the table. So it survives restarts, and holds on every server of the catalog.
+A pause is a property of the table. So it survives restarts, and applies to every server of the catalog.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ANSWERS = (
     ResponseSpec(200, "Whether the table is paused now", PausedStream),
     ResponseSpec(400, "The table is not a stream table, or the reason is too long"),
     ResponseSpec(404, "No such table"),
-    ResponseSpec(409, "Other commits were faster in all attempts; try again"),
+    ResponseSpec(409, "Concurrent commits conflicted in every attempt; try again"),
 )
 
 
@@ -139,4 +139,4 @@ async def _update(call: Call, compute_update: Callable[[TableMetadata], dict[str
         except CommitConflict:
             if attempt == _COMMIT_TRIES:
                 raise
-    raise CommitConflict(f"{show(call.namespace, call.name)} was changed again and again meanwhile; try again")
+    raise CommitConflict(f"{show(call.namespace, call.name)} was changed by other commits in all attempts; try again")

@@ -112,7 +112,7 @@ async def append_prepared(
     *,
     scope: str,
 ) -> list[AppendedRows]:
-    """Append prepared rows of distinct tables with their dead letters, all or none; return an answer for each table.
+    """Append all prepared rows and dead letters of distinct tables, or nothing, and return an answer for each table.
 
     Args:
         call: The call.
@@ -144,7 +144,7 @@ async def append_prepared(
         appends.append(TableRows(tables[uuid].loaded, packed))
     acknowledged = Acknowledgement(())
     key = None if producer is None else ProducerKey(call.principal.name, scope, *producer)
-    if appends or key is not None:  # A request of a producer has a number, also if its rows change nothing.
+    if appends or key is not None:  # A request of a producer has a number, even if its rows change nothing.
         acknowledged = await call.components.streams.append(appends, key)
     last_sequence = None
     if acknowledged.duplicate and key is not None:
@@ -170,7 +170,7 @@ def _describe(
 
 
 def read_producer(query: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the name of the producer and the number of the request; None without both.
+    """Return the name of the producer and the number of the request, or None if the request has neither.
 
     Raises:
         BadRequest: One of them is missing or invalid.
@@ -184,5 +184,5 @@ def read_producer(query: Mapping[str, str]) -> tuple[str, int] | None:
     if len(name) > PRODUCER_CHARACTERS_MAX:
         raise BadRequest(f"producer has {len(name)} characters; the limit is {PRODUCER_CHARACTERS_MAX}")
     if not (number.isascii() and number.isdigit() and len(number) <= 19 and int(number) < _SEQUENCE_MAX):
-        raise BadRequest(f"sequence is {number[:40]!r}; it must be a number from 0 on")
+        raise BadRequest(f"sequence is {number[:40]!r}; it must be a number, 0 or more")
     return name, int(number)

@@ -49,9 +49,9 @@ _PARAMETERS = (
     ),
 )
 DECODED_BYTES_MAX = 64 << 20
-"""The maximum size of the decoded rows of one request. The log takes no larger append."""
+"""The maximum size of the decoded rows of one request. The log accepts no larger append."""
 _VALUE_BYTES = 4
-"""The least size of a value of most types in the log, also of a null."""
+"""The minimum size of a value of most types in the log, including a null."""
 
 
 @Route(
@@ -141,8 +141,8 @@ def to_status(shards: list[ShardStatus], table: StreamTable | None, paused: str 
 
     Args:
         shards: Its shards.
-        table: The open table; None if no row of it is in memory.
-        paused: The reason of its pause; None if it takes rows.
+        table: The open table, or None if none of its rows are in memory.
+        paused: The reason of its pause, or None if it accepts rows.
     """
     return StreamStatus(
         shards,
@@ -182,7 +182,8 @@ class _DecodedBody(NamedTuple):
         batches: The batches; None for JSON rows.
         rows: The JSON rows.
         lines: The text of each JSON row, if the rows are lines.
-        new_columns: The types of columns that the table does not have, by name, if the table does not take such rows.
+        new_columns: The types of columns that the table does not have, by name, if the table does not accept these
+            rows.
     """
 
     batches: Sequence[pa.RecordBatch] | None
@@ -256,7 +257,7 @@ def _check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> N
     """Check that the decoded rows have at most `DECODED_BYTES_MAX`, before they are decoded.
 
     Raises:
-        TooLarge: They have more.
+        TooLarge: The rows have more bytes.
         BadRequest: A column has a form whose size is not estimated.
     """
     check_columns(sum(batch.num_rows for batch in batches), metadata)

@@ -1,4 +1,4 @@
-"""The route that appends rows to several stream tables, all or none."""
+"""The route that appends rows to several stream tables: all rows, or no rows."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ class EngineCommits:
             NoSuchTable: A table does not exist, and its updates do not create it.
             AlreadyExists: The name of a new table is taken.
             BadRequest: The updates are malformed or cannot be applied.
-            CommitConflict: A requirement fails, or other commits were faster in every attempt.
+            CommitConflict: A requirement fails, or concurrent commits conflicted in every attempt.
             CommitUnknown: The outcome is unknown.
         """
         # All commits lock their tables in the same order, so that two transactions do not deadlock on database rows.

@@ -134,7 +134,7 @@ class Expiration:
             NoSuchTable: The table does not exist.
             BadRequest: The table's properties forbid the deletion of files, or are invalid.
             Corrupt: A manifest cannot be read.
-            CommitConflict: Other commits were faster in every attempt.
+            CommitConflict: Concurrent commits conflicted in every attempt.
         """
         async with self._slots:
             return await self._run_attempts(caller, namespace, name, request)

@@ -480,7 +480,7 @@ class KafkaLog:
                 await self.trim()
                 if self._journal.groups >= self._limits.head_groups:
                     await self.write_head()
-            except SeamarkError as error:  # the next run tries again
+            except SeamarkError as error:  # The next run tries again.
                 _log.warning("log maintenance failed", error=error.message)
 
     async def trim(self) -> None:

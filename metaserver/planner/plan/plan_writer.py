@@ -71,9 +71,7 @@ class ManifestPart(NamedTuple):
 
 
 class KeptManifests(NamedTuple):
-    """The manifests of a snapshot, in two groups: manifests whose files the plan keeps all, and manifests of which it
-    keeps only some files.
-    """
+    """The manifests of a snapshot of which a plan keeps all files, and the manifests of which it keeps some files."""
 
     whole: tuple[ManifestFile, ...]
     parts: tuple[ManifestPart, ...]

@@ -148,8 +148,7 @@ async def _table_exists(connection: Any, name: str) -> bool:
 
 
 async def _check_no_other_application(connection: Any, subject: str) -> None:
-    """Check that existing tables with the names of a catalog's tables belong to a catalog, because they are dropped
-    later.
+    """Check that no table of another application has the name of a catalog's table, because these tables are dropped.
 
     Raises:
         ConfigError: Such a table belongs to another application.

@@ -1,7 +1,7 @@
 """Rows with a kind: the effect of a row on the stored row with the same key. The functions are pure.
 
-A plain row may state its kind in the field `_op`: `insert`, `update` or `delete`. In an envelope of Debezium, the
-field `op` states it, `before` and `after` have the row. Both are read into a `RowWithKind`.
+A plain row may state its kind in the field `_op`: `insert`, `update` or `delete`. In an envelope of Debezium, the field
+`op` states the kind, and `before` and `after` have the row. Both forms become a `RowWithKind`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ KIND_FIELD = "_op"
 KINDS = {kind.name.lower(): kind for kind in RowKind}
 _ENVELOPE_FIELDS = frozenset(("before", "after", "op"))
 _UNAVAILABLE = "__debezium_unavailable_value"
-"""In place of a large value that an update has not changed."""
+"""The text that Debezium sends in place of a large value that an update has not changed."""
 _UNAVAILABLE_VALUES = (
     _UNAVAILABLE,
     b64encode(_UNAVAILABLE.encode()).decode(),
     _UNAVAILABLE.encode().hex(),
     [_UNAVAILABLE],
 )
-"""Its forms: of text, of bytes in base64 and in hexadecimal digits, and of arrays of text."""
+"""The forms of this placeholder: text, bytes in base64 or in hexadecimal digits, and arrays of text."""
 _SCALE_MAX = 1_000
 _DAY_US = 86_400_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -52,7 +52,7 @@ def read_plain(row: Any, *, has_kind: bool) -> list[RowWithKind]:
 
     Args:
         row: The decoded JSON.
-        has_kind: Whether the field `_op` is the kind, and no column of the table.
+        has_kind: Whether the field `_op` is the kind of the row, not a column of the table.
 
     Raises:
         BadRequest: The row is not an object, or its kind is unknown.
@@ -68,7 +68,7 @@ def parse_kind(value: Any) -> RowKind | None:
     """Return the kind that a row states.
 
     Raises:
-        BadRequest: There is no such kind.
+        BadRequest: The kind is unknown.
     """
     if value is None:
         return None
@@ -79,7 +79,7 @@ def parse_kind(value: Any) -> RowKind | None:
 
 
 def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
-    """Return the changes of an envelope: none for a tombstone, and two for an update of the key.
+    """Return the changes of an envelope. A tombstone has no changes, and an update of the key has two.
 
     Args:
         message: The decoded JSON of the message's value, with or without `schema` and `payload`.
@@ -102,7 +102,7 @@ def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
     op = envelope["op"]
     kind = _DEBEZIUM_KINDS.get(op) if isinstance(op, str) else None
     if kind is None:
-        if op == "m":  # A message of the database's log, which is about no row.
+        if op == "m":  # A message of the database's log, which does not describe a row.
             return []
         raise BadRequest(f"has the op {show_json(op)}; only c, r, u and d change rows. Truncate the table by a commit")
     before, after = (_read_image(envelope, name, converters) for name in ("before", "after"))
@@ -163,7 +163,9 @@ def _list_objects(value: Any) -> Iterable[dict[str, Any]]:
 
 
 def _find_converter(kind: Any, column: Mapping[str, Any]) -> Callable[[Any], Any] | None:
-    """Return the function for a semantic type of Debezium or Kafka Connect; None if the value needs none."""
+    """Return the function for a semantic type of Debezium or Kafka Connect, or None if the value needs no
+    conversion.
+    """
     if kind == "org.apache.kafka.connect.data.Decimal":
         scale = _read_scale(column.get("parameters"))
         return lambda value: _read_decimal(value, scale)
@@ -237,11 +239,11 @@ _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     ),
     "io.debezium.time.MicroTime": lambda value: _time_of_day(value, 1),
 }
-"""By the semantic type; other values have the form of JSON rows already."""
+"""The conversions by semantic type. Values of other types already have the form of JSON rows."""
 
 
 def take_kinds(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[RowKind | None] | None]:
-    """Return the rows without their column `_op`, and their kinds; None without this column.
+    """Return the rows without their column `_op`, and their kinds. The kinds are None if the column is missing.
 
     Raises:
         BadRequest: A kind is unknown; the message names the row.
@@ -265,7 +267,7 @@ def encode_kinds(kinds: Sequence[RowKind | None], key: Sequence[str], first_row:
     A row of a keyed table that states no kind replaces the row with its key.
 
     Raises:
-        BadRequest: The table has no key, and a row does more than insert; the message names the row.
+        BadRequest: The table has no key, and a row is not an insert; the message names the row.
     """
     if not key:
         for number, kind in enumerate(kinds):

@@ -1,4 +1,4 @@
-"""Reads the rows of a request: an Arrow IPC stream, JSON rows or JSON lines, as a record batch. Pure.
+"""Reads the rows of a request: an Arrow IPC stream, JSON rows or JSON lines, as a record batch. The module is pure.
 
 JSON values have the form of Iceberg's JSON of single values (Iceberg spec, Appendix D). Dates and times are ISO 8601.
 Decimals, and long integers beyond 2^53, are strings or numbers. Binary values are hexadecimal digits, and structs are
@@ -26,7 +26,7 @@ _PLAIN = {"string": str, "long": int, "boolean": bool}
 """The types whose JSON values Arrow accepts unchanged."""
 _LONG = 1 << 63
 _STRUCT_VALUES_MAX = 1 << 24
-"""The maximum number of values in the structs of a column, also of nulls: 64 MB of integers."""
+"""The maximum number of values, including nulls, in the structs of a column: 64 MB of integers."""
 
 
 class RowFormat(Enum):
@@ -112,7 +112,7 @@ def _check_keys(text: bytes, decoded: Any, subject: str) -> None:
     """Check that no object in JSON has the same key twice.
 
     Raises:
-        BadRequest: An object has.
+        BadRequest: An object has the same key twice.
     """
     if has_repeated_key(text, [decoded]):
         shown = repr(find_repeated_key(text)[:_SHOWN_CHARACTERS])
@@ -166,7 +166,7 @@ def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
         try:
             return pa.array(values, to_row_type(kind))
         except (pa.ArrowException, OverflowError, UnicodeEncodeError):
-            pass  # The slower way below finds the row.
+            pass  # The slower conversion below finds the invalid row.
     try:
         if not isinstance(kind, str):
             nested = _make_nested_converter(kind, _Budget())
@@ -209,7 +209,7 @@ def _make_converter(kind: str) -> Callable[[Any], Any]:
 
 
 class _Budget:
-    """Counts the values of structs: `{}` is short, and a struct of many fields is not."""
+    """Counts the values of structs. The text `{}` is short, but a struct with many fields needs much memory."""
 
     def __init__(self) -> None:
         self.left = _STRUCT_VALUES_MAX
@@ -247,7 +247,7 @@ def _make_nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
     convert, arrow_kind = _make_converter(kind), kind
 
     def primitive(value: Any) -> Any:
-        # Arrow's own value of the type, such as a datetime or a Decimal.
+        # The value is already a Python value of the type, such as a datetime or a Decimal.
         return arrow_array(arrow_kind, [convert(value)])[0].as_py()
 
     return convert if kind in _PLAIN else primitive
