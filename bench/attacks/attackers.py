@@ -58,7 +58,7 @@ class Attacker:
         await _run_many(600, lambda: self._dribbling(f"{head}{login}\r\n"))
 
     async def send_chunked_logins(self) -> None:
-        async def once() -> None:
+        async def send_once() -> None:
             reader, writer = await self._wire()
             head = "POST /v1/oauth/tokens HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
             writer.write(f"{head}Content-Type: application/x-www-form-urlencoded\r\n\r\n".encode())
@@ -68,7 +68,7 @@ class Attacker:
             await reader.read(1000)
             writer.close()
 
-        await _run_many(20, lambda: _repeat(once))
+        await _run_many(20, lambda: _repeat(send_once))
 
     async def gzip_bombs(self) -> None:
         bomb = gzip.compress(b" " * (512 << 20))
@@ -76,35 +76,35 @@ class Attacker:
             await _run_many(8, lambda: self._posting(http, f"{TABLE}/plan", lambda: bomb))
 
     async def connections(self) -> None:
-        async def once() -> None:
+        async def send_once() -> None:
             _, writer = await self._wire()
             try:
                 await asyncio.sleep(2)
             finally:
                 writer.transport.abort()
 
-        await _run_many(2000, lambda: _repeat(once))
+        await _run_many(2000, lambda: _repeat(send_once))
 
     async def bad_logins(self) -> None:
         async with self._session(Authorization="Bearer sm_wrong") as http:
 
-            async def once() -> None:
+            async def send_once() -> None:
                 async with http.get(self._url + TABLE) as answer:
                     await answer.read()
 
-            await _run_many(8, lambda: _repeat(once))
+            await _run_many(8, lambda: _repeat(send_once))
 
     async def watchers(self) -> None:
         async with self._session() as http:
 
-            async def once() -> None:
+            async def send_once() -> None:
                 path = "/api/v1/tables/db/t/timeline?since=latest&wait=30"
                 async with http.get(self._url + path) as answer:
                     await answer.read()
                     if answer.status >= 400:
                         await asyncio.sleep(0.5)
 
-            await _run_many(400, lambda: _repeat(once))
+            await _run_many(400, lambda: _repeat(send_once))
 
     async def plan_tables(self) -> None:
         numbers = itertools.count()
@@ -134,13 +134,13 @@ class Attacker:
             await _run_many(2, lambda: self._posting(http, f"{TABLE}/plan", body))
 
     async def _posting(self, http: aiohttp.ClientSession, path: str, body: Callable[[], object]) -> None:
-        async def once() -> None:
-            given_body = body()
-            data = given_body if isinstance(given_body, bytes) else json.dumps(given_body).encode()
+        async def send_once() -> None:
+            chunk = body()
+            data = chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode()
             async with http.post(self._url + path, data=_pieces(data)) as answer:
                 await answer.read()
 
-        await _repeat(once)
+        await _repeat(send_once)
 
 
 ATTACKS = (
@@ -167,14 +167,14 @@ async def _run_many(count: int, work: Callable[[], Awaitable[None]]) -> None:
     await asyncio.gather(*(work() for _ in range(count)))
 
 
-async def _repeat(once: Callable[[], Awaitable[None]]) -> None:
-    """Repeat `once` without end.
+async def _repeat(send_once: Callable[[], Awaitable[None]]) -> None:
+    """Repeat `send_once` without end.
 
     The server may answer or refuse the client in any way; the attack continues.
     """
     while True:
         try:
-            await once()
+            await send_once()
         except (OSError, aiohttp.ClientError, asyncio.IncompleteReadError):
             await asyncio.sleep(0.01)
 

@@ -86,32 +86,32 @@ class HeldRows:
         return [self._count_needed_of_reference(number, count, query, expected) for number, count in enumerate(counts)]
 
     def _count_needed_of_reference(self, number: int, count: int, query: str, expected: Counter[str]) -> int:
-        kept_quote_name = quote_name(f"kept {number}")
+        kept_table = quote_name(f"kept {number}")
 
         def is_enough(left: Collection[int]) -> bool:
             self._con.execute(
-                f"CREATE OR REPLACE TABLE {kept_quote_name} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(left)]
+                f"CREATE OR REPLACE TABLE {kept_table} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(left)]
             )
             return rows_of(self._con, query) == expected
 
         fewest_result = fewest(range(1, count + 1), is_enough)
         self._con.execute(
-            f"CREATE OR REPLACE TABLE {kept_quote_name} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(fewest_result)]
+            f"CREATE OR REPLACE TABLE {kept_table} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(fewest_result)]
         )
         return len(fewest_result)
 
 
 def fewest(files: Collection[int], is_enough: Callable[[Collection[int]], bool]) -> set[int]:
     """Return a set of files that is enough and from which no file can be left out."""
-    kept_files = set(files)
+    file_paths = set(files)
     left = [sorted(files)]
     while left:
         some = left.pop()
         if not some:
             continue
-        if is_enough(kept_files - set(some)):
-            kept_files -= set(some)
+        if is_enough(file_paths - set(some)):
+            file_paths -= set(some)
         elif len(some) > 1:
             size = len(some) // 2 if len(some) > _SMALL else 1
             left += [some[at : at + size] for at in range(0, len(some), size)][::-1]
-    return kept_files
+    return file_paths

@@ -174,15 +174,15 @@ def run(sizes: list[int], folder: Path, manifest_entries: int) -> Report:
     report = Report("many_files", "What does a table of many files cost one machine?", peer="the first process")
     spawn = multiprocessing.get_context("spawn")
     for files in sizes:
-        new_table = table(files, manifest_entries=manifest_entries, deflate_level=1)
+        generated_table = table(files, manifest_entries=manifest_entries, deflate_level=1)
         results = []
         memory_bytes = BUDGET * files
         for _ in range(2):
             with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-                measuring = pool.submit(measure, new_table, folder / f"home-{files}", memory_bytes)
+                measuring = pool.submit(measure, generated_table, folder / f"home-{files}", memory_bytes)
                 results.append(measuring.result())
         shutil.rmtree(folder / f"home-{files}")
-        shutil.rmtree(new_table.folder / "commits")
+        shutil.rmtree(generated_table.folder / "commits")
         _add(report, files, *results)
     report.notes += [
         f"The planner's budget is {BUDGET} bytes a file.",

@@ -154,10 +154,10 @@ class Roaring:
         return sum(len(item.serialize()) for item in self._slices[name])
 
     def answer(self, question: Question) -> Positions:
-        actual_reduce = reduce(
+        combined = reduce(
             pyroaring.BitMap.intersection, (self._one(question, self._slices[name]) for name in question.columns)
         )
-        return np.asarray(actual_reduce.to_array()).astype(np.int64)
+        return np.asarray(combined.to_array()).astype(np.int64)
 
     def _one(self, question: Question, slices: list[pyroaring.BitMap]) -> pyroaring.BitMap:
         if question.below is None:

@@ -192,8 +192,8 @@ def _by_duckdb(connection: Any, paths: list[str], key: int) -> set[str]:
 def _time(act: Callable[[], Any]) -> tuple[Any, float]:
     """Return the result of `act`, and the milliseconds that it took."""
     started = time.perf_counter()
-    actual_act = act()
-    return actual_act, (time.perf_counter() - started) * 1000
+    actual_answer = act()
+    return actual_answer, (time.perf_counter() - started) * 1000
 
 
 def _median_ms(act: Callable[[], Any], times: int, clock: Callable[[], float]) -> float:

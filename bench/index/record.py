@@ -55,9 +55,9 @@ class AnswersDiffer(Exception):
 class Answerer(Protocol):
     name: str
 
-    def one(self, key: int) -> tuple[int, int]: ...
+    def look_up_one(self, key: int) -> tuple[int, int]: ...
 
-    def many(self, keys: pa.Array) -> Places:
+    def look_up_many(self, keys: pa.Array) -> Places:
         """Return the places of the keys, in the order of the keys."""
         ...
 
@@ -68,11 +68,11 @@ class SeamarkRecordIndex:
     def __init__(self, record: RecordBlob) -> None:
         self._record = record
 
-    def one(self, key: int) -> tuple[int, int]:
+    def look_up_one(self, key: int) -> tuple[int, int]:
         ((file, position),) = self._record.find(*row_hash([key_of(key, "long")]))
         return file, position
 
-    def many(self, keys: pa.Array) -> Places:
+    def look_up_many(self, keys: pa.Array) -> Places:
         columns = [keys_of(keys, "long")]
         _, files, positions = self._record.lookup(hash_rows(columns, 0), hash_rows(columns, 1))
         return np.stack([files, positions], axis=1)
@@ -86,12 +86,12 @@ class DuckDB:
         self._db.execute("SET parquet_metadata_cache = true")
         self._db.execute(f"CREATE VIEW entries AS FROM read_parquet('{path}')")
 
-    def one(self, key: int) -> tuple[int, int]:
+    def look_up_one(self, key: int) -> tuple[int, int]:
         rows = self._db.execute("SELECT file, position FROM entries WHERE k = ?", [key]).fetchall()
         ((file, position),) = rows
         return file, position
 
-    def many(self, keys: pa.Array) -> Places:
+    def look_up_many(self, keys: pa.Array) -> Places:
         table = pa.table({"k": keys, "query": np.arange(len(keys))})
         self._db.register("asked", table)
         result = self._db.execute("SELECT query, file, position FROM entries JOIN asked USING (k)").fetchnumpy()
@@ -109,13 +109,13 @@ class DataFusion:
         self._context = datafusion.SessionContext(datafusion.SessionConfig(settings))
         self._context.register_parquet("entries", str(path))
 
-    def one(self, key: int) -> tuple[int, int]:
+    def look_up_one(self, key: int) -> tuple[int, int]:
         result = pa.Table.from_batches(
             self._context.sql(f"SELECT file, position FROM entries WHERE k = {key}").collect()
         )
         return result["file"][0].as_py(), result["position"][0].as_py()
 
-    def many(self, keys: pa.Array) -> Places:
+    def look_up_many(self, keys: pa.Array) -> Places:
         self._context.deregister_table("asked")
         batch = pa.record_batch({"k": keys, "query": np.arange(len(keys))})
         self._context.register_record_batches("asked", [[batch]])
@@ -130,11 +130,11 @@ class PyArrow:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def one(self, key: int) -> tuple[int, int]:
+    def look_up_one(self, key: int) -> tuple[int, int]:
         table = pq.read_table(self._path, columns=["file", "position"], filters=pc.field("k") == key)
         return table["file"][0].as_py(), table["position"][0].as_py()
 
-    def many(self, keys: pa.Array) -> Places:
+    def look_up_many(self, keys: pa.Array) -> Places:
         """Read the whole file, because pyarrow's filters do not push down a list."""
         table = pq.read_table(self._path)
         at = np.searchsorted(table["k"].to_numpy(), keys.to_numpy())  # The column is sorted.
@@ -239,7 +239,7 @@ def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) 
             for row_numbers in draw.choice(len(keys), (slices, times), replace=False):
                 values = keys[row_numbers].tolist()
                 started = time.perf_counter()
-                results = [item.one(value) for value in values]
+                results = [item.look_up_one(value) for value in values]
                 took[item.name].append((time.perf_counter() - started) * 1e6 / times)
                 if results != _compute_expected_places(keys, row_numbers):
                     raise AnswersDiffer(f"{item.name}, one key")
@@ -271,7 +271,7 @@ def _batches(report: Report, answerers: list[Answerer], keys: Values, batch: int
         wanted, expected = pa.array(keys[query]), np.array(_compute_expected_places(keys, query))
         for item in answerers if turn % 2 else reversed(answerers):
             started, before = time.perf_counter(), time.process_time()
-            result = item.many(wanted)
+            result = item.look_up_many(wanted)
             worked[item.name].append((time.process_time() - before) * 1000)
             took[item.name].append((time.perf_counter() - started) * 1000)
             if not np.array_equal(result, expected):

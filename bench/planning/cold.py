@@ -47,9 +47,9 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
         peer=f"the first plan of Iceberg Java {java_peer.version()}; for decode, PyIceberg {pyiceberg_peer.version()}",
     )
     for files in (2_000,) if quick else sizes:
-        new_table = table(files)
-        _into_page_cache(new_table)
-        await _plans(report, folder, new_table, rounds=1 if quick else 3)
+        generated_table = table(files)
+        _into_page_cache(generated_table)
+        await _plans(report, folder, generated_table, rounds=1 if quick else 3)
     _decode(report, table(2_000 if quick else 100_000), manifests=2 if quick else 50)
     report.notes.append(
         "The filter is the narrow range of the warm plans; no manifest can be left out by its partitions. First plan"

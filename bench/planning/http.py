@@ -45,9 +45,11 @@ CONNECTIONS = (1, 16, 64)
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("planning_http", "What does a small plan cost over HTTP?", peer="a bare aiohttp handler on uvloop")
-    new_table = table(2_000 if quick else 10_000)
+    generated_table = table(2_000 if quick else 10_000)
     for workers in (1, 2):
-        await _small_plans(report, folder, new_table, workers, rounds=1 if quick else 4, seconds=0.4 if quick else 0.5)
+        await _small_plans(
+            report, folder, generated_table, workers, rounds=1 if quick else 4, seconds=0.4 if quick else 0.5
+        )
     await _pages(report, folder, table(2_000 if quick else 100_000), rounds=1 if quick else 3)
     report.notes.append(
         "One worker and the load have a core each. Two workers share both cores with the load, so that their rate is"

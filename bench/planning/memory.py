@@ -35,10 +35,10 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     report = Report("planning_memory", "How many bytes a file?", peer="the deflated manifests on disk")
     spawn = multiprocessing.get_context("spawn")
     for files in (2_000,) if quick else sizes:
-        new_table = table(files)
+        generated_table = table(files)
         with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-            result = pool.submit(measure, new_table, folder / f"home-{files}").result()
-        on_disk = new_table.metadata_bytes / files
+            result = pool.submit(measure, generated_table, folder / f"home-{files}").result()
+        on_disk = generated_table.metadata_bytes / files
         for case, size in (("blocks and views", result.accounted), ("growth of a fresh process", result.grown)):
             values = {OURS: size / files, MANIFESTS: on_disk}
             goal = GOAL_BYTES if case == "blocks and views" or files >= 100_000 else None

@@ -388,9 +388,14 @@ def main() -> None:
     chosen = parser.parse_args()
     for files in chosen.files:
         started = time.perf_counter()
-        new_table = table(files, column_count=chosen.columns, files_per_day=chosen.files_per_day, cache=chosen.cache)
+        generated_table = table(
+            files, column_count=chosen.columns, files_per_day=chosen.files_per_day, cache=chosen.cache
+        )
         took = time.perf_counter() - started
-        print(f"{new_table.folder}: {files:,} files, {new_table.metadata_bytes / files:.0f} B an entry, {took:.1f} s")
+        print(
+            f"{generated_table.folder}: {files:,} files, "
+            f"{generated_table.metadata_bytes / files:.0f} B an entry, {took:.1f} s"
+        )
 
 
 if __name__ == "__main__":

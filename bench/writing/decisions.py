@@ -84,9 +84,9 @@ async def _create(server: RunningServer, tables: int) -> None:
     lake = await Lake.create(Api(server), "sample", **PROPERTIES)
     for number in range(SNAPSHOTS):
         await lake.append([(number, 0, "a")])
-    actual_entry = await server.components.store.entry(EntryKind.TABLE, ("db",), "sample")
-    assert actual_entry is not None
-    text = Path(actual_entry.metadata_location.removeprefix("file://")).read_text()
+    sample_entry = await server.components.store.entry(EntryKind.TABLE, ("db",), "sample")
+    assert sample_entry is not None
+    text = Path(sample_entry.metadata_location.removeprefix("file://")).read_text()
     folder = lake.folder.parent / "copies"
     folder.mkdir()
     await server.components.store.transact([CreateNamespace(path=(f"n{n}",), properties={}) for n in range(NAMESPACES)])
@@ -94,7 +94,7 @@ async def _create(server: RunningServer, tables: int) -> None:
     for number in range(tables):
         uuid = str(server.components.clock.uuid4())
         path = folder / f"{number}.metadata.json"
-        path.write_text(text.replace(actual_entry.uuid, uuid))
+        path.write_text(text.replace(sample_entry.uuid, uuid))
         entry = make_entry((f"n{number % NAMESPACES}",), f"t{number}", uuid, f"file://{path}", 0)
         batch.append(CreateEntry(entry=entry))
         if len(batch) == 500 or number == tables - 1:

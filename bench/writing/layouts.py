@@ -99,8 +99,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 def _measure(report: Report, client: IndexClient, spark: SparkSession, of: Rows, name: str, rows: int) -> None:
     rng = np.random.default_rng(1)
-    given_table = pa.table({**of.make(rng, rows), "payload": rng.integers(0, 1 << 62, rows)})
-    predicates = [_predicate(rng, given_table, of.columns) for _ in range(PREDICATES)]
+    base_table = pa.table({**of.make(rng, rows), "payload": rng.integers(0, 1 << 62, rows)})
+    predicates = [_predicate(rng, base_table, of.columns) for _ in range(PREDICATES)]
     columns = ", ".join(of.columns)
     layouts: dict[str, Callable[[str], None]] = {
         OURS: lambda table: _cluster(client, table, columns, "hilbert"),
@@ -111,12 +111,12 @@ def _measure(report: Report, client: IndexClient, spark: SparkSession, of: Rows,
     opened, seconds = {}, {}
     for number, (layout, work) in enumerate(layouts.items()):
         table = f"{name}_{number}"
-        _create(client, table, given_table)
+        _create(client, table, base_table)
         began_s = time.perf_counter()
         work(table)
         seconds[layout] = time.perf_counter() - began_s
         payloads = scan(client, table, ["payload"]).to_arrow()["payload"].to_numpy()
-        if len(payloads) != rows or not np.array_equal(np.sort(payloads), np.sort(given_table["payload"].to_numpy())):
+        if len(payloads) != rows or not np.array_equal(np.sort(payloads), np.sort(base_table["payload"].to_numpy())):
             raise AnswersDiffer(f"{layout} of {of.name} changed the rows")
         opened[layout] = _measure_planned_percent(client, table, predicates)
     for peer in (SORT, ZORDER):

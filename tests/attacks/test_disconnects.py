@@ -81,10 +81,10 @@ async def leave(server: RunningServer, secrets: dict[str, str], seed: int) -> No
 
 
 async def in_groups(work: Callable[[int], Awaitable[None]], seeds: range, at_once: int) -> None:
-    remaining_iter = iter(seeds)
+    seed_iterator = iter(seeds)
 
     async def run_next_seeds() -> None:
-        for seed in remaining_iter:
+        for seed in seed_iterator:
             await work(seed)
 
     await asyncio.gather(*(run_next_seeds() for _ in range(at_once)))

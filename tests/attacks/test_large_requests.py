@@ -107,9 +107,9 @@ async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
     secrets = await make_tokens(tmp_path)
     threads: dict[str, set[int]] = {}
     for module, name in ((values, "read_updates"), (engine_commits, "check_requirements")):
-        kept_getattr = getattr(module, name)
+        function = getattr(module, name)
 
-        def note_thread(*args: Any, name: str = name, original: Callable[..., Any] = kept_getattr) -> Any:
+        def note_thread(*args: Any, name: str = name, original: Callable[..., Any] = function) -> Any:
             threads.setdefault(name, set()).add(threading.get_ident())
             return original(*args)
 

@@ -110,16 +110,16 @@ def test_demo_gives_right_answers_from_fewer_files_and_a_kept_server_runs_the_pr
     tmp_path: Path,
 ) -> None:
     kept_home = tmp_path / "kept"
-    new_demo = demo(KEEP="1", DEMO_HOME=str(kept_home), DEMO_REPORT=str(tmp_path / "demo.html"))
-    assert new_demo.returncode == 0, new_demo.stdout + new_demo.stderr
+    result = demo(KEEP="1", DEMO_HOME=str(kept_home), DEMO_REPORT=str(tmp_path / "demo.html"))
+    assert result.returncode == 0, result.stdout + result.stderr
     document = json.loads((kept_home / "kept.json").read_text())
     try:
-        check_table(new_demo.stdout)
+        check_table(result.stdout)
         check_report((tmp_path / "demo.html").read_text())
-        assert f"kill {document['pid']}" in new_demo.stdout
-        assert f"{document['url']}/" in new_demo.stdout.partition("The console")[2]
+        assert f"kill {document['pid']}" in result.stdout
+        assert f"{document['url']}/" in result.stdout.partition("The console")[2]
         for engine in ("Spark", "PyIceberg", "Trino", "DuckDB"):
-            assert engine in new_demo.stdout
+            assert engine in result.stdout
         second_demo = demo(KEEP="1", DEMO_HOME=str(kept_home))
         assert second_demo.returncode == 1
         assert f"kill {document['pid']}" in second_demo.stdout

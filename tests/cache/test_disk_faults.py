@@ -33,13 +33,13 @@ def fill(tier: DiskTier) -> None:
 
 def right_or_missing(tier: DiskTier) -> set[str]:
     """Return the keys that are found; a wrong value fails."""
-    held_keys = set()
+    stored_keys = set()
     for key, size in SIZES.items():
         view = tier.get(key)
         if view is not None:
             assert view == payload_of(key, size), f"a wrong value for {key}"
-            held_keys.add(key)
-    return held_keys
+            stored_keys.add(key)
+    return stored_keys
 
 
 def flip(data: bytearray, source: random.Random) -> None:

@@ -102,7 +102,7 @@ def rows_of(port: int, sql: str, parameters: Any = None, **options: Any) -> list
         connection.close()
 
 
-def both(shop: Shop, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
+def run_both_ways(shop: Shop, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
     """Run a statement through the proxy and without it, check that the rows are equal, and return them."""
     direct = rows_of(shop.trino.port, sql, parameters, **options)
     assert rows_of(shop.proxy.port, sql, parameters, **options) == direct

@@ -199,12 +199,12 @@ def test_expired_snapshot_gives_trinos_own_error(lake: Lake) -> None:
             rows_of(lake.trino.port, "UPDATE orders SET note = 'new' WHERE id < 5000", schema=schema)
             rows_of(lake.trino.port, expire, schema=schema, session_properties=session)
 
-        results.append((fetch_rows(port, request, expire_it, schema=schema), again(port, request, schema)))
+        results.append((fetch_rows(port, request, expire_it, schema=schema), read_error_name(port, request, schema)))
     assert results[1][1] == results[0][1]
     assert {results[0][0], results[1][0]} <= {900_000, "ICEBERG_CANNOT_OPEN_SPLIT", "ICEBERG_FILESYSTEM_ERROR"}
 
 
-def again(port: int, sql: str, schema: str) -> str:
+def read_error_name(port: int, sql: str, schema: str) -> str:
     with pytest.raises(trino.exceptions.TrinoQueryError) as caught:
         rows_of(port, sql, schema=schema)
     return str(caught.value.error_name)

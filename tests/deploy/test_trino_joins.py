@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 
-from tests.deploy.shop import Shop, both, post, rows_of
+from tests.deploy.shop import Shop, post, rows_of, run_both_ways
 from tests.services.needs import NEEDS_TRINO
 
 pytestmark = NEEDS_TRINO
@@ -64,7 +64,7 @@ def outcome(star: Shop, sql: str) -> str:
 
 
 def check_same(star: Shop, sql: str) -> list[list[Any]]:
-    return both(star, sql, schema="star")
+    return run_both_ways(star, sql, schema="star")
 
 
 @pytest.mark.parametrize(

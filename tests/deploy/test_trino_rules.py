@@ -408,11 +408,11 @@ def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(rig: Rul
             assert "PERMISSION_DENIED" in refused or "row filter" in refused, (user, sql, refused)
     catalog = load_catalog("seamark", type="rest", uri=rig.seamark.base_url)
     schema = pa.schema([("id", pa.int64()), ("part", pa.int64()), ("payload", pa.string())])
-    kept_table = catalog.create_table("ruled.kept", schema=schema)
-    with kept_table.update_spec() as spec:
+    target_table = catalog.create_table("ruled.kept", schema=schema)
+    with target_table.update_spec() as spec:
         spec.add_identity("part")
     for part in range(4):
-        kept_table.append(pa.table({"id": [part], "part": [part % 2], "payload": [f"p{part}"]}, schema=schema))
+        target_table.append(pa.table({"id": [part], "part": [part % 2], "payload": [f"p{part}"]}, schema=schema))
     catalog.close()
     for sql, files in (
         ("ALTER TABLE kept PARTITION (part = 0) DROP COLUMNS (Payload)", [2, 1]),

@@ -102,13 +102,13 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
             assert rows_of(proxied.sql(text)) == rows, f"the proxy, {where}"
             try:
                 actual = ours.sql(text)
-                found_rows = rows_of(actual)
+                rows_read = rows_of(actual)
             except InvalidRequest as error:
                 if "DuckDB does not run this" not in str(error):
                     raise
                 counts["not translated"] += 1
                 continue
-            assert found_rows == rows, where
+            assert rows_read == rows, where
             assert [kind_of(one) for one in actual.types] == [kind_of(one) for one in expected.types], where
             counts["translated"] += 1
             counts["files left out"] += sum(table.considered_files - table.files for table in actual.explanation.tables)

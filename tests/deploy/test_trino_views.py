@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trino.exceptions
 
-from tests.deploy.shop import Shop, both, explain_over_plans, final_outcome, post, reads_plans, rows_of
+from tests.deploy.shop import Shop, explain_over_plans, final_outcome, post, reads_plans, rows_of, run_both_ways
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import trino_proxy
 
@@ -77,7 +77,7 @@ def answer(port: int, sql: str) -> Any:
 
 
 def check_same(shop: Shop, sql: str) -> list[list[Any]]:
-    return both(shop, sql, schema="views")
+    return run_both_ways(shop, sql, schema="views")
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_view_reads_only_the_needed_files(views: Shop) -> None:
         explain = f"EXPLAIN SELECT * FROM {view} WHERE {column} = 4711"
         assert explain_over_plans(views, explain, schema="views")
     counted = "SELECT count(*) FROM views.plain WHERE id % 1 = 0 AND id = 4711"
-    assert both(views, counted) == [[1]]
+    assert run_both_ways(views, counted) == [[1]]
 
 
 @pytest.mark.parametrize(

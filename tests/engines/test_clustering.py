@@ -250,7 +250,7 @@ def test_clustering_commits_nothing_if_a_row_is_lost(rig: Rig, monkeypatch: pyte
     before, files = rig.rows("lossy"), rig.files("lossy")
     decoded, losing = decode_files, [True]
 
-    def some(data: bytes) -> Any:
+    def decode_and_lose(data: bytes) -> Any:
         result = decoded(data)
         if losing and losing.pop():
             path = result.files[0]["file-path"]
@@ -258,7 +258,7 @@ def test_clustering_commits_nothing_if_a_row_is_lost(rig: Rig, monkeypatch: pyte
             return type(result)(result.files[1:], result.index_files, result.skipped)
         return result
 
-    monkeypatch.setattr(clustering, "decode_files", some)
+    monkeypatch.setattr(clustering, "decode_files", decode_and_lose)
     with pytest.raises(RuntimeError, match="nothing is committed"):
         rig.cluster("lossy", ["day"], files=12)
     assert rig.rows("lossy") == before

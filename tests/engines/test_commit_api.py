@@ -50,9 +50,9 @@ class Table:
         self.sql("REFRESH TABLE {t}")
         metadata = self.run(self.lake.metadata())
         snapshot = snapshot_of(metadata)
-        seen_rows = _sort_rows(self.sql("SELECT id, part, value FROM {t}"))
-        assert seen_rows == read_rows(snapshot)
-        return seen_rows
+        spark_rows = _sort_rows(self.sql("SELECT id, part, value FROM {t}"))
+        assert spark_rows == read_rows(snapshot)
+        return spark_rows
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])

@@ -16,7 +16,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
 from seamark.connector.spark.session import connect
 from tests.connector.write.test_upserts import COLUMNS, read_rows
-from tests.connector.write.test_upserts_history import SHAPES, play
+from tests.connector.write.test_upserts_history import SHAPES, run_steps
 from tests.services.seamark import Seamark
 
 
@@ -34,7 +34,7 @@ def rows(frame: DataFrame) -> list[tuple[object, ...]]:
 
 def sparks_agree(client: IndexClient, spark: SparkSession, seed: int, number: int, count: int, every: int) -> None:
     name = f"h{seed}_{number}"
-    play(client, seed, SHAPES[number], count, writers=2, every=every, name=name)
+    run_steps(client, seed, SHAPES[number], count, writers=2, every=every, name=name)
     actual_rows = spark.sql(f"SELECT snapshot_id FROM past.db.{name}.snapshots ORDER BY committed_at").collect()
     snapshots = [row[0] for row in actual_rows]
     for snapshot in {*snapshots[::every], snapshots[-1]}:

@@ -419,8 +419,8 @@ def test_engines_wait_for_a_plan_that_is_answered_later(
     env = {"SEAMARK_LOG_FORMAT": "json", "SEAMARK_PLAN_ASYNC_FILES": "0"}
     with Seamark(home, env=env, warehouse=warehouse, database=database) as server:
         catalog = new_catalog(engines.spark, server.base_url)
-        actual_rows = rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
-        assert sorted(actual_rows) == [(56,), (57,), (58,), (59,)]
+        rows_read = rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
+        assert sorted(rows_read) == [(56,), (57,), (58,), (59,)]
         log = server.log.read_text()
         assert '"fetchPlanningResult"' in log
     cold = Seamark(home, env={**env, "SEAMARK_PLAN_DISK_BYTES": "0"}, warehouse=warehouse, database=database)
@@ -524,8 +524,10 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
     The expected rows are those of a Spark that plans itself.
     """
     name, column, changes, conditions, value = case
-    held_catalog = new_catalog(engines.spark, engines.server.base_url, extra={"cache-enabled": str(not fresh).lower()})
-    there = replace(engines, catalog=held_catalog)
+    caching_catalog = new_catalog(
+        engines.spark, engines.server.base_url, extra={"cache-enabled": str(not fresh).lower()}
+    )
+    there = replace(engines, catalog=caching_catalog)
     table = f"{name}_{'fresh' if fresh else 'held'}"
     columns = {"f": "int(id)", "s": "named_struct('f', int(id))", "g": "concat('v', id)"}
     filled = [columns[part.split()[0]] for part in column.split(", ")]

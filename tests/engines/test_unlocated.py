@@ -79,8 +79,8 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
             model = {one: value for one, value in model.items() if not (one in spread and one < 10)}
             if partitioned and step == 1:
                 resize(client, "db.t", buckets=8)
-            actual_rows = rows(spark.sql(f"SELECT id, v FROM {db}.t"))
-            assert sorted(actual_rows) == sorted(model.items()), f"version {version}, step {step}"
+            rows_read = rows(spark.sql(f"SELECT id, v FROM {db}.t"))
+            assert sorted(rows_read) == sorted(model.items()), f"version {version}, step {step}"
         client.close()
 
 

@@ -191,8 +191,8 @@ def delete_by_position(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
     removed_deleted_rows = []
     for task in plan(lake.client, table):
         with pa.memory_map(task.path.removeprefix("file://")) as source:
-            held_values = pa.parquet.read_table(source, columns=["id"])["id"].to_pylist()
-        places = np.array([place for place, value in enumerate(held_values) if value in ids], dtype=np.int64)
+            rows_by_file = pa.parquet.read_table(source, columns=["id"])["id"].to_pylist()
+        places = np.array([place for place, value in enumerate(rows_by_file) if value in ids], dtype=np.int64)
         removed_deleted_rows.append(
             DeletedRows(task.path, task.file["spec-id"], task.file["partition"], places, task.deletes)
         )

@@ -97,18 +97,18 @@ def test_immediate_answer_equals_that_of_the_requests_task(cached_rig: CachedObj
     with socket.create_connection(cached_rig.address) as connection:
         for start, end in ((0, 1), (5, 300_000), (SIZE - 10, SIZE + 100), (SIZE, SIZE + 1)):
             connection.sendall(cached_rig.request(start, end, method=method))
-            actual_receive = receive(connection, has_body=method == "GET")
+            response = receive(connection, has_body=method == "GET")
             with socket.create_connection(cached_rig.address) as other:
                 other.sendall(cached_rig.request(start, end, method=method, more="Connection: close\r\n"))
                 expected = receive(other, has_body=method == "GET")
-            for _, headers, _ in (actual_receive, expected):
+            for _, headers, _ in (response, expected):
                 assert len(headers.pop("x-amz-request-id")) == 32
                 headers.pop("date"), headers.pop("connection", None)
-            if actual_receive[0] == 416:
-                assert actual_receive[0] == expected[0]
+            if response[0] == 416:
+                assert response[0] == expected[0]
                 continue
-            assert actual_receive == expected
-            assert actual_receive[2] == (cached_rig.data[start:end] if method == "GET" else b"")
+            assert response == expected
+            assert response[2] == (cached_rig.data[start:end] if method == "GET" else b"")
 
 
 def test_requests_that_arrive_together_are_answered_in_order(cached_rig: CachedObject) -> None:

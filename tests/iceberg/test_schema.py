@@ -120,8 +120,8 @@ GOOD_DEFAULTS = [
 
 @pytest.mark.parametrize(("kind", "value"), GOOD_DEFAULTS)
 def test_default_of_the_columns_type_is_kept(kind: str, value: object) -> None:
-    new_normalize_schema = normalize_schema(parse_schema(field(1, "a", kind, **{"initial-default": value})))
-    assert new_normalize_schema.fields[0].initial_default == value
+    normalized = normalize_schema(parse_schema(field(1, "a", kind, **{"initial-default": value})))
+    assert normalized.fields[0].initial_default == value
 
 
 @pytest.mark.parametrize(

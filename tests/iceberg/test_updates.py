@@ -238,8 +238,8 @@ def test_version_1_specs_need_sequential_ids() -> None:
     m = table(1, partition_spec=spec((2, "day", "d")))
     with pytest.raises(BadRequest, match="sequential IDs"):
         commit(m, {"action": "add-spec", "spec": spec((2, "hour", "h"), ids=(1001,))})
-    kept_spec = spec((2, "void", "d"), (2, "hour", "h"), ids=(1000, 1001))
-    assert commit(m, {"action": "add-spec", "spec": kept_spec}).last_partition_id == 1001
+    spec_with_void = spec((2, "void", "d"), (2, "hour", "h"), ids=(1000, 1001))
+    assert commit(m, {"action": "add-spec", "spec": spec_with_void}).last_partition_id == 1001
 
 
 @pytest.mark.parametrize(

@@ -241,8 +241,8 @@ def test_bucket_indexes_follow_the_partition_specs_through_evolution() -> None:
         PartitionSpec(2, (PartitionField("id_bucket", "bucket[16]", 1, (), 1002),)),
         PartitionSpec(3, (PartitionField("lost", "bucket[4]", 99, (), 1003),)),
     )
-    actual_bucket_definitions = bucket_definitions(table({}, specs=specs))
-    assert [(item.name, item.kind, item.text) for item in actual_bucket_definitions] == [
+    definitions = bucket_definitions(table({}, specs=specs))
+    assert [(item.name, item.kind, item.text) for item in definitions] == [
         ("bucket:id_bucket", "bucket", "bucket(bucket[8](id))"),
         ("bucket:id_bucket:2", "bucket", "bucket(bucket[16](id))"),
     ]

@@ -162,12 +162,12 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
         state_before and (value is None or OPS[op](key_of(sides.form, kind, value), key))
         for state_before, value in zip(were, [value for values in blocks for value in values], strict=True)
     ]
-    kept_selected_rows = select_rows(state, mask, blocks)
+    rows_before = select_rows(state, mask, blocks)
     for number, values in enumerate(blocks):
         if all(value is None for value in values):
             first = sum(map(len, blocks[:number]))
-            assert kept_selected_rows[first : first + len(values)] == were[first : first + len(values)]
-    assert kept_selected_rows == expected
+            assert rows_before[first : first + len(values)] == were[first : first + len(values)]
+    assert rows_before == expected
 
 
 @pytest.mark.parametrize("turn", quick(range(40), 14))
@@ -183,13 +183,13 @@ def test_comparison_with_a_sketch_keeps_matching_values(turn: int) -> None:
         codes[rng.integers(0, rows)] = greatest
     if rng.random() < 0.3:
         codes = np.sort(codes)
-    new_sketch = _scan.sketch(int(codes.__array_interface__["data"][0]), codes.itemsize, rows)
+    code_sketch = _scan.sketch(int(codes.__array_interface__["data"][0]), codes.itemsize, rows)
     shift = max(0, int(codes.max()).bit_length() - 8)
     most = max(Counter(int(code) >> shift for code in codes.tolist()).values())
-    assert (new_sketch is None) == (64 * most > rows)
+    assert (code_sketch is None) == (64 * most > rows)
     sketch = (codes >> dtype(shift)).astype(np.uint8)
-    if new_sketch is not None:
-        sketch, shift = new_sketch
+    if code_sketch is not None:
+        sketch, shift = code_sketch
     assert sketch.tolist() == [int(code) >> shift for code in codes.tolist()]
     assert int(codes.max()) >> shift < 256
     addresses = [int(array.__array_interface__["data"][0]) for array in (codes, sketch)]
@@ -230,14 +230,14 @@ def test_uuids_are_kept_when_either_order_allows_them(data: st.DataObject) -> No
     def halves(data: bytes) -> tuple[int, int]:
         return int.from_bytes(data[:8], "big", signed=True), int.from_bytes(data[8:], "big", signed=True)
 
-    kept_selected_rows = select_rows(state, mask, blocks)
+    rows_before = select_rows(state, mask, blocks)
     for row, held_value in enumerate(value for values in blocks for value in values):
         if held_value is None:
-            assert kept_selected_rows[row]
+            assert rows_before[row]
         else:
             assert isinstance(held_value, bytes)
             if OPS[op](held_value, literal) or OPS[op](halves(held_value), halves(literal)):
-                assert kept_selected_rows[row]
+                assert rows_before[row]
 
 
 @settings(max_examples=examples(80))
@@ -256,12 +256,12 @@ def test_row_is_kept_when_a_list_member_is_between_its_bounds(data: st.DataObjec
     _scan.narrow_longs_in(
         lower.layout, upper.layout, lower.low, upper.high, state, mask, np.array(members, dtype=np.int64)
     )
-    kept_selected_rows = select_rows(state, mask, blocks)
+    rows_before = select_rows(state, mask, blocks)
     row = 0
     for number_of, values in enumerate(blocks):
         unknown = lower.layout[number_of, 0] < 0 or upper.layout[number_of, 0] < 0
         for low, high in values:
-            assert kept_selected_rows[row] == (
+            assert rows_before[row] == (
                 unknown
                 or any((low is None or low <= member) and (high is None or member <= high) for member in members)
             )

@@ -249,14 +249,14 @@ def test_statistics_belong_to_the_requested_files() -> None:
     tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan, stats=[1]).tasks(rows)) + b"]")
     for task, row in zip(tasks, rows.tolist(), strict=True):
         actual = {key: task["data-file"].get(key) for key in ("lower-bounds", "upper-bounds", "value-counts")}
-        known_metrics = metrics[row].get(1)
-        if known_metrics is None:
+        column_metrics = metrics[row].get(1)
+        if column_metrics is None:
             assert actual == dict.fromkeys(actual), f"seed 5, row {row}"
         else:
-            assert actual["lower-bounds"] == {"keys": [1], "values": [known_metrics.lower.hex().upper()]}, (
+            assert actual["lower-bounds"] == {"keys": [1], "values": [column_metrics.lower.hex().upper()]}, (
                 f"seed 5, row {row}"
             )
-            assert actual["upper-bounds"] == {"keys": [1], "values": [known_metrics.upper.hex().upper()]}, (
+            assert actual["upper-bounds"] == {"keys": [1], "values": [column_metrics.upper.hex().upper()]}, (
                 f"seed 5, row {row}"
             )
             assert actual["value-counts"] == {"keys": [1], "values": [7]}, f"seed 5, row {row}"

@@ -185,8 +185,8 @@ class Situation:
             return self._equality(within, common)
         if shape == "positions":
             some = {(path, 0) for path in rng.sample(paths, min(2, len(paths)))}
-            known_paths = sorted(path.encode() for path, _ in some)
-            whole = {PATH_ID: ColumnMetrics(lower=known_paths[0], upper=known_paths[-1] + b"~")}
+            paths_before = sorted(path.encode() for path, _ in some)
+            whole = {PATH_ID: ColumnMetrics(lower=paths_before[0], upper=paths_before[-1] + b"~")}
             return DeleteFile(**common, record_count=2, metrics=rng.choice([{}, whole]), positions=frozenset(some))
         path = rng.choice(paths)
         metrics, referenced = {}, path

@@ -373,19 +373,19 @@ async def test_plan_keeps_the_rows_that_duckdb_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: range
 ) -> None:
     """The seeds of the fast tier have joins of every kind."""
-    seen_campaign = await campaign(seeds(numbers), tmp_path, monkeypatch)
-    assert seen_campaign["kept"] < seen_campaign["files"], seen_campaign
+    counts = await campaign(seeds(numbers), tmp_path, monkeypatch)
+    assert counts["kept"] < counts["files"], counts
     if "JOIN_SEEDS" not in os.environ:
         assert (
             min(
-                seen_campaign["exact"],
-                seen_campaign["snowflakes"],
-                seen_campaign["joins on two columns"],
-                seen_campaign["wanted"],
-                seen_campaign["joins with LIKE"],
+                counts["exact"],
+                counts["snowflakes"],
+                counts["joins on two columns"],
+                counts["wanted"],
+                counts["joins with LIKE"],
             )
             > 5
-        ), seen_campaign
+        ), counts
 
 
 @pytest.mark.slow

@@ -261,8 +261,8 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
         for number in numbers_planned:
             low = rng.randrange(70)
             with set_principal(principal):
-                kept_numbers = await numbers(planner, tables[number].metadata, make_between(low, low + 5))
-            assert kept_numbers == list(range(low, low + 6))
+                planned_files = await numbers(planner, tables[number].metadata, make_between(low, low + 5))
+            assert planned_files == list(range(low, low + 6))
             planner.check_invariants()
 
     async with open_test_planner(tmp_path, plan_memory_bytes=sum(expected) * 8 // 12) as planner:
@@ -294,10 +294,10 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
             for number, days in enumerate(itertools.combinations(range(12), 4)):
                 looked.clear()
                 views = len(planner._views)
-                actual_numbers = await numbers(
+                file_numbers = await numbers(
                     planner, table.metadata, {"type": "in", "term": "day", "values": list(days)}
                 )
-                assert actual_numbers == [file for day in days for file in (2 * day, 2 * day + 1)]
+                assert file_numbers == [file for day in days for file in (2 * day, 2 * day + 1)]
                 counts.append(len({id(cached) for cached in looked}))
                 evicted += len(planner._views) <= views
                 if number % 100 == 0:

@@ -207,14 +207,14 @@ def index_files(folder: Path, kind: str, files: int, keys: int) -> list[Register
 
 def fill_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[Path], AsyncIterator[Fill]]:
     async def make(folder: Path) -> AsyncIterator[Fill]:
-        new_index_files = index_files(folder, kind, files, keys)
+        encoded_files = index_files(folder, kind, files, keys)
         settings = Settings(home=folder / "home", warehouse=folder.as_uri(), index_disk_bytes=0)
         clock = SimulatedClock(seed=1)
         async with (
             open_objects(settings, clock) as objects,
             open_indexes(settings, objects, Registry(None, clock), clock) as indexes,  # type: ignore[arg-type]
         ):
-            batches = iter((new_index_files[:1], new_index_files[1:]))
+            batches = iter((encoded_files[:1], encoded_files[1:]))
 
             async def fill() -> object:
                 opened = [await (indexes.open_remote if remote else indexes.open)(file) for file in next(batches)]
@@ -362,17 +362,17 @@ async def test_cache_accounts_the_memory_of_its_entries(
 
 async def _measure_charged_and_held(cache: str, filled_cache: AbstractAsyncContextManager[Fill]) -> tuple[int, int]:
     async with filled_cache as fill:
-        kept_fill = await fill()  # This imports modules and creates objects that all entries share.
-        del kept_fill
+        cached_values = await fill()  # This imports modules and creates objects that all entries share.
+        del cached_values
         gc.collect()
         charged = memory_by_name().get(cache, 0)
         tracemalloc.start()
         try:
-            kept_fill = await fill()
+            cached_values = await fill()
             gc.collect()
             held_bytes = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
         charged = memory_by_name()[cache] - charged
-        del kept_fill
+        del cached_values
         return charged, held_bytes

@@ -57,12 +57,12 @@ async def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) ->
         await server.get("/v1/namespaces/none")
         for path in ("/a", "/b", "/c"):  # Unknown paths must not become label values.
             await server.get(path)
-        actual_scrape = await scrape(server)
-    assert actual_scrape["seamark_requests_total{operation=listNamespaces,status=200}"] == 1
-    assert actual_scrape["seamark_requests_total{operation=loadNamespaceMetadata,status=404}"] == 1
-    assert actual_scrape["seamark_requests_total{operation=unrouted,status=404}"] == 3
-    assert actual_scrape["seamark_request_seconds_count{operation=listNamespaces}"] == 1
-    assert not [name for name in actual_scrape if "_created" in name]
+        metrics = await scrape(server)
+    assert metrics["seamark_requests_total{operation=listNamespaces,status=200}"] == 1
+    assert metrics["seamark_requests_total{operation=loadNamespaceMetadata,status=404}"] == 1
+    assert metrics["seamark_requests_total{operation=unrouted,status=404}"] == 3
+    assert metrics["seamark_request_seconds_count{operation=listNamespaces}"] == 1
+    assert not [name for name in metrics if "_created" in name]
 
 
 async def test_metrics_report_values_of_the_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +107,10 @@ async def test_commit_is_counted_by_its_outcome(tmp_path: Path) -> None:
             assert answer.status == 200
         async with server.http.post(f"{table}/t", json=bad) as answer:
             assert answer.status == 409
-        actual_scrape = await scrape(server)
-    assert actual_scrape["seamark_commits_total{outcome=committed}"] == 1
-    assert actual_scrape["seamark_commits_total{outcome=conflict}"] == 1
-    assert actual_scrape["seamark_commits_total{outcome=unknown}"] == 0
+        metrics = await scrape(server)
+    assert metrics["seamark_commits_total{outcome=committed}"] == 1
+    assert metrics["seamark_commits_total{outcome=conflict}"] == 1
+    assert metrics["seamark_commits_total{outcome=unknown}"] == 0
 
 
 async def test_readiness_requires_store_and_storage_and_liveness_does_not(

@@ -47,8 +47,8 @@ async def test_only_the_newest_reports_of_a_table_are_kept(tmp_path: Path) -> No
         for number in range(20):
             clock.ahead_ms += 1  # Two reports of one millisecond have no order.
             assert (await api("POST", f"{TABLE}/metrics", {**REPORT, "snapshot-id": number})).status == 204
-        kept_metrics_reports = await server.components.store.metrics_reports(uuid, None, 100)
-        assert [metrics_report.snapshot_id for metrics_report in kept_metrics_reports] == [15, 16, 17, 18, 19]
+        reports = await server.components.store.metrics_reports(uuid, None, 100)
+        assert [metrics_report.snapshot_id for metrics_report in reports] == [15, 16, 17, 18, 19]
         assert len(await server.components.store.metrics_reports(other, None, 100)) == 1
 
 

@@ -177,9 +177,9 @@ class PlanTablesContract(StorePair):
         self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         for number in (2, 1, 3):
-            given_snapshot_plan = snapshot_plan(number, expires_ms=100 * number)
-            assert await keep(store, given_snapshot_plan) == given_snapshot_plan
-            assert await other_store.plan_table(NS, str(given_snapshot_plan.name)) == given_snapshot_plan
+            plan_to_keep = snapshot_plan(number, expires_ms=100 * number)
+            assert await keep(store, plan_to_keep) == plan_to_keep
+            assert await other_store.plan_table(NS, str(plan_to_keep.name)) == plan_to_keep
         await keep(store, snapshot_plan(4, "b"))
         await keep(store, plan("named"))
         assert await other_store.plan_snapshots(NS, "T", "uuid-of-T", "b", 0, 100) == [

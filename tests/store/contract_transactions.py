@@ -64,9 +64,9 @@ class TransactionsContract(StorePair):
             writer, reader = (store, other_store) if step % 2 else (other_store, store)
             await writer.transact([make_swap("t", location, f"file:///{step}")])
             location = f"file:///{step}"
-            seen_entry = await reader.entry(TABLE, NS, "t")
-            assert seen_entry is not None
-            assert seen_entry.metadata_location == location
+            entry_read = await reader.entry(TABLE, NS, "t")
+            assert entry_read is not None
+            assert entry_read.metadata_location == location
             assert [entry.metadata_location for entry in await reader.entries(TABLE, NS, None, 9)] == [location]
 
     async def test_fifty_creates_of_one_name_have_one_winner(

@@ -212,13 +212,13 @@ class StoreMachine(RuleBasedStateMachine):
                 assert pages == entries
         every = [*model.relations.values(), *model.functions.values()]
         assert [await store.entry(entry.kind, entry.namespace, entry.name) for entry in every] == every
-        kept_values = sorted(model.dropped.values(), key=lambda value: value.id)
-        assert await store.list_dropped(None, None, 99) == kept_values
+        dropped_entries = sorted(model.dropped.values(), key=lambda value: value.id)
+        assert await store.list_dropped(None, None, 99) == dropped_entries
         expired = sorted(
-            (d for d in kept_values if d.expires_ms <= model.now_ms), key=lambda one: (one.expires_ms, one.id)
+            (d for d in dropped_entries if d.expires_ms <= model.now_ms), key=lambda one: (one.expires_ms, one.id)
         )
         assert await store.list_expired(model.now_ms, 99) == expired
-        uuids = {entry.uuid for entry in every} | {item.entry.uuid for item in kept_values}
+        uuids = {entry.uuid for entry in every} | {item.entry.uuid for item in dropped_entries}
         for key in {(uuid, producer) for uuid in uuids for producer in ("p", "P")} | model.producers.keys():
             assert await store.producer(*key) == model.producers.get(key)
         timeline = await _pages(

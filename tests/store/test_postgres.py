@@ -392,11 +392,11 @@ async def test_fifty_openings_leak_no_connection_and_no_task(store: GeneratorSto
 
 
 async def test_concurrent_openings_create_one_schema(postgres_url: str) -> None:
-    async def one(number: int) -> None:
+    async def open_and_create(number: int) -> None:
         async with open_postgres(postgres_url, clock=CLOCK) as postgres:
             await postgres.transact([CreateNamespace((f"n{number}",), {})])
 
-    await asyncio.gather(*(one(number) for number in range(8)))
+    await asyncio.gather(*(open_and_create(number) for number in range(8)))
     async with open_postgres(postgres_url, clock=CLOCK) as postgres:
         assert len(await postgres.namespaces((), None, 99)) == 8
 

@@ -168,11 +168,11 @@ async def test_fifty_openings_leak_no_file_and_no_thread(path: Path, clock: Simu
 
 
 async def test_concurrent_openings_create_one_schema(path: Path, clock: SimulatedClock) -> None:
-    async def one(number: int) -> None:
+    async def open_and_create(number: int) -> None:
         async with open_sqlite(path, clock=clock) as store:
             await store.transact([CreateNamespace((f"n{number}",), {})])
 
-    await asyncio.gather(*(one(number) for number in range(8)))
+    await asyncio.gather(*(open_and_create(number) for number in range(8)))
     async with open_sqlite(path, clock=clock) as store:
         assert len(await store.namespaces((), None, 99)) == 8
 

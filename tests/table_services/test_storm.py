@@ -91,9 +91,9 @@ class Writer:
         Raises:
             AssertionError: The rows do not match any step.
         """
-        held_rows = dict(rows)
-        assert len(held_rows) == len(rows), f"writer {self.number}: a key stands twice, {Counter(rows).most_common(3)}"
-        step = int(held_rows.get(self.first_id, -1))
+        rows_read = dict(rows)
+        assert len(rows_read) == len(rows), f"writer {self.number}: a key stands twice, {Counter(rows).most_common(3)}"
+        step = int(rows_read.get(self.first_id, -1))
         assert step >= least, f"writer {self.number}: step {least} was acknowledged, the snapshot shows {step}"
         assert frozenset(rows) in self.allowed[step], f"writer {self.number}: at step {step}, {sorted(rows)}"
         return step

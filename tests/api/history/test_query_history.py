@@ -29,7 +29,7 @@ def compare(op: str, value: Any, column: str = "id") -> dict[str, Any]:
     return {"type": op, "term": column, "value": value}
 
 
-def both(*parts: dict[str, Any]) -> dict[str, Any]:
+def make_conjunction(*parts: dict[str, Any]) -> dict[str, Any]:
     left, right = parts
     return {"type": "and", "left": left, "right": right}
 
@@ -42,7 +42,10 @@ async def load_shapes(api: Api, path: str = HISTORY) -> list[dict[str, Any]]:
 
 async def test_statements_that_differ_in_literals_share_a_shape(api_with_files: Api) -> None:
     for value in (5, 15, 25):
-        body = {"filter": both(compare("eq", value), compare("starts-with", f"x{value}", "data")), "select": ["data"]}
+        body = {
+            "filter": make_conjunction(compare("eq", value), compare("starts-with", f"x{value}", "data")),
+            "select": ["data"],
+        }
         assert (await api_with_files("POST", f"{T}/plan", body, headers=PYICEBERG)).status == 200
     await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, headers=PYICEBERG)
     first, second = await load_shapes(api_with_files)
@@ -56,7 +59,7 @@ async def test_statements_that_differ_in_literals_share_a_shape(api_with_files: 
 async def test_order_of_conditions_and_negations_do_not_make_another_shape(api_with_files: Api) -> None:
     small, large = compare("lt", 50), compare("gt-eq", 10)
     negated = {"type": "not", "child": compare("gt-eq", 50)}
-    for filter in (both(small, large), both(large, small), both(negated, large)):
+    for filter in (make_conjunction(small, large), make_conjunction(large, small), make_conjunction(negated, large)):
         assert (await api_with_files("POST", f"{T}/plan", {"filter": filter})).status == 200
     (shape,) = await load_shapes(api_with_files)
     assert shape["sums"]["statements"] == 3
@@ -119,7 +122,7 @@ async def test_no_literal_reaches_the_database_unless_a_setting_keeps_it(tmp_pat
             hostile = {"type": "transform", "transform": f"truncate[{SECRET}]", "term": "data"}
             for filter in (
                 compare("eq", SECRET),
-                both(compare("gt", SECRET), compare("lt", SECRET + 1)),
+                make_conjunction(compare("gt", SECRET), compare("lt", SECRET + 1)),
                 {"type": "in", "term": "data", "values": [str(SECRET), f"a{SECRET}"]},
                 {"type": "eq", "term": hostile, "value": str(SECRET)},
                 compare("eq", 1, f"c{SECRET}"),

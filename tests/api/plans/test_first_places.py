@@ -38,14 +38,14 @@ async def _create(lake: Lake, name: str, *updates: dict[str, Any]) -> Answer:
 async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Lake) -> None:
     home = (await lake.folder("mine")).parent
     place, data = home / "ctas", home / "data-of-ctas"
-    held_manifest = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
-    new_manifest_list = manifest_list(place / "metadata" / "l.avro", [held_manifest])
+    data_manifest = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
+    list_location = manifest_list(place / "metadata" / "l.avro", [data_manifest])
     answer = await _create(
         lake,
         "ctas",
         {"action": "set-location", "location": f"file://{place}"},
         {"action": "set-properties", "updates": {"write.data.path": f"file://{data}"}},
-        *_snapshot(5, new_manifest_list),
+        *_snapshot(5, list_location),
     )
     assert answer.status == 200, answer.raw
 
@@ -53,12 +53,12 @@ async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Lak
 async def test_replaced_table_may_have_files_in_its_new_locations(lake: Lake) -> None:
     home = (await lake.folder("mine")).parent
     place, data = home / "rtas", home / "data-of-rtas"
-    held_manifest = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
-    new_manifest_list = manifest_list(place / "metadata" / "l.avro", [held_manifest])
+    data_manifest = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
+    list_location = manifest_list(place / "metadata" / "l.avro", [data_manifest])
     updates = [
         {"action": "set-location", "location": f"file://{place}"},
         {"action": "set-properties", "updates": {"write.data.path": f"file://{data}"}},
-        *_snapshot(5, new_manifest_list),
+        *_snapshot(5, list_location),
     ]
     body = {"requirements": [], "updates": updates}
     answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/t", body)
@@ -80,14 +80,14 @@ async def test_location_set_and_removed_by_one_commit_does_not_belong_to_the_tab
 
 async def test_malformed_updates_are_a_bad_request(lake: Lake) -> None:
     mine = await lake.folder("mine")
-    new_manifest_list = manifest_list(mine / "metadata" / "l.avro", [])
+    list_location = manifest_list(mine / "metadata" / "l.avro", [])
     for updates in (
-        [{"action": "set-location"}, *_snapshot(5, new_manifest_list)],
-        [{"action": "set-location", "location": 5}, *_snapshot(5, new_manifest_list)],
-        [{"action": "set-properties", "updates": []}, *_snapshot(5, new_manifest_list)],
-        [{"action": "remove-properties", "removals": [[]]}, *_snapshot(5, new_manifest_list)],
-        _snapshot(5, new_manifest_list, **{"parent-snapshot-id": [1]}),
-        _snapshot(5, new_manifest_list, **{"parent-snapshot-id": 2**70}),
+        [{"action": "set-location"}, *_snapshot(5, list_location)],
+        [{"action": "set-location", "location": 5}, *_snapshot(5, list_location)],
+        [{"action": "set-properties", "updates": []}, *_snapshot(5, list_location)],
+        [{"action": "remove-properties", "removals": [[]]}, *_snapshot(5, list_location)],
+        _snapshot(5, list_location, **{"parent-snapshot-id": [1]}),
+        _snapshot(5, list_location, **{"parent-snapshot-id": 2**70}),
     ):
         answer = await _create(lake, "x", *updates)
         assert answer.status == 400, answer.raw

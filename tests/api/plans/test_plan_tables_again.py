@@ -24,8 +24,8 @@ async def test_declined_request_is_planned_again_after_a_commit(api_with_files: 
     assert await plan(api_with_files, **request) == declined
     assert (declined["files"], declined["considered-files"]) == (20, 30)
     await append(api_with_files, "t", tens(60)[30:], snapshot_id=2, parent=1)
-    new_plan = await plan(api_with_files, **request)
-    assert (new_plan["files"], new_plan["considered-files"], new_plan["name"] is not None) == (20, 60, True)
+    answer = await plan(api_with_files, **request)
+    assert (answer["files"], answer["considered-files"], answer["name"] is not None) == (20, 60, True)
 
 
 async def test_declined_request_is_planned_again_for_a_larger_share_of_files(api_with_files: Api) -> None:

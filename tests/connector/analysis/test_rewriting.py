@@ -471,11 +471,11 @@ async def test_statement_that_lists_snapshots_withdraws_idle_plans_first() -> No
     server = Seamark()
     async with rewriter(server) as new_rewriter:
         new_rewriter.release(await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION))
-        kept_statement = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 2", SESSION)
+        rewrite = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 2", SESSION)
         assert server.leased == []
         await new_rewriter.rewrite('SELECT snapshot_id FROM "t$snapshots" ORDER BY committed_at', SESSION)
         assert server.leased == [(("db", "t"), [100], 0)]
-        assert kept_statement.plans == [(("db", "t"), 101)]
+        assert rewrite.plans == [(("db", "t"), 101)]
 
 
 EXPLAINED = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"

@@ -135,10 +135,10 @@ def partition(server: Seamark, schema: str, statements: PlannedStatements) -> bo
         for table in statements.tables:
             if table.name in names and table.name not in statements.partitioned:
                 statements.partitioned.add(table.name)
-                chosen_transform = statements.transform(table.name)
-                if chosen_transform is not None:
+                transform = statements.transform(table.name)
+                if transform is not None:
                     with catalog.load_table((schema, table.name)).update_spec() as update:
-                        update.add_field(*chosen_transform, "by_it")
+                        update.add_field(*transform, "by_it")
                     return True
     return False
 

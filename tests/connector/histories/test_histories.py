@@ -11,7 +11,7 @@ from tests.connector.histories.life import TableHistory
 from tests.seeds import first_seed
 
 
-def play(client: IndexClient, seed: int, steps: int, name: str) -> Counter[str]:
+def run_history(client: IndexClient, seed: int, steps: int, name: str) -> Counter[str]:
     life, operations = TableHistory(client, seed, name), list[str]()
     for _ in range(steps):
         try:
@@ -26,7 +26,7 @@ def play(client: IndexClient, seed: int, steps: int, name: str) -> Counter[str]:
 def test_tables_of_all_types_have_the_rows_of_their_histories(client: IndexClient) -> None:
     counts = Counter[str]()
     for number in range(2):
-        counts += play(client, 100 * first_seed() + number, 12, f"t{number}")
+        counts += run_history(client, 100 * first_seed() + number, 12, f"t{number}")
     assert counts["rows found"], counts
 
 
@@ -35,4 +35,4 @@ def test_tables_of_all_types_have_the_rows_of_their_histories(client: IndexClien
 @pytest.mark.parametrize("number", range(8))
 def test_tables_of_all_types_have_the_rows_of_many_long_histories(client: IndexClient, number: int) -> None:
     for life in range(6):
-        play(client, 10_000 * first_seed() + 100 * number + life, 40, f"t{life}")
+        run_history(client, 10_000 * first_seed() + 100 * number + life, 40, f"t{life}")

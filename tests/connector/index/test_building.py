@@ -147,7 +147,7 @@ def test_interrupted_build_is_rolled_back_and_the_next_build_continues_it(client
     with pytest.raises(BuildInterrupted):
         build(client, "db.t", "b", RecordingWorkers(None, fail), limits=SMALL)
     (reported,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
-    assert reported.summary["reason"] == "Cut"
+    assert reported.summary["reason"] == "BuildInterrupted"
     assert client.index("db.t", "b").files == 2
     workers = RecordingWorkers()
     build(client, "db.t", "b", workers, limits=SMALL)

@@ -111,9 +111,9 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
     one_each = GroupLimits(files=1)
     assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 1
     with catalog_at(client.url) as catalog:
-        held_table = catalog.load_table("db.t")
-        old = [snapshot.snapshot_id for snapshot in held_table.snapshots()]
-        held_table.delete()  # This removes whole files.
+        loaded_table = catalog.load_table("db.t")
+        old = [snapshot.snapshot_id for snapshot in loaded_table.snapshots()]
+        loaded_table.delete()  # This removes whole files.
         for part in spread(4):
             append(client.url, "db.t", [part])
         catalog.load_table("db.t").maintenance.expire_snapshots().by_ids(old).commit()

@@ -70,8 +70,8 @@ class IndexWriter:
                 at = [row for row, other in enumerate(held_row) if other == value]
                 if self.definition.kind == "bitmap":
                     key = key_of(value, "long")
-                    actual_rows = bitmap.Bitmap(index_file.blob).rows(number, KeyRanges("long", (KeyRange(key, key),)))
-                    assert positions(actual_rows).tolist() == at
+                    rows_read = bitmap.Bitmap(index_file.blob).rows(number, KeyRanges("long", (KeyRange(key, key),)))
+                    assert positions(rows_read).tolist() == at
                 elif self.definition.kind == "bloom":
                     hit = bloom.Bloom(index_file.blob).probe(hash_keys(columns([value]), 0))[number]
                     assert hit or not at

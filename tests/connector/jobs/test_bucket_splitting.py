@@ -33,9 +33,9 @@ WITH_PART = PartitionSpec(*BY_BUCKET.fields, PartitionField(2, 1001, IdentityTra
 
 
 def rows_by_file(client: IndexClient) -> dict[str, list[int]]:
-    held_values = scan(client, "db.t", ["_file", "id"]).to_arrow().to_pylist()
+    rows_by_file = scan(client, "db.t", ["_file", "id"]).to_arrow().to_pylist()
     result: dict[str, list[int]] = {}
-    for row in held_values:
+    for row in rows_by_file:
         result.setdefault(row["_file"], []).append(row["id"])
     return result
 

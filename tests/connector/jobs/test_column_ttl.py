@@ -146,8 +146,8 @@ def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
     compact(client, "db.t")
     assert read(client) == expected, seed
     # A plan uses the null counts of the new files, and must leave out only files whose values are null.
-    kept_values = scan(client, "db.t", ["id"], "payload IS NOT NULL").to_arrow()["id"].to_pylist()
-    assert sorted(kept_values) == sorted(number for number, row in expected.items() if row["payload"] is not None)
+    dropped_entries = scan(client, "db.t", ["id"], "payload IS NOT NULL").to_arrow()["id"].to_pylist()
+    assert sorted(dropped_entries) == sorted(number for number, row in expected.items() if row["payload"] is not None)
 
 
 def read(client: IndexClient) -> dict[int, dict[str, Any]]:

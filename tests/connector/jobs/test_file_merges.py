@@ -141,16 +141,16 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
     rng = random.Random(f"{seed} {version}")
     create(server, version)
     lineage = version == 3
-    copied, next_id, known_keys = 0, 0, set[str]()
+    copied, next_id, paths_before = 0, 0, set[str]()
     for _ in range(6):
         for _ in range(rng.randint(2, 4)):
             size = rng.choice([5, 300, 900])
             append(client, "db.t", rows(rng, range(next_id, next_id + size)))
             next_id += size
             if rng.random() < 0.6:
-                for path in _paths(client) - known_keys:
+                for path in _paths(client) - paths_before:
                     store_as_required(path, rng.sample(["id", "price", "payload"], rng.randint(1, 2)))
-            known_keys = _paths(client)
+            paths_before = _paths(client)
         if rng.random() < 0.7:
             removed_numbers = rng.sample(range(next_id), rng.choice([3, 60]))
             delete(client, "db.t", keys=pa.table({"id": removed_numbers}), mode=MERGE_ON_READ)
@@ -172,7 +172,7 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
                     row["place"]["note"] = None
         assert not report.errors, (seed, report.errors)
         copied += report.row_groups_copied
-        known_keys = _paths(client)
+        paths_before = _paths(client)
         assert read(client, lineage=lineage) == before, (seed, choice)
     assert copied > 0, seed
     files = client.files("db.t", content="data").to_pylist()
@@ -266,12 +266,12 @@ def test_partitions_that_are_copied_together_share_an_index_file_and_fail_togeth
     assert str(broken) in report.errors[0]
     assert {path for path in folder.rglob("*") if path.is_file()} == on_disk
     broken.write_bytes(content)
-    known_count = len(client.index("db.t", "ids").json["index-files"])
+    count_before = len(client.index("db.t", "ids").json["index-files"])
     report = merge_files(client, "db.t")
     assert (report.commits, report.files_before, report.files_after, report.row_groups_copied) == (1, 6, 2, 6)
     assert read(client) == before
     after = client.index("db.t", "ids")
-    assert (after.lag_files, len(after.json["index-files"]) - known_count) == (0, 1)
+    assert (after.lag_files, len(after.json["index-files"]) - count_before) == (0, 1)
     assert client.explain("db.t", "id = 1203").files == 1
 
 
@@ -301,10 +301,10 @@ def test_nan_counts_of_copied_row_groups_are_correct_or_absent(client: IndexClie
     counted = 0
     for task in plan(client, opened, stats=["price"]):
         counts = task.file["nan-value-counts"]
-        known_values = dict(zip(counts["keys"], counts["values"], strict=True))
+        counts_by_key = dict(zip(counts["keys"], counts["values"], strict=True))
         read = pq.read_table(task.path.removeprefix("file://"), columns=["price"])["price"].to_pylist()
-        assert known_values[4] == sum(price != price for price in read)
-        counted += known_values[4]
+        assert counts_by_key[4] == sum(price != price for price in read)
+        counted += counts_by_key[4]
     assert counted == nans > 0
 
 

@@ -72,8 +72,8 @@ def entries(table: Table) -> Counter[tuple[Any, ...]]:
 
 
 def lineage(client: IndexClient) -> Counter[tuple[Any, ...]]:
-    held_rows = scan(client, "db.t", ["id", "_row_id", "_last_updated_sequence_number"]).to_arrow()
-    return Counter(tuple(row.values()) for row in held_rows.to_pylist())
+    rows_read = scan(client, "db.t", ["id", "_row_id", "_last_updated_sequence_number"]).to_arrow()
+    return Counter(tuple(row.values()) for row in rows_read.to_pylist())
 
 
 def count_read_manifests(table: Table, column: str, value: int) -> int:

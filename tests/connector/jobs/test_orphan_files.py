@@ -92,7 +92,7 @@ def metadata_files(table: Table) -> set[Path]:
 def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClient, server: ServerThread) -> None:
     with catalog_at(server.url) as catalog:
         table = history(client, catalog)
-        kept_all_files = all_files(table)
+        files_before = all_files(table)
         orphans, other_put_files = {put_file(table, name) for name in NAMES}, {put_file(table, name) for name in OTHERS}
         young = put_file(table, "data/young.parquet", days=2)
         age_all(table)
@@ -101,9 +101,9 @@ def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClie
         assert {path_of(location) for location in planned.locations} == orphans
         assert (planned.files, planned.size_bytes) == (len(orphans), 400 * len(orphans))
         assert planned.listed == len(all_files(table))
-        assert all_files(table) == kept_all_files | orphans | other_put_files | {young}
+        assert all_files(table) == files_before | orphans | other_put_files | {young}
         assert remove_orphan_files(client, "db.t") == planned
-        assert all_files(table) == kept_all_files | other_put_files | {young}
+        assert all_files(table) == files_before | other_put_files | {young}
         assert run_orphan_files(client, ("db", "t")) == {}
         (instant,) = server.run(server.components.store.instants(InstantFilter(action=orphan_removal.ACTION), 100))
         assert instant.summary["deleted-files"] == len(orphans)

@@ -43,8 +43,8 @@ def counts(catalog: RestCatalog, table: str = "db.t") -> dict[int, int]:
 
 
 def exact(client: IndexClient, table: str = "db.t") -> list[int]:
-    held_rows = scan(client, table).to_arrow()
-    return [len(set(held_rows[name].to_pylist()) - {None}) for name in held_rows.column_names]
+    rows_read = scan(client, table).to_arrow()
+    return [len(set(rows_read[name].to_pylist()) - {None}) for name in rows_read.column_names]
 
 
 def files_of(catalog: RestCatalog) -> set[Path]:

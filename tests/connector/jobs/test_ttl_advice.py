@@ -109,8 +109,8 @@ def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexCli
         statement = parse_statement(advice["statement"])
         assert statement is not None
         run_statement(client, statement, utc=True)
-        kept_values = set(scan(client, "db.t", ["at"], f"{advice['column']} IS NULL").to_arrow()["at"].to_pylist())
-        lost = {value if kind == "date" else value.date() for value in kept_values}
+        dropped_entries = set(scan(client, "db.t", ["at"], f"{advice['column']} IS NULL").to_arrow()["at"].to_pylist())
+        lost = {value if kind == "date" else value.date() for value in dropped_entries}
         assert all(advice["column"] not in read or day < read[advice["column"]] for day in lost), (seed, advice)
 
 

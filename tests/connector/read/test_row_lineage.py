@@ -48,21 +48,21 @@ class Model:
 
     def check(self, client: SeamarkClient, kept_ids: set[int], changed: set[int], new: set[int], note: str) -> None:
         """Check that `kept` rows keep everything, `changed` rows their ids, and `new` rows have unused ids."""
-        actual_lineage = lineage(client)
-        assert actual_lineage.keys() == self.rows.keys() == kept_ids | changed | new, note
+        lineage_rows = lineage(client)
+        assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed | new, note
         now = sequence(client)
         for id_ in kept_ids:
-            assert actual_lineage[id_] == self.ids[id_], f"{note}: row {id_} was only copied"
+            assert lineage_rows[id_] == self.ids[id_], f"{note}: row {id_} was only copied"
         for id_ in changed:
-            assert actual_lineage[id_] == (self.ids[id_][0], now), f"{note}: row {id_} was updated"
+            assert lineage_rows[id_] == (self.ids[id_][0], now), f"{note}: row {id_} was updated"
         for id_ in new:
-            row_id, number = actual_lineage[id_]
+            row_id, number = lineage_rows[id_]
             assert number == now, f"{note}: row {id_} is new"
             assert row_id is not None, note
             assert row_id not in self.used, f"{note}: row {id_} has an id that another row had"
             self.used.add(row_id)
-        self.ids = {one: (row_id or 0, number or 0) for one, (row_id, number) in actual_lineage.items()}
-        assert len({row_id for row_id, _ in actual_lineage.values()}) == len(actual_lineage), note
+        self.ids = {one: (row_id or 0, number or 0) for one, (row_id, number) in lineage_rows.items()}
+        assert len({row_id for row_id, _ in lineage_rows.values()}) == len(lineage_rows), note
         read = scan(client, "db.t", COLUMNS).to_arrow().to_pylist()
         assert {one["id"]: tuple(one.values()) for one in read} == self.rows, note
 

@@ -47,10 +47,10 @@ def test_number_of_remembered_statements_is_bounded() -> None:
     statements = QueuedStatements(lease_s=0)
     for number in range(100_000):
         statements.add(f"/v1/statement/queued/q{number}/slug/1", PLANS, time.monotonic())
-    known_count = sum(
+    count_before = sum(
         bool(statements.plans_to_renew(f"/v1/statement/queued/q{number}/slug/2")) for number in range(100_000)
     )
-    assert 1000 < known_count < 50_000
+    assert 1000 < count_before < 50_000
     assert statements.plans_to_renew("/v1/statement/queued/q99999/slug/2") == PLANS
 
 

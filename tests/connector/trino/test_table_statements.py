@@ -61,13 +61,13 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
 async def run_rig(refused: str = "", **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
     """Yield a coordinator and a proxy. Trino refuses statements that contain the text `refused`."""
 
-    def play(text: str) -> list[Page]:
+    def answer_statement(text: str) -> list[Page]:
         if refused and refused in text:
             return [PLANNING, failure_page("PERMISSION_DENIED", f"Access Denied: {text}")]
         return [PLANNING, END]
 
     async with (
-        fake_trino(play) as trino,
+        fake_trino(answer_statement) as trino,
         run_proxy(trino.url, **{"maintenance": 1, "token": "writer", **settings}) as rig,
     ):
         yield trino, rig

@@ -146,10 +146,9 @@ def test_bucket_sizes_are_advised_for_the_partition_with_the_median_byte(
 
 def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1), ("bucket[2]", 2)])
-    actual_bucket_sizes = bucket_sizes(client, "db.t")
+    sizes = bucket_sizes(client, "db.t")
     assert [
-        (bucket_size.column, bucket_size.buckets, bucket_size.advice, bucket_size.skew)
-        for bucket_size in actual_bucket_sizes
+        (bucket_size.column, bucket_size.buckets, bucket_size.advice, bucket_size.skew) for bucket_size in sizes
     ] == [
         ("id", 4, 4, 1.0),
         ("land", 2, 2, 1.0),

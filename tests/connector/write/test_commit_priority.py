@@ -99,9 +99,9 @@ def test_concurrent_equality_change_of_the_same_key_is_a_conflict(
     meanwhile(monkeypatch, write_concurrently)
     report = upsert(client, "db.t", rows((31, "ours"), (59, "ours")), keys=["id"], mode=mode)
     assert report.attempts == 2
-    actual_lands = lands(client)
-    assert (actual_lands[31], actual_lands[59]) == ("ours", "ours")
-    assert actual_lands.get(10) == (None if deletes else "theirs")
+    lands_by_id = lands(client)
+    assert (lands_by_id[31], lands_by_id[59]) == ("ours", "ours")
+    assert lands_by_id.get(10) == (None if deletes else "theirs")
 
 
 def test_key_of_several_columns_is_compared_as_a_whole(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,6 +137,6 @@ def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(
             report = upsert(client, "db.t", ours, keys=["id"], mode=mode)
             # An idle machine needs 2 to 4 of the 50 attempts. A busy one gets its priority later.
             assert report.attempts <= 25
-    actual_lands = lands(client)
-    assert {actual_lands[key] for key in range(31, 171, 14)} == {"ours2"}
+    lands_by_id = lands(client)
+    assert {lands_by_id[key] for key in range(31, 171, 14)} == {"ours2"}
     assert stream_commits[0]

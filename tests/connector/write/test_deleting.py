@@ -294,12 +294,12 @@ def test_data_file_without_remaining_rows_is_removed(tmp_path: Path, version: in
     )
     assert first.removed == ()
     before = {one: [file for file in first.files if file.get("referenced-data-file") in (one, None)] for one in (a, b)}
-    known_files = files_in(tmp_path)
+    files_before = files_in(tmp_path)
     second = write_deletes(new_target, [DeletedRows(a, 0, [], longs(1, 3), before[a], 4)], reader)
     assert (second.files, second.removed) == ((), ({"file-path": a},)), (
         "the data file's own deletes are removed with it"
     )
-    assert files_in(tmp_path) == known_files
+    assert files_in(tmp_path) == files_before
     rows = [DeletedRows(a, 0, [], longs(1), before[a], 4), DeletedRows(b, 0, [], longs(0), before[b], 2)]
     third = write_deletes(new_target, rows, reader)
     assert third.removed[0] == {"file-path": b}

@@ -291,7 +291,7 @@ SHAPES = (
 )
 
 
-def play(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, every: int) -> None:
+def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, every: int) -> None:
     """Run the steps with several writers while partition specs change, and check the snapshots.
 
     Only Seamark's reader supports equality deletes, so it reads the rows.
@@ -329,10 +329,10 @@ def play(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: i
 def test_every_snapshot_matches_its_history_with_equality_deletes(
     client: IndexClient, number: int, writers: int
 ) -> None:
-    play(client, 10 * writers + number, SHAPES[number], 24, writers=writers, every=2)
+    run_steps(client, 10 * writers + number, SHAPES[number], 24, writers=writers, every=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_every_snapshot_matches_a_long_history_with_equality_deletes(client: IndexClient, seed: int) -> None:
-    play(client, seed, SHAPES[seed % len(SHAPES)], 100, writers=1 + seed % 4, every=4)
+    run_steps(client, seed, SHAPES[seed % len(SHAPES)], 100, writers=1 + seed % 4, every=4)

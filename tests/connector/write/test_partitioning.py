@@ -56,8 +56,8 @@ def test_pyiceberg_computes_the_same_partition_values(transform: str, kind: str)
     theirs: IcebergType = IcebergType.handle_primitive_type(kind, lambda name: name)
     judge = parse_transform(transform).transform(theirs)
     values = typed.column(random.Random(7), kind, 60)
-    actual_results = results(transform, kind, typed.array(kind, values))
-    for value, ours in zip(values, actual_results, strict=True):
+    partition_values = results(transform, kind, typed.array(kind, values))
+    for value, ours in zip(values, partition_values, strict=True):
         expected = judge(value)
         if transform.startswith("truncate") and value in (-(2**31), -(2**63)):
             continue  # The truncation overflows: PyIceberg has unbounded integers, Java and Seamark do not.

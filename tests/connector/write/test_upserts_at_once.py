@@ -54,7 +54,7 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
 ) -> None:
     create(client)
     upsert(client, "db.t", rows((1, "a", 1), (2, "a", 1)), keys=["id"])
-    kept_written_files = server.written_files()
+    files_before = server.written_files()
     fresh: list[Path] = []
 
     def write_concurrently() -> None:
@@ -68,7 +68,7 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
     assert (report.updated, report.inserted) == (2, 0)
     assert read_rows(client) == [(1, "c", 2, None), (2, "a", 1, None), (3, "c", 2, None)]
     assert (
-        len(server.written_files() - kept_written_files - set(fresh)) == report.files_written
+        len(server.written_files() - files_before - set(fresh)) == report.files_written
     )  # The first attempt left no file.
 
 

@@ -219,7 +219,7 @@ SHAPES = (
 )
 
 
-def play(
+def run_steps(
     client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, every: int, name: str = "t"
 ) -> None:
     note = f"seed {seed}, {shape}"
@@ -259,10 +259,10 @@ QUICK = (1,)
     "number", [pytest.param(number, marks=[] if number in QUICK else pytest.mark.slow) for number in range(len(SHAPES))]
 )
 def test_every_snapshot_matches_its_history(client: IndexClient, number: int, writers: int) -> None:
-    play(client, 100 * writers + number, SHAPES[number], 30, writers=writers, every=1)
+    run_steps(client, 100 * writers + number, SHAPES[number], 30, writers=writers, every=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_every_snapshot_matches_a_long_history_of_several_writers(client: IndexClient, seed: int) -> None:
-    play(client, seed, SHAPES[seed % len(SHAPES)], 120, writers=1 + seed % 4, every=3)
+    run_steps(client, seed, SHAPES[seed % len(SHAPES)], 120, writers=1 + seed % 4, every=3)

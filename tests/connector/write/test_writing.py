@@ -427,9 +427,9 @@ def test_files_have_the_locations_that_pyiceberg_gives_them(properties: dict[str
 def test_entropy_precedes_the_tables_name_in_a_shared_folder() -> None:
     """Iceberg's Java library does the same."""
     properties = {"write.object-storage.enabled": "true", "write.data.path": "s3://other/place"}
-    new_data_location = data_location("s3://lake/db/t", properties, "p=1", "f.parquet")
-    assert new_data_location.startswith("s3://other/place/")
-    assert new_data_location.endswith("/db/t/p=1/f.parquet")
+    location = data_location("s3://lake/db/t", properties, "p=1", "f.parquet")
+    assert location.startswith("s3://other/place/")
+    assert location.endswith("/db/t/p=1/f.parquet")
 
 
 def test_names_of_files_begin_with_their_bucket_number(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ class Statements:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def one(self) -> str:
+    def draw(self) -> str:
         return self._rng.choice((self.merge, self.merge, self.update, self.delete))()
 
     def merge(self) -> str:
@@ -216,7 +216,7 @@ The second statement fails, because several rows of its source match one stored 
 """
 
 
-def play(
+def run_statements(
     rig: Rig, layout: str, version: int, mode: str, seed: int, steps: int, first: Sequence[str] = ()
 ) -> Counter[str]:
     """Run statements on both tables, and compare the tables after each statement.
@@ -228,7 +228,7 @@ def play(
     for whose in (OURS, THEIRS):
         rig.create(f"{whose}_{name}", layout, version, mode)
     statements, counts = Statements(random.Random(seed)), Counter[str]()
-    for step, text in enumerate([*first, *(statements.one() for _ in range(steps))]):
+    for step, text in enumerate([*first, *(statements.draw() for _ in range(steps))]):
         note = f"{layout}, version {version}, {mode}, seed {seed}, step {step}: {text}"
         errors: dict[str, str | None] = {OURS: None, THEIRS: None}
         path = explain(rig.spark, text.replace("{t}", f"{rig.db}.{OURS}_{name}")).path
@@ -270,7 +270,7 @@ def counting_keys(counts: Counter[str]) -> Iterator[None]:
 )
 def test_statements_have_the_result_of_icebergs_statements(rig: Rig, layout: str, version: int, mode: str) -> None:
     first = BY_KEY if layout == "by id" else []
-    counts = play(rig, layout, version, mode, first_seed(), 4 - len(first) // 2, first)
+    counts = run_statements(rig, layout, version, mode, first_seed(), 4 - len(first) // 2, first)
     assert counts[LOCATED] >= max(1, len(first) - 1), counts
     if first:
         least = {"MERGE by key": 3, "UPDATE by key": 1, "DELETE by key": 1}
@@ -286,7 +286,7 @@ def test_many_statements_have_the_result_of_icebergs_statements(rig: Rig, layout
     seed = first_seed()
     counts = Counter[str]()
     for number in range(3):
-        counts += play(rig, layout, version, mode, 1000 * seed + number, 25)
+        counts += run_statements(rig, layout, version, mode, 1000 * seed + number, 25)
     assert counts[LOCATED] > counts[ICEBERG] / 2, counts
     assert counts["MERGE by key"], counts
 

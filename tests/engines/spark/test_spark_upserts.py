@@ -70,7 +70,7 @@ def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) ->
     return f"{kind} {how}", new_model
 
 
-def play(rig: Rig, table: str, seed: int, steps: int, note: str) -> None:
+def run_upserts(rig: Rig, table: str, seed: int, steps: int, note: str) -> None:
     """Run random steps, and read every snapshot again at the end, because later commits must not change it."""
     rng = random.Random(seed)
     model: Model = {}
@@ -101,7 +101,7 @@ def test_every_snapshot_has_the_rows_of_its_history(rig: Rig, shape: str, monkey
     monkeypatch.setattr(upserting, "TASK_ROWS", 8)
     table = f"history_{list(SHAPES).index(shape)}"
     rig.create(table, spec, *properties, version=version)
-    play(rig, table, version, 4, shape)
+    run_upserts(rig, table, version, 4, shape)
 
 
 @pytest.mark.slow
@@ -116,7 +116,7 @@ def test_every_snapshot_has_the_rows_of_its_long_history(
     monkeypatch.setattr(file_changes, "DRIVER_FILES_MAX", 2)
     table = f"long_{list(SHAPES).index(shape)}_{seed}"
     rig.create(table, spec, *properties, version=version)
-    play(rig, table, 1000 + seed, 12, shape)
+    run_upserts(rig, table, 1000 + seed, 12, shape)
 
 
 # Reads, writes and plans
@@ -224,9 +224,9 @@ def test_tasks_upsert_frames_with_every_type(rig: Rig, spec: str) -> None:
     frame = rig.spark.range(120).selectExpr(*EVERYTHING)
     rig.upsert(frame.where("id < 80"), table, **TASKS)
     rig.upsert(frame.where("id > 40"), table, row_mode=MERGE_ON_READ, **TASKS)
-    actual_table = rig.spark.table(f"{rig.db}.{table}")
+    table_frame = rig.spark.table(f"{rig.db}.{table}")
     expected = frame.withColumn("p", frame.p.cast("decimal(18,4)"))
-    assert sorted(map(repr, rows(actual_table))) == sorted(map(repr, rows(expected)))
+    assert sorted(map(repr, rows(table_frame))) == sorted(map(repr, rows(expected)))
 
 
 def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ class Client:
         """Send a request, and return status and decoded body; `headers` has the answer's headers.
 
         Raises:
-            Lost: No answer arrived.
+            OutcomeUnknown: No answer arrived.
         """
         if self._connection is None:
             self._connection = http.client.HTTPConnection(self._host, timeout=self._timeout_s)

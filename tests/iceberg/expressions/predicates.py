@@ -154,13 +154,13 @@ def partition_of(spec: PartitionSpec, columns: Mapping[int, str], row: Row, old:
             values.append(None if value is None else "z")
             continue
         was_int = old and kind == "long" and isinstance(value, int) and -(2**31) <= value < 2**31
-        actual_apply = apply(field.transform, "int" if was_int else kind, value)
+        transformed = apply(field.transform, "int" if was_int else kind, value)
         if old and field.transform in _CALENDAR and (field.transform, kind) != ("day", "date"):
-            assert actual_apply is None or isinstance(actual_apply, int)
+            assert transformed is None or isinstance(transformed, int)
             before = apply(field.transform, kind, value - 1) if isinstance(value, int) else None
-            if actual_apply is not None and actual_apply < 0 and before == actual_apply:
-                actual_apply += 1
-        values.append(actual_apply)
+            if transformed is not None and transformed < 0 and before == transformed:
+                transformed += 1
+        values.append(transformed)
     return tuple(values)
 
 

@@ -216,13 +216,13 @@ def test_predicate_on_a_transform_is_rewritten_on_its_source(data: st.DataObject
     kind = data.draw(st.sampled_from(sorted(TRANSFORMS)))
     query = data.draw(predicates({1: kind}).filter(lambda made: made.transform != "identity"))
     row = {1: data.draw(st.none() | values_of(kind))}
-    actual_source_ranges = source_ranges(query)
-    assert all(leaf.transform == "identity" and leaf.result == kind for leaf in leaves(actual_source_ranges))
+    ranges = source_ranges(query)
+    assert all(leaf.transform == "identity" and leaf.result == kind for leaf in leaves(ranges))
     expected = matches(query, row, pythons_order)
     if (kind, query.transform) in ORDERED:
-        assert matches(actual_source_ranges, row, pythons_order) == expected, expression_text(actual_source_ranges)
+        assert matches(ranges, row, pythons_order) == expected, expression_text(ranges)
     else:
-        assert matches(actual_source_ranges, row, pythons_order) or not expected, expression_text(actual_source_ranges)
+        assert matches(ranges, row, pythons_order) or not expected, expression_text(ranges)
 
 
 def leaves(expression: Expression) -> list[Bound]:

@@ -189,9 +189,9 @@ def test_residual_for_java_includes_both_zeros_if_either_satisfies_it() -> None:
         (Op.EQ, (1.0,), (Op.EQ, "(1.0,)")),
     ):
         query_predicate = predicate(op, "double", *literals)
-        actual_match_both_zeros = match_both_zeros(And((query_predicate, predicate(Op.EQ, "int", 0))))
-        assert isinstance(actual_match_both_zeros, And)
-        first, second = actual_match_both_zeros.children
+        widened = match_both_zeros(And((query_predicate, predicate(Op.EQ, "int", 0))))
+        assert isinstance(widened, And)
+        first, second = widened.children
         assert isinstance(first, Bound)
         assert (first.op, repr(first.values)) == expected
         assert second == predicate(Op.EQ, "int", 0)

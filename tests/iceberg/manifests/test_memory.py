@@ -54,13 +54,13 @@ def test_decoded_arrays_stay_unchanged_while_others_are_decoded() -> None:
         return manifest(SCHEMA, *[single_entry] * 3_000, codec="deflate")
 
     data = rows(1)
-    kept_manifest = decode_manifest(data, "m.avro")
-    before = files.flat(kept_manifest)
-    counts, heap = kept_manifest.counts["value_counts"][1][1], kept_manifest.heap
+    decoded = decode_manifest(data, "m.avro")
+    before = files.flat(decoded)
+    counts, heap = decoded.counts["value_counts"][1][1], decoded.heap
     for number in range(2, 12):
         decode_manifest(rows(number), "m.avro")
-    assert files.flat(kept_manifest) == before
-    del kept_manifest
+    assert files.flat(decoded) == before
+    del decoded
     for number in range(2, 12):
         decode_manifest(rows(number), "m.avro")
     assert (counts == 1).all()

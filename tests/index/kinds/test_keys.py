@@ -328,13 +328,13 @@ def is_within(key: Any, key_range: KeyRange) -> bool:
 @settings(max_examples=examples(200))
 def test_ranges_contain_the_keys_between_their_bounds_in_every_lookup(kind: str, data: st.DataObject) -> None:
     keys: st.SearchStrategy[Any] = SMALL_CODES if kind == "long" else SMALL_BYTES
-    given_ranges = data.draw(ascending_ranges(keys))
-    ranges = KeyRanges(kind, tuple(given_ranges))
+    key_ranges = data.draw(ascending_ranges(keys))
+    ranges = KeyRanges(kind, tuple(key_ranges))
     queries: list[Any] = [*range(14), *range(CODE_MAX - 5, CODE_MAX + 1)]
     if kind == "string":
         queries = [bytes(text) for length in range(5) for text in product(b"\0ab", repeat=length)]
     for key in queries:
-        expected = any(is_within(key, given_range) for given_range in given_ranges)
+        expected = any(is_within(key, given_range) for given_range in key_ranges)
         assert ranges.contains(key) == expected
         assert any(is_within(key, item) for item in ranges.closed) == expected
         if ranges.points is not None:

@@ -50,8 +50,8 @@ def client(server: ServerThread) -> Iterator[IndexClient]:
 
 
 def build(client: IndexClient) -> None:
-    new_round = Indexer(client, lambda: closing(InProcessWorkers()), limits=GroupLimits(files=1)).round()
-    assert (new_round.builds, new_round.merges, new_round.failed) == (1, 1, 0)
+    round_report = Indexer(client, lambda: closing(InProcessWorkers()), limits=GroupLimits(files=1)).round()
+    assert (round_report.builds, round_report.merges, round_report.failed) == (1, 1, 0)
 
 
 def live_paths(client: IndexClient) -> list[Path]:
