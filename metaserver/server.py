@@ -50,7 +50,7 @@ from seamark.metaserver.api.http.components import ServerComponents
 from seamark.metaserver.api.http.errors import error_response
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.api.http.slots import WorkerLimits
-from seamark.metaserver.catalog.catalog import open_catalog
+from seamark.metaserver.catalog.catalog import Catalog, open_catalog
 from seamark.metaserver.catalog.column_usage import ColumnUsage
 from seamark.metaserver.catalog.database_limits import DatabaseShares
 from seamark.metaserver.catalog.ownership.claims import list_claimed
@@ -79,6 +79,7 @@ from seamark.metaserver.services.running import ServicesStatus
 from seamark.metaserver.services.services import open_scheduler
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import PointerStore
 from seamark.metaserver.streams.row_files import ImportedRowFiles
 from seamark.metaserver.streams.stored_rows import RowSearch
 from seamark.metaserver.streams.streams import open_streams
@@ -143,16 +144,7 @@ async def open_components(
             )
         )
         publisher = await enter(open_publisher(catalog.context))
-        cleaner = Cleaner(
-            store,
-            registry,
-            objects,
-            clock,
-            catalog.documents.table,
-            partial(list_claimed, catalog.context),
-            folders=(INDEX_FOLDER, FORMER_INDEX_FOLDER),
-            retention_s=settings.index_retention_s,
-        )
+        cleaner = _make_cleaner(settings, store, registry, objects, clock, catalog)
         expiration = Expiration(catalog, publisher, planner)
         commits = await enter(open_commits(catalog, publisher, planner, metrics.commits))
         search = RowSearch(planner, objects, indexes, usage, clock, settings.decoded_limit_bytes)
@@ -196,23 +188,47 @@ async def open_components(
             certificate=certificate,
             drain=drain,
         )
-        holder, observer = make_holder_name(clock), components.metrics.events
-        await enter(open_delivery(settings, store, timeline, clock, holder=holder, observer=observer))
-        if catalog.column_usage.is_on:
-            stack.push_async_callback(_flush, catalog.column_usage)
-            await enter(run_in_background("column usage", catalog.column_usage.run))
-        if history.is_on:
-            stack.push_async_callback(_flush, history)
-            await enter(run_in_background("query history", history.run))
-        if settings.plan_prepare_bytes:
-            load, limit_bytes = catalog.documents.table, settings.plan_prepare_bytes
-            preparation = Preparation(planner, store, timeline, load, clock, limit_bytes=limit_bytes)
-            await enter(run_in_background("planned tables", preparation.follow))
-            await enter(run_in_background("preparation", preparation.work))
-        await enter(run_in_background("housekeeping", lambda: components.housekeeping.run(holder)))
-        await enter(run_in_background("keys", lambda: _refresh_keys(components)))
-        await enter(run_in_background("sampler", lambda: _sample(components)))
+        await _start_tasks(components, stack)
         yield components
+
+
+async def _start_tasks(components: ServerComponents, stack: AsyncExitStack) -> None:
+    """Start the background tasks of a worker. They end when the stack closes."""
+    enter = stack.enter_async_context
+    settings, store, clock = components.settings, components.store, components.clock
+    catalog, timeline, history = components.catalog, components.timeline, components.history
+    holder, observer = make_holder_name(clock), components.metrics.events
+    await enter(open_delivery(settings, store, timeline, clock, holder=holder, observer=observer))
+    if catalog.column_usage.is_on:
+        stack.push_async_callback(_flush, catalog.column_usage)
+        await enter(run_in_background("column usage", catalog.column_usage.run))
+    if history.is_on:
+        stack.push_async_callback(_flush, history)
+        await enter(run_in_background("query history", history.run))
+    if settings.plan_prepare_bytes:
+        load, limit_bytes = catalog.documents.table, settings.plan_prepare_bytes
+        preparation = Preparation(components.planner, store, timeline, load, clock, limit_bytes=limit_bytes)
+        await enter(run_in_background("planned tables", preparation.follow))
+        await enter(run_in_background("preparation", preparation.work))
+    await enter(run_in_background("housekeeping", lambda: components.housekeeping.run(holder)))
+    await enter(run_in_background("keys", lambda: _refresh_keys(components)))
+    await enter(run_in_background("sampler", lambda: _sample(components)))
+
+
+def _make_cleaner(
+    settings: Settings, store: PointerStore, registry: Registry, objects: ObjectStore, clock: Clock, catalog: Catalog
+) -> Cleaner:
+    """Return the cleaner of unused index files."""
+    return Cleaner(
+        store,
+        registry,
+        objects,
+        clock,
+        catalog.documents.table,
+        partial(list_claimed, catalog.context),
+        folders=(INDEX_FOLDER, FORMER_INDEX_FOLDER),
+        retention_s=settings.index_retention_s,
+    )
 
 
 def make_holder_name(clock: Clock) -> str:

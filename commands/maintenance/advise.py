@@ -3,7 +3,7 @@
 `seamark advise TABLE` proposes layouts and indexes, `seamark advise apply` makes one of these changes, and
 `seamark advise ttl` lists columns that no query reads.
 
-Exit codes: 0 on success, also without advice, 1 when the server refuses or cannot be reached, 2 for
+Exit codes: 0 on success, even without advice, 1 when the server refuses or cannot be reached, 2 for
 invalid arguments.
 """
 

@@ -411,7 +411,7 @@ def _find_ordered_kind(operands: Sequence[exp.Expr], kinds: NameKinds) -> str | 
 
 
 def _replace_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, exp.Expr]] | None:
-    """Return the replacements in a LIKE condition, also for the lower or upper case of a column.
+    """Return the replacements in a LIKE condition on a column, or on its lower or upper case.
 
     Trino has no `ILIKE`. It becomes a comparison in lower case, but only for ASCII characters. The analysis of `lower`
     leaves other characters to DuckDB.

@@ -90,7 +90,7 @@ class KeyedRows:
     """Consecutive rows of a keyed stream: their keys, and the files with the latest row of each key.
 
     Attributes:
-        keys: The distinct keys of the rows, also of deleted rows.
+        keys: The distinct keys of the rows, including deleted rows.
         hashes: The hashes of these keys.
         files: The files.
         located: A version of the table, and the rows in its files that have one of the keys.

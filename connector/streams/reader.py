@@ -107,7 +107,7 @@ class StreamReads:
             after: The position of the server, without progress within files.
             until: The position at which the read ends.
             wait_s: The maximum time for which the server waits for rows.
-            limit_bytes: The most bytes of rows; 0 to learn only the position after the rows.
+            limit_bytes: The maximum number of bytes of rows. With 0, only the position after the rows is returned.
 
         Raises:
             InvalidRequest: A snapshot after the position has removed rows.

@@ -41,9 +41,9 @@ from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 
 _SCHEMA_ID = b"seamark.schema-id"
-"""In the metadata of the Arrow schema: the id of the table's schema to which the rows conform."""
+"""The key in the metadata of the Arrow schema for the id of the table's schema to which the rows conform."""
 _KEY_IDS = b"seamark.key-ids"
-"""In the metadata of the Arrow schema: the ids of the key columns, for rows of a table with a key."""
+"""The key in the metadata of the Arrow schema for the ids of the key columns, if the table has a key."""
 
 
 class _Slice(Protocol):

@@ -274,10 +274,10 @@ def stream_writer(
     Args:
         client: The client.
         table: The table.
-        producer: A name that no other writer has used for this table; by default a random one.
-        request_rows: The most rows of a request.
-        request_bytes: The most bytes of a request, except for a row that is larger.
-        buffer_bytes: The memory of unsent rows, at which `write` waits.
+        producer: A name that no other writer has used for this table. By default, it is a random name.
+        request_rows: The maximum number of rows of a request.
+        request_bytes: The maximum number of bytes of a request. A single larger row is sent in a request of its own.
+        buffer_bytes: The maximum memory of unsent rows. When it is used, `write` waits.
         timeout_s: The time for which a request is repeated while the server is busy or unavailable.
     """
     return StreamTableWriter(

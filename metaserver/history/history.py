@@ -56,7 +56,7 @@ _SAMPLERS_BYTES_MAX = 64 << 20
 """The memory that the filters and files of samplers may use between two flushes."""
 _LISTED_MAX = 2000
 _LISTED_AFTER_MS = 5000
-"""Before it lists all tables, the server records the counts if they are older than this."""
+"""The maximum age of unrecorded counts when all tables are listed. Older counts are recorded before the listing."""
 _MERGED = 1000
 _MERGE_AFTER_H = 48
 HOUR_MS = 3_600_000

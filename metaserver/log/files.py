@@ -51,7 +51,7 @@ class LogFiles(Protocol):
         """Create a file: it exists with all data, durably, or not at all."""
 
     def replace(self, name: str, data: bytes) -> None:
-        """Replace a file: it has the old or the new bytes, also after an OSError."""
+        """Replace a file. Even after an OSError, it has either the old or the new bytes."""
 
     def open(self, name: str) -> LogFile: ...
 

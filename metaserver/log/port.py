@@ -11,7 +11,7 @@ Every implementation promises:
 - An append is atomic, also over shards of several tables: the watermarks of one call contain the
   whole append or nothing of it.
 - Offsets have no gap, and a row never changes its offset. Rows of one producer are in the order of its numbers.
-- An append that is repeated with the same producer and sequence number is stored once, also after a restart.
+- An append that is repeated with the same producer and sequence number is stored once, even after a restart.
 
 The log does not interpret payloads. Failures are errors of `seamark.formats.runtime.errors`; `StreamLog` lists them.
 """

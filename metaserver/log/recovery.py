@@ -55,7 +55,7 @@ def recover(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes: int
         state: An empty state, into which the state of the log is read.
 
     Raises:
-        Corrupt: Acknowledged rows are damaged or missing. No file is changed then.
+        Corrupt: Acknowledged rows are damaged or missing. No file was changed.
         OSError: The disk fails.
     """
     numbers = _list_segment_numbers(files)
@@ -100,7 +100,7 @@ def create_segment(files: LogFiles, number: int, state: LogState, *, segment_byt
     """Create a segment that begins with the state of the log.
 
     Raises:
-        OSError: The file cannot be created; no file has its name then.
+        OSError: The file cannot be created. No file has its name.
     """
     head, time_ms = encode_meta(state.summarize()), state.time_ms
     return create_segment_file(files, number, head, time_ms, segment_bytes=segment_bytes)

@@ -393,7 +393,7 @@ class SegmentLog:
         if removed:
             names = [name for segment in removed for name in (segment.name, index_name(segment.number))]
             await self._runner.read(partial(self._files.remove, names))
-        # Only now: rows of a shard may not be missing between two segments, also after a crash.
+        # This is done last, so that even after a crash, no rows of a shard are missing between two segments.
         for place, segment in enumerate(self._segments[:-1]):
             is_kept = segment.time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
             if is_kept or not await self._rewrite(segment, released):

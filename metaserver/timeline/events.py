@@ -35,7 +35,7 @@ class Event:
 
     @property
     def key(self) -> str:
-        """The same text for all events of a table, view or function, also after a rename."""
+        """The text is the same for all events of a table, view or function, even after a rename."""
         return self.instant.uuid or "/".join((*self.instant.namespace, self.instant.name))
 
 

@@ -8,7 +8,7 @@ rows of a source may be left out only if the result of the statement stays the s
 
 `origin` gives the stored columns that a column's values come from. Counting, ordering and limiting do not change it:
 each value of the result is in a row of the table that can change the result. In the same way, `extreme` gives the
-extreme of stored rows that a column has, also if it is selected from a name in WITH.
+extreme of stored rows that a column has, even if it is selected from a name in WITH.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ comparisons that a statement may have.
 """
 
 _EXACT = frozenset(("boolean", "int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string", "uuid"))
-"""Types whose equal values are identical. Floats are not among them because they have two zeros.
-Nested types are not compared.
+"""Types whose equal values are identical.
+
+Floats are not among them because they have two zeros. Nested types are not compared.
 """
 
 _FLOATS = frozenset(("float", "double"))

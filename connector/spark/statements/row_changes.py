@@ -38,8 +38,9 @@ from seamark.formats.iceberg.types.schema import Schema
 
 _DELETE, _UPDATE, _INSERT, _REINSERT = 1, 2, 3, 4
 _INNER, _RIGHT_OUTER, _LEFT_ANTI = "Inner", "RightOuter", "LeftAnti"
-"""The types of the joins that Spark creates for a MERGE. The stored rows are on the left, but in an anti-join they are
-on the right.
+"""The types of the joins that Spark creates for a MERGE.
+
+The stored rows are on the left, but in an anti-join they are on the right.
 """
 _IS_STORED, _ROW = "is stored", "row"
 """What such a join's side of the stored rows has besides their columns."""
@@ -185,7 +186,7 @@ class ChangeQuery:
         return {} if kind == _LEFT_ANTI and self._is_stored(join.right()) else None
 
     def _read_marks(self, side: Node) -> dict[int, str] | None:
-        """Return the marks of a row by the ids of attributes: that the row is stored, and the number of the row.
+        """Return, by the ids of attributes, the marks of a row: the mark of a stored row, and the number of the row.
 
         The result is None if the side of the join has any other column, such as a part of the ON in a filter.
         """

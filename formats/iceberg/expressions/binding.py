@@ -36,7 +36,7 @@ Three kinds of literals are rounded, because every client rounds them before it 
 - A JSON integer for a double column becomes the nearest double.
 - A JSON number with a decimal point for a decimal column is rounded half up; a decimal string is exact.
 
-Integers for timestamps are microseconds, also for nanosecond columns (Java's `LongLiteral`). A timestamp
+Integers for timestamps are microseconds, even for nanosecond columns (Java's `LongLiteral`). A timestamp
 without an offset is UTC if the column has a time zone. The sign of zero is kept.
 """
 

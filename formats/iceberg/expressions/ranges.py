@@ -101,7 +101,12 @@ def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
 
 
 class StoredAsInt(NamedTuple):
-    """The exact result of the lowest ints, and the value to which it wrapped in the partition values of files."""
+    """The result of a truncation of the lowest ints, which overflowed in the partition values of some files.
+
+    Attributes:
+        exact: The exact result.
+        wrapped: The value after the overflow.
+    """
 
     exact: int
     wrapped: int

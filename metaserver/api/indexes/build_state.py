@@ -23,7 +23,7 @@ from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.timeline.instants import INDEXING
 
 ABANDONED_MS = 3_600_000
-"""If a build is inactive for this time, it is rolled back when the next build of its table begins."""
+"""The time after which an inactive build is rolled back, when the next build of its table begins."""
 EXCLUSIVE_MS = 300_000
 """The time after its last activity for which a build excludes other builds.
 

@@ -71,8 +71,8 @@ async def prepare_stream_table(
                 await call.components.streams.flush(entry.uuid)
             raise BadRequest(
                 f"{show(namespace, name)} is a stream table, and the statement has read rows that waited for a flush. "
-                "Through this catalog, only appends can be committed then. The rows are flushed now: run the statement "
-                f"again, or run it through a catalog without the header {FRESH_HEADER}"
+                "Through this catalog, only appends can be committed in this case. The rows are flushed now: run the "
+                f"statement again, or run it through a catalog without the header {FRESH_HEADER}"
             )
         if fresh is None and _operation_of(snapshot) in ("delete", "overwrite"):
             parent_id = snapshot.get("parent-snapshot-id")

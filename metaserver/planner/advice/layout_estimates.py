@@ -48,7 +48,7 @@ _WORK_MAX = 50_000_000
 _STRING_FILES_MAX = 100_000
 """The maximum number of files with string bounds, which are Python objects and need more memory."""
 _BOUNDED_ROWS_MIN_FRACTION = 0.5
-"""If files with bounds have less than this share of the rows, there is no estimate."""
+"""The minimum share of the rows in files with bounds. With a smaller share, there is no estimate."""
 _STRING_DIGITS_BYTES = 6
 """The number of bytes after the common prefix of strings that are converted to a number.
 

@@ -58,7 +58,7 @@ A client that also prunes the files of such a plan table leaves out files with N
 _MANIFESTS_IN_FLIGHT_MAX = 16
 """The maximum number of manifests that are read and decoded concurrently for one plan table."""
 _IN_LOOP_ENTRIES_MAX = 50
-"""With more entries of manifests or manifest lists, the work is done in a thread."""
+"""The maximum number of entries of manifests or manifest lists that are written in the event loop."""
 
 
 class ManifestPart(NamedTuple):
