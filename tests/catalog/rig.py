@@ -132,6 +132,19 @@ class RacingStore:
         return await self._store.transact(operations)
 
 
+@asynccontextmanager
+async def open_racing_rigs(home: Path) -> AsyncIterator[tuple[Rig, Rig, RacingStore]]:
+    """Yield a rig, a second rig over the same database, and the store of the first, which can run an intruder."""
+    stores: list[RacingStore] = []
+
+    def wrap(store: PointerStore) -> RacingStore:
+        stores.append(RacingStore(store))
+        return stores[0]
+
+    async with open_rig(home, wrap_store=wrap) as rig, open_rig(home) as other:
+        yield rig, other, stores[0]
+
+
 @dataclass(frozen=True)
 class Rig:
     catalog: Catalog

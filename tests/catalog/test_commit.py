@@ -33,7 +33,7 @@ from seamark.metaserver.commit.publication import CommitEvent
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.operations import AdvanceProducer
 from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter
-from tests.catalog.rig import CALLER, SCHEMA, RacingStore, Rig, append, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, append, open_racing_rigs, open_rig
 
 DB = ("db",)
 
@@ -129,19 +129,13 @@ async def test_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: 
 
 
 async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path) -> None:
-    racing: list[RacingStore] = []
-
-    def wrap(store: Any) -> RacingStore:
-        racing.append(RacingStore(store))
-        return racing[0]
-
-    async with open_rig(tmp_path / "a", wrap_store=wrap) as rig, open_rig(tmp_path / "a") as other:
+    async with open_racing_rigs(tmp_path / "a") as (rig, other, racing_store):
         await rig.table()
 
         async def intrude() -> None:
             await other.commits.commit_table(CALLER, DB, "t", [], properties(theirs="1"))
 
-        racing[0].intruder = intrude
+        racing_store.intruder = intrude
         table = await rig.commits.commit_table(CALLER, DB, "t", [], properties(ours="1"))
         assert {"ours", "theirs"} <= set(table.metadata.properties)
         await rig.publisher.close()
@@ -151,19 +145,13 @@ async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path)
 
 
 async def test_lost_swap_whose_requirement_no_longer_holds_is_a_conflict(tmp_path: Path) -> None:
-    racing: list[RacingStore] = []
-
-    def wrap(store: Any) -> RacingStore:
-        racing.append(RacingStore(store))
-        return racing[0]
-
-    async with open_rig(tmp_path / "a", wrap_store=wrap) as rig, open_rig(tmp_path / "a") as other:
+    async with open_racing_rigs(tmp_path / "a") as (rig, other, racing_store):
         await rig.table()
 
         async def intrude() -> None:
             await other.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
 
-        racing[0].intruder = intrude
+        racing_store.intruder = intrude
         with pytest.raises(CommitConflict):
             await rig.commits.commit_table(CALLER, DB, "t", *append(2, None, 1))
         assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1

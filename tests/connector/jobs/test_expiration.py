@@ -39,6 +39,8 @@ from tests.seeds import examples, seeds_by_version
 Rows = Counter[tuple[Any, ...]]
 
 
+ROW_CHANGES = 0.7
+"""The fraction of the random steps that change rows. The other steps change branches, tags and snapshots."""
 _CONTENT: dict[Path, frozenset[Path]] = {}
 """A cache of the content files of manifests. Manifests never change, and PyIceberg reads them slowly."""
 
@@ -78,6 +80,20 @@ def instants(server: ServerThread) -> list[Any]:
     actual = server.run(server.components.store.instants(InstantFilter(action=expiration_service.ACTION), 100))
     assert isinstance(actual, list)
     return actual
+
+
+def change_rows(
+    client: IndexClient, table: Table, rng: random.Random, kind: float, ids: list[int], step: int, version: int
+) -> None:
+    """Upsert, delete or compact, as `kind` below `ROW_CHANGES` chooses."""
+    if kind < 0.4:
+        upsert(client, "db.t", rows(ids, f"{step}:"), keys=["id"], mode=rng.choice([*MODES, None]))
+    elif kind < 0.5 and version == 2:
+        table.delete(In("id", ids))
+    elif kind < 0.6:
+        delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
+    else:
+        compact(client, "db.t", policy=CompactionPolicy(3000, 2))
 
 
 def history(client: IndexClient, catalog: RestCatalog, commits: int = 5) -> Table:
@@ -149,14 +165,8 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
         def step(number: int) -> None:
             ids, kind = rng.sample(range(40), rng.randint(1, 6)), rng.random()
             table.refresh()
-            if kind < 0.4:
-                upsert(client, "db.t", rows(ids, f"{number}:"), keys=["id"], mode=rng.choice([*MODES, None]))
-            elif kind < 0.5 and version == 2:
-                table.delete(In("id", ids))
-            elif kind < 0.6:
-                delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
-            elif kind < 0.7:
-                compact(client, "db.t", policy=CompactionPolicy(3000, 2))
+            if kind < ROW_CHANGES:
+                change_rows(client, table, rng, kind, ids, number, version)
             elif kind < 0.78:
                 table.manage_snapshots().create_branch(rng.choice(snapshots(table)), f"b{number}").commit()
             elif kind < 0.86:

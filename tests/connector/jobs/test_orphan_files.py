@@ -11,11 +11,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from pyiceberg.expressions import In
 from pyiceberg.table import Table
 
 from seamark.commands.main import cli
@@ -24,13 +22,21 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.jobs import run_indexing, run_orphan_files
 from seamark.connector.jobs.server_jobs import expire, remove_orphan_files
 from seamark.connector.write.appends import append
-from seamark.connector.write.compaction import CompactionPolicy, compact
-from seamark.connector.write.upserts import MODES, delete, upsert
+from seamark.connector.write.upserts import upsert
 from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.commit.expiration import expiration
 from seamark.metaserver.commit.expiration import orphan_files as orphan_removal
 from seamark.metaserver.store.port import InstantFilter
-from tests.connector.jobs.test_expiration import history, list_needed_files, list_stored_files, path_of, read, snapshots
+from tests.connector.jobs.test_expiration import (
+    ROW_CHANGES,
+    change_rows,
+    history,
+    list_needed_files,
+    list_stored_files,
+    path_of,
+    read,
+    snapshots,
+)
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import create, rows
@@ -130,14 +136,8 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
         for number in range(examples(30, 18)):
             ids, kind = rng.sample(range(40), rng.randint(1, 6)), rng.random()
             table.refresh()
-            if kind < 0.4:
-                upsert(client, "db.t", rows(ids, f"{number}:"), keys=["id"], mode=rng.choice([*MODES, None]))
-            elif kind < 0.5 and version == 2:
-                table.delete(In("id", ids))
-            elif kind < 0.6:
-                delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
-            elif kind < 0.7:
-                compact(client, "db.t", policy=CompactionPolicy(3000, 2))
+            if kind < ROW_CHANGES:
+                change_rows(client, table, rng, kind, ids, number, version)
             elif kind < 0.8:
                 table.manage_snapshots().create_branch(rng.choice(snapshots(table)), f"b{number}").commit()
             elif kind < 0.9:
