@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from _pytest.mark.structures import ParameterSet
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 EXPLORING = os.environ.get("TEST_EXPLORE", "") not in ("", "0")
-DEFAULT_EXAMPLES = 30
+DEFAULT_EXAMPLES = 20
 """The number of examples of a test in an ordinary run, if the test has no number of its own."""
 
 
@@ -55,11 +56,11 @@ def seeds_by_version(
 def examples(number: int, judged: int | None = None) -> int:
     """Return the number of examples or rounds of a random test: `number` when tests explore.
 
-    An ordinary run uses the same examples each time, so it takes `judged` of them, or a fifth.
+    An ordinary run uses the same examples each time, so it takes `judged` of them, or a tenth.
     """
     if EXPLORING:
         return number
-    return -(-number // 5) if judged is None else judged
+    return -(-number // 10) if judged is None else judged
 
 
 def quick(values: Iterable[Any], fast: int) -> list[ParameterSet]:
@@ -73,8 +74,14 @@ def settle() -> None:
 
     There are no deadlines, because durations on a busy machine say nothing about the code. An ordinary run takes
     `DEFAULT_EXAMPLES` of a test that has no number of its own; an exploring run takes Hypothesis's hundred.
+
+    Hypothesis also draws constants of the project's modules that the process has imported. In an ordinary run it does
+    not: otherwise the examples of a test would change with the other tests of the run, and each process would parse
+    all modules.
     """
     first_seed()
+    if not EXPLORING:
+        providers._get_local_constants = lambda: providers._local_constants
     patient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
     settings.register_profile("judge", max_examples=DEFAULT_EXAMPLES, derandomize=True, database=None, **patient)
     settings.register_profile("explore", print_blob=True, **patient)

@@ -97,7 +97,8 @@ def workers_of(server: Seamark) -> list[psutil.Process]:
 
 
 def test_crashed_worker_is_replaced_while_the_others_continue(start_seamark: Start) -> None:
-    server = start_seamark(flags=("--workers", "2"))
+    # With a prefix the server does not come from the fork server: it spawns its workers, as a user's server does.
+    server = start_seamark(flags=("--workers", "2"), prefix=("env",))
     eventually(lambda: len(workers_of(server)) == 2 and server.log.read_text().count('"event":"serving"') == 2)
     victim, other = workers_of(server)
     victim.kill()

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from tests import seeds
 from tests.services import fixtures, fork_server
@@ -87,6 +88,10 @@ def test_exploring_run_uses_one_seed_for_all_its_processes(monkeypatch: pytest.M
     assert {seeds.first_seed(), seeds.first_seed("SEED_OF_ONE_TEST")} == {first_seed}
     monkeypatch.setenv("SEED_OF_ONE_TEST", "7")
     assert seeds.first_seed("SEED_OF_ONE_TEST") == 7
+
+
+def test_examples_of_an_ordinary_run_do_not_depend_on_imported_modules() -> None:
+    assert (len(providers._get_local_constants()) > 0) == seeds.EXPLORING
 
 
 def test_servers_are_forked_even_if_an_imported_module_has_set_a_variable(

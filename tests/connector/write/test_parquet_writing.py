@@ -124,7 +124,7 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
     schema = Schema((Field(1, "c", False, kind),))
 
     @settings(
-        max_examples=examples(20),
+        max_examples=examples(20, 4),
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
     @given(typed.columns(kind, size_min=1, size_max=12), st.sampled_from(["truncate(1)", "truncate(3)", "full"]))
