@@ -556,7 +556,7 @@ def _list_columns(schema: Schema) -> Iterator[tuple[str, Column]]:
         if column.id in nested or not all(isinstance(one.type, StructType) for one in ancestors):
             continue
         if "." in column.name.replace(".", "", len(ancestors)):
-            continue  # A name with a dot cannot be told from a field of a struct.
+            continue  # A name with a dot is not distinct from a field of a struct.
         yield column.name.lower(), column
 
 

@@ -1,6 +1,6 @@
 """An aggregate query of DuckDB that reads groups of a cube.
 
-DuckDB itself is asked for the names and the types of the result: the original query is bound with an empty relation of
+The names and the types of the result come from DuckDB itself: the original query is bound with an empty relation of
 the table's columns, and the new query with an empty relation of groups. If the types differ, the cube is not used.
 """
 

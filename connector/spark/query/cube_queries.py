@@ -1,6 +1,6 @@
 """An aggregate query of Spark that reads groups of a cube, which are a temporary view.
 
-Spark itself is asked for the names and the types of the result: if the new query has other types than the original
+The names and the types of the result come from Spark itself: if the new query has other types than the original
 query, the original runs.
 """
 
