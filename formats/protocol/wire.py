@@ -65,6 +65,8 @@ CLOCK_FOLDER = "_seamark/clock"
 """The folder below a table's location for objects with which the server reads the storage's clock. The
 server deletes them.
 """
+CUBE_PLAN = "plan"
+"""The name of the plan in the metadata of the groups that a cube plan returns."""
 PLAN_MARK = "~plan~"
 """A text between the table's name and a digest in a plan table's name. It is reserved for plan tables."""
 RECHECK_AFTER = "recheck_after_s"

@@ -1,4 +1,4 @@
-"""File-based access control for tests in the schemas `guarded` and `ruled`.
+"""File-based access control for tests in the schemas `guarded`, `ruled` and `cubed`.
 
 The user anna owns all tables. The user of all other tests also owns all tables, so that Trino answers as without
 access control.
@@ -23,6 +23,10 @@ def _ruled_table_rule(user: str, table: str, **more: Any) -> dict[str, Any]:
     return {"user": user, "schema": "ruled", "table": table, "privileges": ["SELECT"], **more}
 
 
+def _cubed_table_rule(user: str, **more: Any) -> dict[str, Any]:
+    return {"user": user, "schema": "cubed", "table": "orders", "privileges": ["SELECT"], **more}
+
+
 def _masked_table_rule(*columns: str) -> list[dict[str, Any]]:
     return [{"name": column, "mask": "'XXXX'"} for column in columns]
 
@@ -45,6 +49,9 @@ RULES: dict[str, Any] = {
         _ruled_table_rule("sue", "lent", filter="country = 'DE'"),
         _ruled_table_rule("sue", "grouped", columns=_masked_table_rule("card")),
         _ruled_table_rule("sue", "rich", privileges=[]),
+        _cubed_table_rule("rita", filter="country = 'FR'", columns=_masked_table_rule("card")),
+        _cubed_table_rule("dan", columns=[{"name": "card", "allow": False}]),
+        _cubed_table_rule("sue", privileges=[]),
         {"schema": "ruled", "privileges": ["SELECT"]},  # The catch-all rule, which includes the names of plans
         {"schema": "information_schema", "privileges": ["SELECT"]},
     ],

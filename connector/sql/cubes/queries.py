@@ -15,8 +15,9 @@ from datetime import datetime
 from sqlglot import exp
 
 from seamark.connector.client.errors import InvalidRequest
+from seamark.connector.cubes.dialects import NotFromCube as NotFromCube
+from seamark.connector.cubes.times import TimeDimension, replace_times
 from seamark.connector.sql.arithmetic import divide_decimals
-from seamark.connector.sql.cubes.times import TimeDimension, replace_times, truncate
 from seamark.connector.sql.expressions import Expressions
 from seamark.connector.sql.functions import sum_decimals, translate_function
 from seamark.connector.sql.queries import WITHOUT_PUSHDOWN, Translation
@@ -34,6 +35,7 @@ from seamark.connector.sql.types import (
     DOUBLE,
     PRECISION_MAX,
     REAL,
+    ZONED,
     SqlType,
     as_decimal,
     decimal,
@@ -67,10 +69,6 @@ GROUPS = "k0"
 _UNION = "u0"
 _FUNCTIONS: dict[type[exp.Expr], str] = {exp.Count: COUNT, exp.Sum: SUM, exp.Avg: AVG, exp.Min: MIN, exp.Max: MAX}
 _SIGNS: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*"}
-
-
-class NotFromCube(Exception):
-    """Raised if the query does not follow from the cube. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +223,7 @@ class _CubeTranslation(Translation):
         """Return the dimension of a row, in DuckDB's SQL."""
         name, unit = self._dimensions[column]
         stored = use_column(self._stored_fields[name])
-        return stored.sql if unit is None else truncate(unit, stored)
+        return stored.sql if unit is None else _truncate(unit, stored)
 
     # Aggregates
 
@@ -329,6 +327,12 @@ class _CubeTranslation(Translation):
             kind = value.type if partial.function != SUM else _sum_type(value.type)
             used = _UsedPartial(column, value.sql, kind, value.type)
         return self._used.setdefault(column, used)
+
+
+def _truncate(unit: str, value: SqlValue) -> str:
+    """Return the truncated time in DuckDB's SQL, with the type of the value."""
+    source = f"CAST({value.sql} AS TIMESTAMP)" if value.type == ZONED else value.sql
+    return f"CAST(date_trunc('{unit}', {source}) AS {duckdb_name(value.type)})"
 
 
 def _is_plain_number(text: str) -> bool:
