@@ -77,6 +77,7 @@ from seamark.metaserver.runtime.home import prepare_home
 from seamark.metaserver.services.housekeeping import Housekeeping
 from seamark.metaserver.services.running import ServicesStatus
 from seamark.metaserver.services.services import open_scheduler
+from seamark.metaserver.settings.fleet import READ
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.streams.row_files import ImportedRowFiles
@@ -185,7 +186,7 @@ async def open_components(
             keyring=keyring,
             gateway_keys=GatewayKeys(keyring, clock, lifetime_s=settings.gateway_keys_s),
             peers=opened_peers,
-            services_status=ServicesStatus(enabled=settings.services_workers > 0),
+            services_status=ServicesStatus(enabled=runs_services(settings)),
             audit=await enter(open_audit(store, clock, reads=settings.audit_reads)),
             tracer=await enter(_open_tracing(settings)),
             worker_limits=WorkerLimits(
@@ -197,7 +198,9 @@ async def open_components(
             drain=drain,
         )
         holder, observer = make_holder_name(clock), components.metrics.events
-        await enter(open_delivery(settings, store, timeline, clock, holder=holder, observer=observer))
+        is_reader = settings.role == READ
+        if not is_reader:
+            await enter(open_delivery(settings, store, timeline, clock, holder=holder, observer=observer))
         if catalog.column_usage.is_on:
             stack.push_async_callback(_flush, catalog.column_usage)
             await enter(run_in_background("column usage", catalog.column_usage.run))
@@ -209,10 +212,16 @@ async def open_components(
             preparation = Preparation(planner, store, timeline, load, clock, limit_bytes=limit_bytes)
             await enter(run_in_background("planned tables", preparation.follow))
             await enter(run_in_background("preparation", preparation.work))
-        await enter(run_in_background("housekeeping", lambda: components.housekeeping.run(holder)))
+        if not is_reader:
+            await enter(run_in_background("housekeeping", lambda: components.housekeeping.run(holder)))
         await enter(run_in_background("keys", lambda: _refresh_keys(components)))
         await enter(run_in_background("sampler", lambda: _sample(components)))
         yield components
+
+
+def runs_services(settings: Settings) -> bool:
+    """Return whether this server runs table services."""
+    return settings.services_workers > 0 and settings.role != READ
 
 
 def make_holder_name(clock: Clock) -> str:
@@ -226,6 +235,9 @@ async def table_services(components: ServerComponents, url: str) -> AsyncIterato
 
     `url` is the URL of this server, which is already serving.
     """
+    if not runs_services(components.settings):
+        yield
+        return
     async with open_scheduler(
         components.settings,
         components.store,

@@ -14,6 +14,7 @@ from seamark.metaserver.log.kafka.address import parse_address
 from seamark.metaserver.log.kafka.kafka_log import KafkaLimits
 from seamark.metaserver.log.port import StreamLog
 from seamark.metaserver.log.segments import SegmentLimits, open_segment_log
+from seamark.metaserver.settings.fleet import READ
 from seamark.metaserver.settings.settings import Settings
 
 if TYPE_CHECKING:
@@ -84,7 +85,12 @@ async def open_log_source(settings: Settings, clock: Clock) -> AsyncIterator[Log
 
     def open_log() -> AbstractAsyncContextManager[StreamLog]:
         if address is not None:
-            return client.open_kafka_log(address, clock, _kafka_limits(settings))
+            return client.open_kafka_log(address, clock, _kafka_limits(settings), maintains=settings.role != READ)
+        if settings.role == READ:
+            raise LogElsewhere(
+                "This server has the role read, and the log of rows is in files of another server: readers see rows "
+                "after their flush. Keep the log in Kafka (stream_log), so that they see rows at once"
+            )
         if settings.workers > 1:
             raise LogElsewhere(
                 f"This server has {settings.workers} workers, and one process owns the log of streams; set workers to "
@@ -93,12 +99,16 @@ async def open_log_source(settings: Settings, clock: Clock) -> AsyncIterator[Log
         return open_segment_log(folder, clock, _segment_limits(settings))
 
     async with AsyncExitStack() as stack:
-        exists = folder.exists if address is None else _always
+        exists = _always if address is not None else _never if settings.role == READ else folder.exists
         yield LogSource(stack, open_log, exists, is_shared=address is not None)
 
 
 def _always() -> bool:
     return True
+
+
+def _never() -> bool:
+    return False
 
 
 def _segment_limits(settings: Settings) -> SegmentLimits:

@@ -39,6 +39,7 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, SharedLog, StreamLog, StreamProducer
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.runtime.background import run_in_background
+from seamark.metaserver.settings.fleet import READ, refuse_change
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream, RecordRemovalFlush, TakeRemovalFlush
 from seamark.metaserver.streams.appends import ProducerKey, TableRows
@@ -378,7 +379,10 @@ class Streams:
 
         Raises:
             CommitConflict: Other commits were faster in all attempts.
+            ReadOnlyServer: This server has the role read.
         """
+        if self._context.settings.role == READ:
+            raise refuse_change(self._context.settings, "a statement that changes rows of a stream table")
         entry, metadata = await self._stream_tables.load(uuid)
         table = await self._open(entry, metadata)
         if (state := self._flushes.get(uuid)) is not None:
