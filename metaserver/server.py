@@ -157,7 +157,9 @@ async def open_components(
         expiration = Expiration(catalog, publisher, planner)
         commits = await enter(open_commits(catalog, publisher, planner, metrics.commits))
         search = RowSearch(planner, objects, indexes, usage, clock, settings.decoded_limit_bytes)
-        streams = await enter(open_streams(catalog, commits, objects, ImportedRowFiles(extensions.row_files), search))
+        streams = await enter(
+            open_streams(catalog, commits, objects, ImportedRowFiles(extensions.row_files), search, keyring)
+        )
         history = QueryHistory(settings, store, clock)
         components = ServerComponents(
             settings=settings,

@@ -31,6 +31,7 @@ from seamark.formats.runtime.errors import (
     TooLarge,
     TooManyRequests,
 )
+from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.claims import check_writable
 from seamark.metaserver.catalog.values import LoadedTable
@@ -47,10 +48,11 @@ from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
 from seamark.metaserver.streams.keyed_gets import KeyedGets
 from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source
-from seamark.metaserver.streams.named_snapshots import NamedSnapshots
 from seamark.metaserver.streams.owners import StreamOwners, open_owners
 from seamark.metaserver.streams.pauses import Pauses
 from seamark.metaserver.streams.row_files import RowFiles
+from seamark.metaserver.streams.snapshots.named_snapshots import NamedSnapshots
+from seamark.metaserver.streams.snapshots.shared_snapshots import SharedSnapshots
 from seamark.metaserver.streams.stored_rows import RowSearch
 from seamark.metaserver.streams.stream_counts import FlushReport, StreamCounts
 from seamark.metaserver.streams.stream_properties import fresh_folder_of, interval_ms_of, shards_of
@@ -125,6 +127,7 @@ class Streams:
         row_files: RowFiles,
         search: RowSearch,
         owners: StreamOwners,
+        keyring: Keyring,
     ) -> None:
         self._context = catalog.context
         self._catalog = catalog
@@ -140,6 +143,7 @@ class Streams:
         self.snapshots = NamedSnapshots(
             objects,
             Manifests.of(objects, catalog.context.settings),
+            SharedSnapshots(objects, keyring, catalog.context.clock),
             catalog.context.clock,
             retention_s=catalog.context.settings.stream_fresh_retention_s,
         )
@@ -301,6 +305,10 @@ class Streams:
             snapshot = await self.snapshots.make(table, entry, metadata, fresh, fresh_folder_of(metadata))
             return FreshTable(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot, fresh.offsets)
         raise RetryLater("The table was flushed again and again while the plan was made; try again")
+
+    async def find_fresh_snapshot(self, entry: Entry, metadata: TableMetadata, snapshot_id: int) -> Snapshot | None:
+        """Return a fresh snapshot that an earlier answer of any process had; None if it can no longer be named."""
+        return await self.snapshots.find(entry.uuid, snapshot_id, fresh_folder_of(metadata))
 
     async def open(self, entry: Entry) -> StreamTable:
         """Return the open stream of a table that has flushed offsets.
@@ -591,7 +599,12 @@ class Streams:
 
 @asynccontextmanager
 async def open_streams(
-    catalog: Catalog, commits: Commits, objects: ObjectStore, row_files: RowFiles, search: RowSearch
+    catalog: Catalog,
+    commits: Commits,
+    objects: ObjectStore,
+    row_files: RowFiles,
+    search: RowSearch,
+    keyring: Keyring,
 ) -> AsyncIterator[Streams]:
     """Open the stream tables over the log of the settings, and flush them in the background.
 
@@ -603,7 +616,7 @@ async def open_streams(
         open_log_source(settings, clock) as logs,
         open_owners(settings, store, clock, is_shared=logs.is_shared) as owners,
     ):
-        streams = Streams(catalog, commits, objects, logs, row_files, search, owners)
+        streams = Streams(catalog, commits, objects, logs, row_files, search, owners, keyring)
         try:
             async with run_in_background("streams", streams.run):
                 yield streams
