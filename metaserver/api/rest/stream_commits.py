@@ -17,8 +17,8 @@ from seamark.formats.protocol.wire import FRESH_HEADER, show
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.parameters.fresh import reads_fresh
-from seamark.metaserver.api.streams.dead_letters import parse_dead_letter_table
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.streams.incoming.dead_letters import parse_dead_letter_table
 from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.log_opening import LogElsewhere
 
