@@ -80,9 +80,9 @@ from seamark.metaserver.services.services import open_scheduler
 from seamark.metaserver.settings.fleet import READ
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.open import open_store
+from seamark.metaserver.streams.opening import open_streams
 from seamark.metaserver.streams.row_files import ImportedRowFiles
 from seamark.metaserver.streams.stored_rows import RowSearch
-from seamark.metaserver.streams.streams import open_streams
 from seamark.metaserver.timeline.targets import open_delivery
 from seamark.metaserver.timeline.timeline import open_timeline
 
@@ -542,6 +542,9 @@ def _sample_streams(components: ServerComponents) -> None:
             "flushes": counts.flushes,
             "flushed_rows": counts.flushed_rows,
             "failed_flushes": counts.failed_flushes,
+            "topic_messages": components.streams.topic_counts.messages,
+            "topic_rows": components.streams.topic_counts.rows,
+            "topic_rejected": components.streams.topic_counts.rejected,
         }
     )
     try:

@@ -10,17 +10,19 @@ from typing import TYPE_CHECKING
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import ConfigError, LogUnavailable
 from seamark.formats.runtime.lazy_module import LazyModule
-from seamark.metaserver.log.kafka.address import parse_address
+from seamark.metaserver.log.kafka.address import KafkaAddress, parse_address
 from seamark.metaserver.log.kafka.kafka_log import KafkaLimits
+from seamark.metaserver.log.kafka.topics import TopicSource
 from seamark.metaserver.log.port import StreamLog
 from seamark.metaserver.log.segments import SegmentLimits, open_segment_log
 from seamark.metaserver.settings.fleet import READ
 from seamark.metaserver.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from seamark.metaserver.log.kafka import client
+    from seamark.metaserver.log.kafka import client, topic_reads
 else:
     client = LazyModule("seamark.metaserver.log.kafka.client")  # Servers without Kafka do not need its library.
+    topic_reads = LazyModule("seamark.metaserver.log.kafka.topic_reads")
 
 
 class LogElsewhere(LogUnavailable):
@@ -40,12 +42,13 @@ class LogSource:
         open_log: Callable[[], AbstractAsyncContextManager[StreamLog]],
         exists: Callable[[], bool],
         *,
-        is_shared: bool,
+        address: KafkaAddress | None,
     ) -> None:
         self._stack = stack
         self._open_log = open_log
         self._exists = exists
-        self.is_shared = is_shared
+        self._address = address
+        self.is_shared = address is not None
         self._lock = asyncio.Lock()
         self._log: StreamLog | None = None
 
@@ -69,6 +72,19 @@ class LogSource:
                     except ConfigError as error:
                         raise LogElsewhere(error.message) from None
         return self._log
+
+    def open_topics(self) -> AbstractAsyncContextManager[TopicSource]:
+        """Open the input topics in the cluster of the log.
+
+        Raises:
+            LogUnavailable: A property of the client is invalid.
+        """
+        assert self._address is not None
+        return topic_reads.open_topics(self._address)
+
+    def input_topic_of(self, uuid: str) -> str | None:
+        """Return the name of the input topic of a table; None if the log is in files."""
+        return None if self._address is None else self._address.input_topic_of(uuid)
 
 
 @asynccontextmanager
@@ -100,7 +116,7 @@ async def open_log_source(settings: Settings, clock: Clock) -> AsyncIterator[Log
 
     async with AsyncExitStack() as stack:
         exists = _always if address is not None else _never if settings.role == READ else folder.exists
-        yield LogSource(stack, open_log, exists, is_shared=address is not None)
+        yield LogSource(stack, open_log, exists, address=address)
 
 
 def _always() -> bool:

@@ -27,6 +27,21 @@ class StreamCounts:
     failed_flushes: int = 0
 
 
+@dataclass
+class TopicCounts:
+    """What this process has read of input topics since its start, for metrics.
+
+    Attributes:
+        messages: The messages that were read.
+        rows: The rows that were appended.
+        rejected: The rows and messages that did not fit.
+    """
+
+    messages: int = 0
+    rows: int = 0
+    rejected: int = 0
+
+
 class FlushReport(NamedTuple):
     """How the flushes of a table go.
 
