@@ -71,7 +71,7 @@ async def _read_topics(catalog: Catalog, streams: Streams, logs: LogSource, owne
         return TopicIntake(uuid, topic, log, tables, streams.row_files, clock, streams.topic_counts, rows_max=rows_max)
 
     async with logs.open_topics() as source:
-        await TopicIntakes(source, owners, clock, partial(make_intake, await logs.open())).run()
+        await TopicIntakes(source, owners, clock, streams.topic_counts, partial(make_intake, await logs.open())).run()
 
 
 class AppendingTables:

@@ -187,10 +187,13 @@ async def test_messages_wait_while_the_table_is_paused(tmp_path: Path) -> None:
             counts = rig.stream.server.components.streams.counts
             await until(lambda: counts.refused > 1)
             assert await rig.stream.ids() == [1]
+            (reason,) = rig.counts.waiting.values()
+            assert "a move" in reason
             async with rig.stream.server.http.post(f"{url}/resume") as answer:
                 assert answer.status == 200, await answer.text()
         await rig.read_all()
         assert await rig.stream.ids() == [1, 2]
+        assert not rig.counts.waiting
 
 
 async def test_process_that_reads_a_topic_ends_when_another_begins(tmp_path: Path) -> None:

@@ -120,6 +120,7 @@ class TopicIntake:
             state = await self._log.fence(self._producer_name(partition))
             self._epochs[partition], offsets[partition] = state.epoch, state.sequence + 1
         _log.info("reading an input topic", topic=self._topic.name, offsets=offsets)
+        self._counts.waiting.pop(self._uuid, None)
         async with source.open(self._topic, offsets) as consumer:
             while True:
                 messages = await consumer.read()
@@ -154,6 +155,7 @@ class TopicIntake:
                 await self._store_apart(partition, run, error.message)
                 return
             except SeamarkError as error:
+                self._counts.waiting[self._uuid] = error.message
                 _log.info("rows of a topic wait", topic=self._topic.name, error=error.message, pause_s=pause_s)
             except Exception:  # noqa: BLE001  no message may stop the messages after it
                 _log.exception("messages of a topic cannot be appended", topic=self._topic.name, partition=partition)
@@ -162,6 +164,7 @@ class TopicIntake:
                     await self._store_apart(partition, run, "an unexpected error; the log of the server has it")
                     return
             else:
+                self._counts.waiting.pop(self._uuid, None)
                 return
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _RETRY_S_MAX)

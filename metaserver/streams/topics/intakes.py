@@ -16,6 +16,7 @@ from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import NoSuchTable, ProducerFenced, SeamarkError, StreamRemoved
 from seamark.metaserver.log.kafka.topics import InputTopic, TopicSource
 from seamark.metaserver.streams.owners import StreamOwners
+from seamark.metaserver.streams.stream_counts import TopicCounts
 from seamark.metaserver.streams.topics.intake import TopicIntake
 
 LOOK_S = 5.0
@@ -40,6 +41,7 @@ class TopicIntakes:
         source: TopicSource,
         owners: StreamOwners,
         clock: Clock,
+        counts: TopicCounts,
         make_intake: Callable[[str, InputTopic], TopicIntake],
     ) -> None:
         """Create the intakes.
@@ -48,11 +50,13 @@ class TopicIntakes:
             source: The topics.
             owners: Says which tables this process owns.
             clock: The clock.
+            counts: Gets the reasons why topics are not read.
             make_intake: Returns the intake of a table and its topic.
         """
         self._source = source
         self._owners = owners
         self._clock = clock
+        self._counts = counts
         self._make_intake = make_intake
         self._running: dict[str, _Running] = {}
         self._not_before_s: dict[str, float] = {}
@@ -85,6 +89,8 @@ class TopicIntakes:
                 running.task.cancel()
                 await asyncio.gather(running.task, return_exceptions=True)
                 del self._running[uuid]
+                if topics.get(uuid) is None or not self._owners.is_owner(uuid):
+                    self._counts.waiting.pop(uuid, None)
         for uuid, topic in topics.items():
             if uuid not in self._running and self._owners.is_owner(uuid) and self._not_before_s.get(uuid, 0) <= now_s:
                 task = asyncio.create_task(self._read(uuid, topic), name=f"topic {topic.name}")
@@ -100,6 +106,7 @@ class TopicIntakes:
             self._not_before_s[uuid] = self._clock.monotonic() + _AGAIN_S
             _log.info("an input topic has no table", topic=topic.name)
         except SeamarkError as error:
+            self._counts.waiting[uuid] = error.message
             _log.warning("an input topic is not read; it is tried again", topic=topic.name, error=error.message)
         except Exception:  # noqa: BLE001  a bug of one topic must not end the intakes of all
             self._not_before_s[uuid] = self._clock.monotonic() + _AGAIN_S
