@@ -34,7 +34,7 @@ from seamark.metaserver.api.lookups import bitmaps, cube_groups, layout, lookups
 from seamark.metaserver.api.plans import cube_plans, explain, plan_leases, plan_tables, plan_views, planning
 from seamark.metaserver.api.rest import config, functions, namespaces, rename, sign, tables, transactions, views
 from seamark.metaserver.api.sql import aggregates, statements
-from seamark.metaserver.api.streams import gets, listing, pausing, reads, rows, several_tables
+from seamark.metaserver.api.streams import gets, listing, pausing, reads, rows, several_tables, topics
 from seamark.metaserver.runtime.extensions import Extensions
 
 _WITH_COMPONENTS = (
@@ -92,6 +92,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         rows,
         listing,
         several_tables,
+        topics,
         maintenance,
         rewrite_lease,
         indexes,

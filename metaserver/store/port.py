@@ -42,6 +42,8 @@ from seamark.metaserver.store.model import (
 )
 from seamark.metaserver.store.operations import Operation
 
+FOUND_TABLES_MAX = 100
+"""The maximum number of tables whose entries one request to the store finds."""
 NAMED_NAMESPACES_MAX = 100
 """The maximum number of names in one look-up of namespaces."""
 GROUPS_MAX = 100
@@ -162,6 +164,12 @@ class PointerStore(Protocol):
         """Return the live entries of the table with this UUID.
 
         There are several if several names refer to the table.
+        """
+
+    async def find_entries(self, uuids: Sequence[str]) -> list[Entry]:
+        """Return the live entries of several tables, in order of UUID, namespace and name.
+
+        `uuids` has at most `FOUND_TABLES_MAX` UUIDs.
         """
 
     async def fence(self, lease: str) -> int:

@@ -47,3 +47,21 @@ class ProducerKey(NamedTuple):
         """Return the producer as the log knows it, with its owner (`owner_of`). Stored logs have this form."""
         owner = hashlib.sha256(self.principal_name.encode()).hexdigest()[:16]
         return StreamProducer(f"{self.scope}/{owner}/{self.name}", self.sequence)
+
+
+class TopicProducer(NamedTuple):
+    """The producer of the rows of a partition of an input topic.
+
+    Attributes:
+        name: The name of the producer (`name_of_topic_producer`).
+        offset: Kafka's offset of the last message of the append.
+        epoch: The session of the process that reads the partition.
+    """
+
+    name: str
+    offset: int
+    epoch: int
+
+    def to_producer(self) -> StreamProducer:
+        """Return the producer as the log knows it. The offsets of messages may have gaps."""
+        return StreamProducer(self.name, self.offset, self.epoch, sparse=True)

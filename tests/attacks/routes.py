@@ -435,7 +435,7 @@ _BODILESS = """
     listReplicas listTokens revokeToken loadTableHealth loadTablePolicy cancelStatement adviseTtl listRunningJobs
     loadQueryHistory listQueryHistory adviseTable
     listRunningTableJobs loadSqlState loadStream flushRows listStreams
-    loadStreamPosition readRows resumeStream
+    loadStreamPosition loadStreamTopic readRows resumeStream
 """
 BODILESS = frozenset(_BODILESS.split())
 """Operations that have only a path and a query to draw."""

@@ -123,6 +123,7 @@ class GeneratorStore(ABC):
     list_retained = _list_read(queries.list_retained)
     list_unchecked = _list_read(queries.list_unchecked)
     entries_of = _point_read(queries.entries_of)
+    find_entries = _list_read(queries.find_entries)
     names_of = _point_read(queries.names_of)
     fence = _point_read(records.fence_of)
     lease_state = _point_read(records.lease_state)

@@ -27,7 +27,7 @@ from seamark.metaserver.store.model import (
     RegisteredIndexFile,
     StoredPlanTable,
 )
-from seamark.metaserver.store.port import GROUPS_MAX, NAMED_NAMESPACES_MAX, InstantFilter
+from seamark.metaserver.store.port import FOUND_TABLES_MAX, GROUPS_MAX, NAMED_NAMESPACES_MAX, InstantFilter
 from seamark.metaserver.store.sql.rows import (
     AUDIT,
     DROPPED,
@@ -122,6 +122,19 @@ def entries(kind: EntryKind, namespace: NamespacePath, after: str | None, limit:
 def entries_of(uuid: str) -> Steps[list[Entry]]:
     sql = f"SELECT {NAMED} FROM entries WHERE uuid = $1 ORDER BY namespace, name LIMIT 2"  # noqa: S608
     return _read_all(NAMED.decode, sql, uuid)
+
+
+def find_entries(uuids: Sequence[str]) -> Steps[list[Entry]]:
+    if not uuids:
+        return []
+    # The text is the same for any number of tables, so that the databases prepare the statement once.
+    padded = [*uuids, *(uuids[-1] for _ in range(FOUND_TABLES_MAX - len(uuids)))]
+    sql = (
+        f"SELECT {NAMED} FROM entries WHERE uuid IN ({placeholders(FOUND_TABLES_MAX)}) "  # noqa: S608
+        "ORDER BY uuid, namespace, name"
+    )
+    entries = yield from _read_all(NAMED.decode, sql, *padded)
+    return entries
 
 
 def list_dropped(namespace: NamespacePath | None, after: str | None, limit: int) -> Steps[list[DroppedEntry]]:

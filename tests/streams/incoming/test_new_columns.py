@@ -18,7 +18,7 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 import seamark
 from seamark.connector.client.client import SeamarkClient
-from seamark.metaserver.api.streams.dead_letters import DEAD_LETTER_TABLE
+from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.streams.incoming.new_columns import NEW_COLUMNS
 from tests.seeds import first_seed, quick
 from tests.streams.incoming.test_dead_letters import create_letters, read_letters
