@@ -1,4 +1,4 @@
-"""Files of the rows of a stream, which the server encodes: in memory, because the server stores them itself.
+"""Encodes the files of the rows of a stream for the server. They are encoded in memory, because the server stores them.
 
 The server names this module in its extensions, and uses the functions as its port `RowFiles`
 (`metaserver/streams/row_files.py`).

@@ -161,7 +161,7 @@ class ForgetDropped(Operation, frozen=True):
     """Remove a dropped entry permanently, before its purge.
 
     Raises:
-        NotFound: The entry no longer exists, because another replica was faster.
+        NotFound: The entry no longer exists, because another replica has removed it.
         CommitConflict: `unshared` is set, and another live or dropped entry has the same UUID, so it uses the same
             files.
     """

@@ -260,7 +260,7 @@ class Streams:
     def _check_memory(self, table: StreamTable, size_bytes: int) -> None:
         """Check that the memory has room for rows of a table.
 
-        After the rows, a table may have at most as many bytes as are free. So one table uses at most half of the
+        With the new rows, a table may use at most as much memory as remains free. So one table uses at most half of the
         memory, and tables that are not flushed leave room for other tables.
 
         Raises:

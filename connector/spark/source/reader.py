@@ -293,7 +293,8 @@ class BatchReader(DataSourceReader):
 class FilteringReader(BatchReader):
     """A reader with the option `push-filters`.
 
-    It is a separate class, because Spark calls `pushFilters` if it exists, so `BatchReader` must not have it.
+    It is a separate class because Spark calls `pushFilters` of every reader that has it. Therefore `BatchReader` must
+    not have this method.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802

@@ -56,7 +56,7 @@ CACHE_PINNED = "seamark.cache.pinned"
 _PLANNERS = ("server", "client")
 _MODES = ("all", "refs")
 _REVISION = "2"
-"""The revision of how the server renders a metadata file.
+"""The revision of the code that renders a metadata file.
 
 Clients must not reuse answers of older revisions, which may contain properties that are left out now.
 """
