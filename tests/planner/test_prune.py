@@ -57,7 +57,7 @@ def view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
     return TableView([manifest_file], [Block(b"".join(encode_block(decode_manifest(data, "file:///t/m.avro"))))])
 
 
-def remaining_files(of: TableView, expression: Expression) -> list[int]:
+def find_remaining_files(of: TableView, expression: Expression) -> list[int]:
     selection = Selection.everything(of)
     narrow_by_stats(selection, expression, lambda: False)
     selection.check_invariants()
@@ -71,7 +71,9 @@ def test_statistics_of_list_elements_prune_nothing(op: Op) -> None:
     """
     some = [ColumnMetrics(7, 0, None, b"a", b"a"), ColumnMetrics(7, 7, None, None, None)]
     values = () if op in (Op.IS_NULL, Op.NOT_NULL) else ("a",)
-    assert remaining_files(view(*some), Bound(op, ELEMENT, "tags.element", "list", "identity", "string", values)) == [
+    assert find_remaining_files(
+        view(*some), Bound(op, ELEMENT, "tags.element", "list", "identity", "string", values)
+    ) == [
         0,
         1,
     ]
@@ -97,7 +99,7 @@ class Uuids:
         return self.rng.choice(self.halves) + self.rng.choice(self.halves)
 
     def find_remaining(self, op: Op, *values: bytes) -> set[int]:
-        return set(remaining_files(self.view, Bound(op, ELEMENT, "u", "uuid", "identity", "uuid", values)))
+        return set(find_remaining_files(self.view, Bound(op, ELEMENT, "u", "uuid", "identity", "uuid", values)))
 
 
 @pytest.mark.parametrize("length", [3, IN_LIMIT + 1])
@@ -139,7 +141,7 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
     """
     table = view(*[ColumnMetrics(1, 0, None, None, None)] * 20)
     branches = Or(tuple(Bound(Op.EQ, 1, "id", "long", "identity", "long", (n,)) for n in range(5_000, 15_000)))
-    assert remaining_files(table, branches) == []
+    assert find_remaining_files(table, branches) == []
     copies = looks = 0
     copy = Selection.copy
 

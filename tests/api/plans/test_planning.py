@@ -351,11 +351,11 @@ async def test_answer_that_fails_midway_is_not_mistaken_for_a_complete_one(
     monkeypatch.setattr(pieces, "STREAM_FROM_BYTES", 500)
     tasks = ScanTaskWriter.tasks
 
-    def failing(self: Any, rows: Any) -> Any:
+    def yield_rows_and_fail(self: Any, rows: Any) -> Any:
         yield from list(tasks(self, rows))[:3]
         raise StorageError("the disk is gone")
 
-    monkeypatch.setattr(ScanTaskWriter, "tasks", failing)
+    monkeypatch.setattr(ScanTaskWriter, "tasks", yield_rows_and_fail)
     async with running(tmp_path, plan_inline_limit=100_000) as server:
         api = Api(server)
         await api.table()

@@ -32,7 +32,7 @@ def _change(name: str) -> dict[str, Any]:
     return {"table-changes": [{"identifier": {"namespace": ["db"], "name": name}, **set_properties(x="1")}]}
 
 
-async def _nothing(api: Api) -> None: ...
+async def _do_nothing(api: Api) -> None: ...
 
 
 async def _table(api: Api) -> None:
@@ -67,7 +67,7 @@ class Case:
     refused_path: str
     refused_body: Any
     refused_status: int
-    before: Callable[[Api], Awaitable[None]] = field(default=_nothing)
+    before: Callable[[Api], Awaitable[None]] = field(default=_do_nothing)
 
 
 CASES = (

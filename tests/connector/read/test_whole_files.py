@@ -46,13 +46,13 @@ def test_removal_of_a_file_is_repeated_after_a_concurrent_delete(
     whole = {"where": "id > 0", "mode": MERGE_ON_READ}
     send, other_answers = IndexClient._request, [1]
 
-    def racing(self: IndexClient, method: str, path: str, *arguments: object, **more: object) -> object:
+    def delete_before_commit(self: IndexClient, method: str, path: str, *arguments: object, **more: object) -> object:
         if path.endswith("/commit") and other_answers:
             other_answers.pop()
             delete(self, "db.t", keys=pa.table({"id": [1]}), mode=MERGE_ON_READ)
         return send(self, method, path, *arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(IndexClient, "_request", racing)
+    monkeypatch.setattr(IndexClient, "_request", delete_before_commit)
     with pytest.raises(Refused, match="deletes"):
         delete(client, "db.t", **whole, attempts=1)  # type: ignore[arg-type]
     assert read_rows(client) == [(2, "de", 1, "b")]

@@ -100,7 +100,7 @@ def row(rng: random.Random, key: int, number: int) -> dict[str, Any]:
     return {"id": key, "land": rng.choice(("de", "fr", None)), "ts": rng.randrange(100), "note": f"of {number}"}
 
 
-def changing(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], Report]]:
+def make_upserting_writer(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], Report]]:
     """Return a writer that upserts some of 300 keys, whole rows or one column."""
     rng = random.Random(seed)
 
@@ -117,7 +117,7 @@ def changing(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[Ind
     return make_step, write
 
 
-def adding(seed: int) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], None]]:
+def make_appending_writer(seed: int) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], None]]:
     """Return a writer that appends keys that no other writer uses."""
     rng, fresh = random.Random(seed), itertools.count(10_000)
 
@@ -205,7 +205,10 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
     create(client, version=version, spec=[("bucket[8]", 1)], properties=properties)
     writers = Writers(client.url)
     with ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(writers.run, *changing(seed, mode)), pool.submit(writers.run, *adding(seed))]
+        running = [
+            pool.submit(writers.run, *make_upserting_writer(seed, mode)),
+            pool.submit(writers.run, *make_appending_writer(seed)),
+        ]
         try:
             double(client, writers)
             writers.wait_for_both(4)

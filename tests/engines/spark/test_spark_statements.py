@@ -238,7 +238,7 @@ def run_statements(
                 if whose == THEIRS:
                     rig.spark.sql(statement)
                 else:
-                    with counting_keys(counts):
+                    with count_statements(counts):
                         counts[execute(rig.spark, statement).path] += 1
             except PySparkException as error:
                 errors[whose] = error.getCondition() or type(error).__name__
@@ -250,7 +250,7 @@ def run_statements(
 
 
 @contextmanager
-def counting_keys(counts: Counter[str]) -> Iterator[None]:
+def count_statements(counts: Counter[str]) -> Iterator[None]:
     """Count the statements of each kind that run without a condition or join in Spark."""
     real = _LocatedStatement._change_all
 

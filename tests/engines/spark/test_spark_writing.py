@@ -327,7 +327,7 @@ def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: Rig, tmp_
     schema = {"type": "struct", "fields": [{**field, "required": False} for field in fields]}
     request_body = json.dumps({"name": "replaced", "schema": schema}).encode()
 
-    def replacing(batches: Iterator[Any]) -> Iterator[Any]:
+    def replace_table_after(batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches, then replace the table with another one."""
         yield from batches
         for request in (
@@ -337,7 +337,7 @@ def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: Rig, tmp_
             urllib.request.urlopen(request).close()
 
     with pytest.raises(PySparkException, match="replaced by another table while rows were written"):
-        stream.run(lambda frame: frame.mapInArrow(replacing, frame.schema))
+        stream.run(lambda frame: frame.mapInArrow(replace_table_after, frame.schema))
     loaded = SeamarkClient(rig.server.base_url).load_table("db.replaced", history=True)
     assert json.loads(loaded.metadata).get("snapshots", []) == []
     stream.run()  # This repeats the batch for the current table.
