@@ -189,13 +189,13 @@ def pairs_of(
 def sequential(report: Report, rig: Rig, near: S3, far: S3) -> None:
     """Measure reads of a whole object, in requests of 1 MiB one after another."""
     keys, own, names = upload(rig, near, 3)
-    took: dict[str, list[float]] = {"seamark": [], "direct": []}
+    durations: dict[str, list[float]] = {"seamark": [], "direct": []}
     for name in names:
         for server, used in (("seamark", keys), ("direct", replace(own, endpoint=far.endpoint))):
             with closing(used.client()) as client:
                 read = reader(client, used, MEBIBYTE, name)
-                took[server].append(sum(read(number) for number in range(OBJECT_BYTES // MEBIBYTE)) * 1000)
-    values = {server: statistics.median(times) for server, times in took.items()}
+                durations[server].append(sum(read(number) for number in range(OBJECT_BYTES // MEBIBYTE)) * 1000)
+    values = {server: statistics.median(times) for server, times in durations.items()}
     report.rows.append(Row("64 MiB, one MiB after another, first read", "median", "ms", values, peer="direct"))
 
 
@@ -257,10 +257,10 @@ def throughput(requests: Callable[[int], bytes], port: int, size: int, seconds: 
         for number in range(8):
             _receive(connection, requests(number), size, buffer)
         count, begun = 0, time.perf_counter()
-        while (took := time.perf_counter() - begun) < seconds:
+        while (elapsed_s := time.perf_counter() - begun) < seconds:
             _receive(connection, requests(count), size, buffer)
             count += 1
-    return count * size / took
+    return count * size / elapsed_s
 
 
 def open_sendfile_reader(port: int, size: int) -> Read:

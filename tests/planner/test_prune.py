@@ -69,10 +69,10 @@ def test_statistics_of_list_elements_prune_nothing(op: Op) -> None:
     """The statistics count elements: if no element is null, the list may be null; if all elements are null, a row may
     have no list.
     """
-    some = [ColumnMetrics(7, 0, None, b"a", b"a"), ColumnMetrics(7, 7, None, None, None)]
+    column_metrics = [ColumnMetrics(7, 0, None, b"a", b"a"), ColumnMetrics(7, 7, None, None, None)]
     values = () if op in (Op.IS_NULL, Op.NOT_NULL) else ("a",)
     assert find_remaining_files(
-        view(*some), Bound(op, ELEMENT, "tags.element", "list", "identity", "string", values)
+        view(*column_metrics), Bound(op, ELEMENT, "tags.element", "list", "identity", "string", values)
     ) == [
         0,
         1,
@@ -88,11 +88,11 @@ class Uuids:
         self.halves = [bytes([first]) + rng.randbytes(7) for first in (0x00, 0x04, 0x05, 0x7F, 0x80, 0x81, 0xFF)]
         self.held = [[self.any() for _ in range(rng.choice([1, 2, 5]))] for _ in range(300)]
         metrics = []
-        for some in self.held:
+        for values in self.held:
             order = rng.choice(UUID_ORDERS)
-            lower = min(some, key=order) if rng.random() < 0.95 else None
-            upper = max(some, key=order) if rng.random() < 0.95 else None
-            metrics.append(ColumnMetrics(len(some), 0, None, lower, upper))
+            lower = min(values, key=order) if rng.random() < 0.95 else None
+            upper = max(values, key=order) if rng.random() < 0.95 else None
+            metrics.append(ColumnMetrics(len(values), 0, None, lower, upper))
         self.view = view(*metrics, kind="uuid")
 
     def any(self) -> bytes:
@@ -127,8 +127,8 @@ def test_uuid_bounds_in_either_order_keep_files_for_readers_of_the_other_order(
         for order in UUID_ORDERS:
             matching = {
                 number
-                for number, some in enumerate(files.held)
-                if any(holds(order(item), order(literal)) for item in some)
+                for number, values in enumerate(files.held)
+                if any(holds(order(item), order(literal)) for item in values)
             }
             assert matching <= result, (literal, order)
         dropped += len(files.held) - len(result)

@@ -179,8 +179,8 @@ async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same
             locations, "live"
         )
         assert (index["files"], index["health"]) == (5, "behind")
-        again = (await api("POST", REBUILD)).json
-        assert (again["known"], again["registered"], again["redundant"]) == (2, [], 0)
+        second_report = (await api("POST", REBUILD)).json
+        assert (second_report["known"], second_report["registered"], second_report["redundant"]) == (2, [], 0)
 
 
 def size(location: str) -> int:

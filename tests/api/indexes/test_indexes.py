@@ -140,8 +140,8 @@ async def test_dropped_index_is_gone_and_reuses_its_files_when_defined_again(api
     assert await properties(api_with_table) == {}
     assert (await api_with_table("GET", f"{INDEXES}/i")).error[0] == 404
     assert (await api_with_table("DELETE", f"{INDEXES}/i")).error[0] == 404
-    again = await define(api_with_table, "another")
-    assert (again["files"], again["rows"], again["lag-files"]) == (4, 100, 2)
+    redefined = await define(api_with_table, "another")
+    assert (redefined["files"], redefined["rows"], redefined["lag-files"]) == (4, 100, 2)
 
 
 async def test_coverage_counts_files_and_rows_of_the_current_snapshot(api_with_table: Api) -> None:

@@ -151,8 +151,8 @@ async def test_success_is_replayed_without_a_second_execution(api: Api, case: Ca
     first = await api(case.method, case.path, body, key=key)
     assert first.status == case.status, first.raw
     state = await _state(api)
-    for again in (key, key.upper()):
-        _check_same(first, await api(case.method, case.path, body, key=again))
+    for same_key in (key, key.upper()):
+        _check_same(first, await api(case.method, case.path, body, key=same_key))
     assert await _state(api) == state
 
 

@@ -175,10 +175,10 @@ async def test_useless_plan_is_not_requested_again_for_some_seconds(monkeypatch:
     statement = "SELECT * FROM t WHERE id = 1"
     async with rewriter(server) as new_rewriter:
         first = await new_rewriter.rewrite(statement, SESSION)
-        again = await new_rewriter.rewrite(statement, SESSION)
-        assert (first.statement, again.statement, len(server.requests)) == (None, None, 1)
-        assert again.summary == "unchanged; plans kept too many of the files a few seconds ago"
-        assert again.depends_on_data
+        second_rewrite = await new_rewriter.rewrite(statement, SESSION)
+        assert (first.statement, second_rewrite.statement, len(server.requests)) == (None, None, 1)
+        assert second_rewrite.summary == "unchanged; plans kept too many of the files a few seconds ago"
+        assert second_rewrite.depends_on_data
         await new_rewriter.rewrite(statement, replace(SESSION, schema="elsewhere"))
         await new_rewriter.rewrite(statement + " ", SESSION)
         assert len(server.requests) == 3

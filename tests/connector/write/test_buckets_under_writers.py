@@ -238,8 +238,8 @@ def test_write_that_began_before_a_resize_is_committed_unchanged(
     assert (report.attempts, attempts[0]) == (1, 1)
     assert set(client.files("db.t", content="data")["spec_id"].to_pylist()) == {0}
     assert len(server.written_files() - before) == report.files_written
-    again = upsert(client, "db.t", rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)
-    assert (again.attempts, again.updated) == (1, 10)
+    second_report = upsert(client, "db.t", rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)
+    assert (second_report.attempts, second_report.updated) == (1, 10)
     assert 1 in client.files("db.t", content="data")["spec_id"].to_pylist()
     lands = [one[1] for one in read_rows(client)]
     assert lands == ["newer"] * 10 + ["new"] * 10 + ["old"] * 20

@@ -339,10 +339,10 @@ def test_used_target_can_be_pickled(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA, spec=spec(("day", 3)), order=order(("identity", 1, "asc", "nulls-first")))
     to = target(metadata)
     write_batches(to, rows(3).to_batches())
-    again = pickle.loads(pickle.dumps(to))
-    assert again == to
+    unpickled = pickle.loads(pickle.dumps(to))
+    assert unpickled == to
     input_rows = rows(100)
-    check(metadata, write_batches(again, input_rows.to_batches()), input_rows)
+    check(metadata, write_batches(unpickled, input_rows.to_batches()), input_rows)
 
 
 def test_no_rows_make_no_file(tmp_path: Path) -> None:

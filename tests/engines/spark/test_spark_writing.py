@@ -147,9 +147,9 @@ def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: Rig) -
     assert {order for _, _, order in actual_rows} == {1}
     for path in rig.files("ordered"):
         values = pq.read_table(path).column("v").to_pylist()
-        there = [value for value in values if value is not None]
-        assert there == sorted(there, reverse=True)
-        assert values[len(there) :] == [None] * (len(values) - len(there))
+        present = [value for value in values if value is not None]
+        assert present == sorted(present, reverse=True)
+        assert values[len(present) :] == [None] * (len(values) - len(present))
 
 
 def test_overwrite_replaces_the_rows_of_its_filter(rig: Rig) -> None:
@@ -203,9 +203,9 @@ def test_repeated_write_of_a_producer_is_committed_once_and_leaves_no_file(rig: 
     frame = rig.spark.range(10)
     first = rig.write(frame, "once", producer=("job", 1))
     files = rig.files("once")
-    again = rig.write(frame, "once", producer=("job", 1))
-    assert again.commit is not None
-    assert (again.commit["duplicate"], again.snapshot_id) == (True, first.snapshot_id)
+    second_report = rig.write(frame, "once", producer=("job", 1))
+    assert second_report.commit is not None
+    assert (second_report.commit["duplicate"], second_report.snapshot_id) == (True, first.snapshot_id)
     assert rig.files("once") == files
     assert rig.sql("SELECT * FROM {db}.once").count() == 10
 
