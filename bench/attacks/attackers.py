@@ -38,7 +38,7 @@ class Attacker:
     async def _wire(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self._port, local_addr=SOURCE)
 
-    async def _dribbling(self, head: str) -> None:
+    async def _send_slowly(self, head: str) -> None:
         while True:
             with contextlib.suppress(OSError):
                 _, writer = await self._wire()
@@ -50,12 +50,12 @@ class Attacker:
             await asyncio.sleep(0.05)
 
     async def slow_headers(self) -> None:
-        await _run_many(300, lambda: self._dribbling("GET /v1/config HTTP/1.1\r\nHost: 127.0.0.1\r\nx: "))
+        await _run_many(300, lambda: self._send_slowly("GET /v1/config HTTP/1.1\r\nHost: 127.0.0.1\r\nx: "))
 
     async def slow_bodies(self) -> None:
         head = f"POST {TABLE}/plan HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n"
         login = "".join(f"{name}: {value}\r\n" for name, value in self._login.items())
-        await _run_many(600, lambda: self._dribbling(f"{head}{login}\r\n"))
+        await _run_many(600, lambda: self._send_slowly(f"{head}{login}\r\n"))
 
     async def send_chunked_logins(self) -> None:
         async def send_once() -> None:
@@ -73,7 +73,7 @@ class Attacker:
     async def gzip_bombs(self) -> None:
         bomb = gzip.compress(b" " * (512 << 20))
         async with self._session(**self._login, **{"Content-Encoding": "gzip"}) as http:
-            await _run_many(8, lambda: self._posting(http, f"{TABLE}/plan", lambda: bomb))
+            await _run_many(8, lambda: self._post_repeatedly(http, f"{TABLE}/plan", lambda: bomb))
 
     async def connections(self) -> None:
         async def send_once() -> None:
@@ -110,17 +110,19 @@ class Attacker:
         numbers = itertools.count()
         async with self._session() as http:
             path = "/api/v1/tables/db/t/plan-tables"
-            await _run_many(4, lambda: self._posting(http, path, lambda: {"predicate": f"id < {1000 + next(numbers)}"}))
+            await _run_many(
+                4, lambda: self._post_repeatedly(http, path, lambda: {"predicate": f"id < {1000 + next(numbers)}"})
+            )
 
     async def reports(self) -> None:
         async with self._session() as http:
             body = {**_REPORT, "metadata": {"x": "y" * 100_000}}
-            await _run_many(4, lambda: self._posting(http, f"{TABLE}/metrics", lambda: body))
+            await _run_many(4, lambda: self._post_repeatedly(http, f"{TABLE}/metrics", lambda: body))
 
     async def large_signs(self) -> None:
         body = b"[" + b"[]," * (20 << 20) + b"[]]"
         async with self._session() as http:
-            await _run_many(3, lambda: self._posting(http, f"{TABLE}/sign", lambda: body))
+            await _run_many(3, lambda: self._post_repeatedly(http, f"{TABLE}/sign", lambda: body))
 
     async def huge_filters(self) -> None:
         numbers = itertools.count()
@@ -131,9 +133,9 @@ class Attacker:
             return json.dumps({"filter": {"type": "in", "term": "id", "values": values}}).encode()
 
         async with self._session() as http:
-            await _run_many(2, lambda: self._posting(http, f"{TABLE}/plan", body))
+            await _run_many(2, lambda: self._post_repeatedly(http, f"{TABLE}/plan", body))
 
-    async def _posting(self, http: aiohttp.ClientSession, path: str, body: Callable[[], object]) -> None:
+    async def _post_repeatedly(self, http: aiohttp.ClientSession, path: str, body: Callable[[], object]) -> None:
         async def send_once() -> None:
             chunk = body()
             data = chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode()

@@ -106,12 +106,12 @@ def fewest(files: Collection[int], is_enough: Callable[[Collection[int]], bool])
     file_paths = set(files)
     left = [sorted(files)]
     while left:
-        some = left.pop()
-        if not some:
+        file_range = left.pop()
+        if not file_range:
             continue
-        if is_enough(file_paths - set(some)):
-            file_paths -= set(some)
-        elif len(some) > 1:
-            size = len(some) // 2 if len(some) > _SMALL else 1
-            left += [some[at : at + size] for at in range(0, len(some), size)][::-1]
+        if is_enough(file_paths - set(file_range)):
+            file_paths -= set(file_range)
+        elif len(file_range) > 1:
+            size = len(file_range) // 2 if len(file_range) > _SMALL else 1
+            left += [file_range[at : at + size] for at in range(0, len(file_range), size)][::-1]
     return file_paths

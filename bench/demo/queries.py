@@ -102,7 +102,7 @@ def on_clustered(text: str) -> str:
 def spark_query_runners(spark: SparkSession) -> dict[str, RunQuery]:
     """Return the functions that run a query in Spark, by the column of the demo."""
 
-    def asking(run: Callable[[str], DataFrame]) -> RunQuery:
+    def measure_query(run: Callable[[str], DataFrame]) -> RunQuery:
         def ask_spark(text: str) -> tuple[list[tuple[Any, ...]], QueryMeasurement]:
             answer = ask(run, text)
             facts = answer.read[FACT]
@@ -111,9 +111,9 @@ def spark_query_runners(spark: SparkSession) -> dict[str, RunQuery]:
         return ask_spark
 
     return {
-        ICEBERG: asking(spark.sql),
-        UNTOUCHED: asking(lambda text: seamark_sql(spark, text)),
-        CLUSTERED: asking(lambda text: seamark_sql(spark, on_clustered(text))),
+        ICEBERG: measure_query(spark.sql),
+        UNTOUCHED: measure_query(lambda text: seamark_sql(spark, text)),
+        CLUSTERED: measure_query(lambda text: seamark_sql(spark, on_clustered(text))),
     }
 
 

@@ -189,13 +189,13 @@ def pairs_of(
 def sequential(report: Report, rig: Rig, near: S3, far: S3) -> None:
     """Measure reads of a whole object, in requests of 1 MiB one after another."""
     keys, own, names = upload(rig, near, 3)
-    took: dict[str, list[float]] = {"seamark": [], "direct": []}
+    durations: dict[str, list[float]] = {"seamark": [], "direct": []}
     for name in names:
         for server, used in (("seamark", keys), ("direct", replace(own, endpoint=far.endpoint))):
             with closing(used.client()) as client:
                 read = reader(client, used, MEBIBYTE, name)
-                took[server].append(sum(read(number) for number in range(OBJECT_BYTES // MEBIBYTE)) * 1000)
-    values = {server: statistics.median(times) for server, times in took.items()}
+                durations[server].append(sum(read(number) for number in range(OBJECT_BYTES // MEBIBYTE)) * 1000)
+    values = {server: statistics.median(times) for server, times in durations.items()}
     report.rows.append(Row("64 MiB, one MiB after another, first read", "median", "ms", values, peer="direct"))
 
 
@@ -257,13 +257,13 @@ def throughput(requests: Callable[[int], bytes], port: int, size: int, seconds: 
         for number in range(8):
             _receive(connection, requests(number), size, buffer)
         count, begun = 0, time.perf_counter()
-        while (took := time.perf_counter() - begun) < seconds:
+        while (elapsed_s := time.perf_counter() - begun) < seconds:
             _receive(connection, requests(count), size, buffer)
             count += 1
-    return count * size / took
+    return count * size / elapsed_s
 
 
-def sending(port: int, size: int) -> Read:
+def open_sendfile_reader(port: int, size: int) -> Read:
     """Return a `reader` for the process that sends by sendfile."""
     connection, buffer = socket.create_connection(("127.0.0.1", port)), memoryview(bytearray(2 * MEBIBYTE))
 
@@ -386,7 +386,7 @@ def main() -> None:
         port = stack.enter_context(sendfile_server(str(sent)))
         memory = {"SEAMARK_GATEWAY_CACHE_MEMORY_BYTES": str(1 << 30)}
         with open_rig(Path(folder) / "memory", s3, SEAMARK_S3_ENDPOINT=slow, **memory) as rig:
-            measure(report, rig, s3, far, "memory", 50, arguments.rounds, partial(sending, port))
+            measure(report, rig, s3, far, "memory", 50, arguments.rounds, partial(open_sendfile_reader, port))
             sequential(report, rig, s3, far)
             compare_throughput(report, rig, s3, port, 5)
         limited = stack.enter_context(delay_store(s3.endpoint, 2, rate=S3_RATE))
@@ -395,7 +395,7 @@ def main() -> None:
         with open_rig(
             Path(folder) / "disk", s3, SEAMARK_S3_ENDPOINT=slow, SEAMARK_GATEWAY_CACHE_MEMORY_BYTES="0"
         ) as rig:
-            measure(report, rig, s3, far, "disk", 10, arguments.rounds, partial(sending, port))
+            measure(report, rig, s3, far, "disk", 10, arguments.rounds, partial(open_sendfile_reader, port))
         raise_descriptor_limit()
         limits = {"SEAMARK_GATEWAY_REQUESTS_LIMIT": "40000", "SEAMARK_CONNECTIONS_LIMIT": "40000"}
         for number, (label, size, changes) in enumerate(SLOW_CASES):

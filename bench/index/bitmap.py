@@ -215,10 +215,10 @@ def _one_cardinality(report: Report, folder: Path, rows: int, cardinality: int, 
     answerers: list[Answerer] = [ours, PyArrow(path), DuckDB(path), roaring]
     case = f"cardinality {cardinality:,}"
     for question in _questions(rng, cardinality):
-        took = _in_turns(answerers, question, turns)
-        best = min((PYARROW, DUCKDB), key=lambda name: took[name])
+        durations = _in_turns(answerers, question, turns)
+        best = min((PYARROW, DUCKDB), key=lambda name: durations[name])
         report.rows.append(
-            Row(f"{case}, {question.name}", "row positions", "ms", took, peer=best, goal=took[best] / GOAL)
+            Row(f"{case}, {question.name}", "row positions", "ms", durations, peer=best, goal=durations[best] / GOAL)
         )
     both = Question("AND", COLUMNS, below=max(1, cardinality * 3 // 10))
     per_million = 1e6 / rows
@@ -259,11 +259,11 @@ def _in_turns(answerers: list[Answerer], question: Question, turns: int) -> dict
     for answerer in answerers[1:]:
         if not np.array_equal(answerer.answer(question), expected):
             raise AnswersDiffer(f"{answerer.name} and {OURS} find other rows: {question}")
-    took: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
+    durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     for turn in range(turns):
         for answerer in answerers if turn % 2 else reversed(answerers):
-            took[answerer.name].append(_time(lambda one=answerer: one.answer(question)))
-    return {name: statistics.median(times) for name, times in took.items()}
+            durations[answerer.name].append(_time(lambda one=answerer: one.answer(question)))
+    return {name: statistics.median(times) for name, times in durations.items()}
 
 
 def _time(work: Callable[[], Any]) -> float:
@@ -281,15 +281,15 @@ def _measure_building(report: Report, case: str, values: Values, turns: int) -> 
         "sorted": lambda: bitmap.build(spread),
         ROARING: lambda: [item.serialize() for item in Roaring.build(values)],
     }
-    took: dict[str, list[float]] = {name: [] for name in works}
+    durations: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(max(2, turns // 3)):
         for name, work in works.items():
             if name == ROARING and turn > 1:
                 continue
             started = time.thread_time()
             work()
-            took[name].append(time.thread_time() - started)
-    rates = {name: len(values) / min(times) / 1e6 for name, times in took.items()}
+            durations[name].append(time.thread_time() - started)
+    rates = {name: len(values) / min(times) / 1e6 for name, times in durations.items()}
     options: dict[str, Any] = {"lower_is_better": False, "peer": ROARING, "goal": BUILD_GOAL}
     values_by = {OURS: rates[OURS], ROARING: rates[ROARING]}
     report.rows.append(Row(f"{case}, build", "any order, one core", "M rows/s", values_by, **options))
@@ -318,14 +318,14 @@ def _many_files(report: Report, turns: int) -> None:
         entries = [bitmap.build(_keys(values)) for values in files]
         blob = b"".join(bitmap.encode(entries))
         index = Bitmap(memoryview(blob))
-        wanted = sorted({int(values[0]) for values in files[:10]})
-        ranges = KeyRanges("long", tuple(KeyRange(_code(value), _code(value)) for value in wanted))
-        expected = [bool(np.isin(values, wanted).any()) for values in files]
+        sorted_values = sorted({int(values[0]) for values in files[:10]})
+        ranges = KeyRanges("long", tuple(KeyRange(_code(value), _code(value)) for value in sorted_values))
+        expected = [bool(np.isin(values, sorted_values).any()) for values in files]
         if index.files_with(ranges).astype(bool).tolist() != expected:
             raise AnswersDiffer(f"files_with of {name}")
-        took = statistics.median(_time(lambda i=index, r=ranges: i.files_with(r)) for _ in range(20 * turns))
+        durations = statistics.median(_time(lambda i=index, r=ranges: i.files_with(r)) for _ in range(20 * turns))
         share = 1 - sum(entry.size_bytes for entry in entries) / len(blob)
-        report.rows.append(Row(f"{FILES:,} files, {name}", "files of IN (10)", "ms", {OURS: took}))
+        report.rows.append(Row(f"{FILES:,} files, {name}", "files of IN (10)", "ms", {OURS: durations}))
         report.notes.append(
             f"{FILES:,} files of {FILE_ROWS:,} rows, {name}: {len(blob):,} bytes, {share:.0%} of them about all files."
         )

@@ -75,8 +75,8 @@ def _measure_building(report: Report, *, quick: bool) -> None:
     longs = pa.array(np.random.default_rng(1).integers(0, 2**62, rows))
     texts = pa.array([f"customer-{value:019d}" for value in longs.to_pylist()])
     for name, kind, column in (("longs", "long", longs), ("strings of 28 bytes", "string", texts)):
-        took = _median_ms(lambda column=column, kind=kind: build(keys_of(column, kind)), 9, time.thread_time)
-        rate = rows / took / 1000
+        elapsed = _median_ms(lambda column=column, kind=kind: build(keys_of(column, kind)), 9, time.thread_time)
+        rate = rows / elapsed / 1000
         goal = GOAL_BUILD if kind == "long" else None
         case = f"build, {rows:,} distinct {name}"
         report.rows.append(Row(case, "one core", "M keys/s", {OURS: rate}, lower_is_better=False, goal=goal))
@@ -95,9 +95,9 @@ def _measure_assembly(report: Report, entries: list[FileBloom], folder: Path) ->
     blob = b"".join(merge([(part, np.ones(part.files, dtype=np.bool_)) for part in parts]))
     merged = time.thread_time() - started
     assert blob == b"".join(encode(entries))
-    for name, took in (("encode ten blobs", encoded), ("merge them into one", merged)):
+    for name, elapsed in (("encode ten blobs", encoded), ("merge them into one", merged)):
         report.rows.append(
-            Row(name, "one core", "MB/s", {OURS: len(blob) / took / 1e6}, lower_is_better=False),
+            Row(name, "one core", "MB/s", {OURS: len(blob) / elapsed / 1e6}, lower_is_better=False),
         )
     (folder / "blob").write_bytes(blob)
     return blob
@@ -138,14 +138,14 @@ def _measure_probes(report: Report, blob: bytes, stored: Path, paths: list[str],
             file = int(rng.integers(files))
             hashes = _hash(int(values_of(file)[rng.integers(KEYS)]))
             for name, ask in (("warm", warm.probe), ("cold", ask_cold)):
-                found_files, took = _time(lambda ask=ask, hashes=hashes: ask(hashes))
+                found_files, elapsed = _time(lambda ask=ask, hashes=hashes: ask(hashes))
                 assert found_files[file] == 1
-                durations[name].append(took)
+                durations[name].append(elapsed)
         file = turn * 7 % len(paths)
         key = int(values_of(file)[turn])
-        found_files, took = _time(lambda key=key: _by_duckdb(connection, paths, key))
+        found_files, elapsed = _time(lambda key=key: _by_duckdb(connection, paths, key))
         assert paths[file] in found_files
-        durations[DUCKDB].append(took * scale)
+        durations[DUCKDB].append(elapsed * scale)
         durations[FOOTERS].append(_time(lambda: [pq.read_metadata(path) for path in paths])[1] * scale)
     os.close(descriptor)
     medians = {name: statistics.median(values) for name, values in durations.items()}
@@ -174,8 +174,8 @@ def _check_answers(report: Report, blob: bytes, files: int) -> None:
     report.rows.append(Row("key of no file", "false positives", "%", {OURS: 100 * share}, goal=GOAL_FPP))
     for count in (10, 100):
         lists = [np.concatenate(absent_hashes[at : at + count]) for at in range(0, 500, count)]
-        took = statistics.median(_time(lambda hashes=hashes: bloom.probe(hashes))[1] for hashes in lists)
-        report.rows.append(Row(f"{count} keys × {files:,} files, warm", "probe", "ms", {OURS: took}))
+        elapsed = statistics.median(_time(lambda hashes=hashes: bloom.probe(hashes))[1] for hashes in lists)
+        report.rows.append(Row(f"{count} keys × {files:,} files, warm", "probe", "ms", {OURS: elapsed}))
 
 
 def _hash(value: int) -> Any:

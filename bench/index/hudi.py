@@ -122,23 +122,23 @@ def _sizes(report: Report, ours: SeamarkIndex, index: dict[str, Any], count: int
 
 def _measure_lookups(report: Report, ours: SeamarkIndex, peer: Peer, draws: list[npt.NDArray[Any]]) -> None:
     """Query all systems with each draw; the first draw warms them up and is not counted."""
-    took: dict[str, list[float]] = {}
+    durations: dict[str, list[float]] = {}
     read = []
     for draw in draws:
         for name, ask in {HTTP: ours.look_up_over_http, DIRECT: ours.look_up_in_process}.items():
             queries = pa.array(draw)
             started = time.perf_counter()
             result = ask(queries)
-            took.setdefault(name, []).append((time.perf_counter() - started) * 1000)
+            durations.setdefault(name, []).append((time.perf_counter() - started) * 1000)
             _check_count(name, result, len(draw))
         for name, way in WAYS.items():
             answer = peer.ask(way=way, keys=draw.tolist())
-            took.setdefault(name, []).append(answer["seconds"] * 1000)
+            durations.setdefault(name, []).append(answer["seconds"] * 1000)
             if name != JOB:
                 _check_count(name, answer["found"], len(draw))
             if name == SQL:
                 read.append(answer["files"])
-    ms = {name: statistics.median(times[1:]) for name, times in took.items()}
+    ms = {name: statistics.median(times[1:]) for name, times in durations.items()}
     case = f"{len(draws[0]):,} key{'s' * (len(draws[0]) > 1)}"
     whole = {OURS: ms[HTTP], SQL: ms[SQL], JOB: ms[JOB]}
     readers = {name: ms[name] for name in (READER, OPENED)}

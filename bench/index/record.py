@@ -231,7 +231,7 @@ def _parquet(path: Path, keys: Values) -> Path:
 
 
 def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) -> None:
-    took: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
+    durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     draw = np.random.default_rng(9)
     for turn in range(rounds):
         for item in answerers if turn % 2 else reversed(answerers):
@@ -240,10 +240,10 @@ def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) 
                 values = keys[row_numbers].tolist()
                 started = time.perf_counter()
                 results = [item.look_up_one(value) for value in values]
-                took[item.name].append((time.perf_counter() - started) * 1e6 / times)
+                durations[item.name].append((time.perf_counter() - started) * 1e6 / times)
                 if results != _compute_expected_places(keys, row_numbers):
                     raise AnswersDiffer(f"{item.name}, one key")
-    values_us = {name: statistics.median(times) for name, times in took.items()}
+    values_us = {name: statistics.median(times) for name, times in durations.items()}
     best = _best(answerers, values_us)
     report.rows += [
         Row("one key", "lookup", "µs", values_us, peer=best, goal=ONE_GOAL_US),
@@ -263,21 +263,21 @@ def _best(answerers: list[Answerer], values: dict[str, float]) -> str:
 
 
 def _batches(report: Report, answerers: list[Answerer], keys: Values, batch: int, rounds: int) -> None:
-    took: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
+    durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     worked: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     draw = np.random.default_rng(10)
     for turn in range(rounds):
         query = draw.choice(len(keys), batch, replace=False)
-        wanted, expected = pa.array(keys[query]), np.array(_compute_expected_places(keys, query))
+        wanted_keys, expected = pa.array(keys[query]), np.array(_compute_expected_places(keys, query))
         for item in answerers if turn % 2 else reversed(answerers):
             started, before = time.perf_counter(), time.process_time()
-            result = item.look_up_many(wanted)
+            result = item.look_up_many(wanted_keys)
             worked[item.name].append((time.process_time() - before) * 1000)
-            took[item.name].append((time.perf_counter() - started) * 1000)
+            durations[item.name].append((time.perf_counter() - started) * 1000)
             if not np.array_equal(result, expected):
                 raise AnswersDiffer(f"{item.name}, {batch} keys")
     case = f"{batch:,} keys"
-    for measure, times in (("lookup", took), ("lookup, CPU of all cores", worked)):
+    for measure, times in (("lookup", durations), ("lookup, CPU of all cores", worked)):
         values = {name: statistics.median(time) for name, time in times.items()}
         best = _best(answerers, values)
         report.rows.append(Row(case, measure, "ms", values, peer=best, goal=values[best] / MANY_GOAL))
@@ -298,7 +298,7 @@ def _cold(report: Report, blob: Path, keys: Values, times: int) -> None:
     fences = Fences(os.pread(descriptor, directory, size - directory), size)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_RANDOM)
-    took, reads, pages = [], [], []
+    durations, reads, pages = [], [], []
     for at in np.random.default_rng(11).choice(len(keys), times, replace=False):
         os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_DONTNEED)
         started = time.perf_counter()
@@ -306,14 +306,14 @@ def _cold(report: Report, blob: Path, keys: Values, times: int) -> None:
         hi, lo = (np.array([half], np.uint64) for half in pair)
         ranges = fences.page_ranges(hi, lo)
         lookup_bytes = fences.lookup_bytes(hi, lo, [os.pread(descriptor, length, offset) for offset, length in ranges])
-        took.append((time.perf_counter() - started) * 1e6)
+        durations.append((time.perf_counter() - started) * 1e6)
         reads.append(len(ranges))
         pages.append(sum(length for _, length in ranges) / 4096)
         if [(int(lookup_bytes[1][0]), int(lookup_bytes[2][0]))] != _compute_expected_places(keys, np.array([at])):
             raise AnswersDiffer("cold")
     os.close(descriptor)
     report.rows.append(Row("one key, cold", "reads, at most", "", {OURS: max(reads)}, goal=READS_GOAL))
-    report.rows.append(Row("one key, cold", "lookup", "µs", {OURS: statistics.median(took)}))
+    report.rows.append(Row("one key, cold", "lookup", "µs", {OURS: statistics.median(durations)}))
     report.notes.append(
         f"Cold: {statistics.mean(pages):.3f} pages of 4 KiB a key, always in one read; fences take"
         f" {len(fences.first) * 8 / 1e6:.2f} MB of memory."

@@ -99,9 +99,9 @@ def columns(count: int) -> tuple[Column, ...]:
     fixed = len(_KINDS)
     results = []
     for number in range(count):
-        again, at = (0, number) if number < fixed else divmod(number - 2, fixed - 2)
-        name, type_, make = _KINDS[at if again == 0 else at + 2]
-        results.append(Column(number + 1, f"{name}_{again + 1}" if again else name, type_, make, required=number < 2))
+        group, at = (0, number) if number < fixed else divmod(number - 2, fixed - 2)
+        name, type_, make = _KINDS[at if group == 0 else at + 2]
+        results.append(Column(number + 1, f"{name}_{group + 1}" if group else name, type_, make, required=number < 2))
     return tuple(results)
 
 
@@ -145,7 +145,7 @@ def _draw_updated_at(batch: Batch) -> Stats:
     return Stats(little_endian(lower), little_endian(lower + batch.draw(3 * DAY_US)), _none(batch))
 
 
-def _overlapping_bounds(batch: Batch, spread: float) -> tuple[Ints, Ints]:
+def _draw_overlapping_bounds(batch: Batch, spread: float) -> tuple[Ints, Ints]:
     """Return random bounds in SPAN that are up to `spread` of SPAN apart.
 
     About spread / 2 of the files contain a point.
@@ -156,7 +156,7 @@ def _overlapping_bounds(batch: Batch, spread: float) -> tuple[Ints, Ints]:
 
 def _numbers(spread: float, dtype: type[np.generic], divisor: int = 1, *, nulls: bool = False) -> Maker:
     def make(batch: Batch) -> Stats:
-        lower, upper = (bound // divisor for bound in _overlapping_bounds(batch, spread))
+        lower, upper = (bound // divisor for bound in _draw_overlapping_bounds(batch, spread))
         absent = batch.draw(1000) * batch.records // 10_000 if nulls else _none(batch)
         return Stats(little_endian(lower.astype(dtype)), little_endian(upper.astype(dtype)), absent)
 
@@ -165,7 +165,7 @@ def _numbers(spread: float, dtype: type[np.generic], divisor: int = 1, *, nulls:
 
 def _floats(spread: float, dtype: type[np.float32] | type[np.float64]) -> Maker:
     def make(batch: Batch) -> Stats:
-        lower, upper = (bound / 1000 for bound in _overlapping_bounds(batch, spread))
+        lower, upper = (bound / 1000 for bound in _draw_overlapping_bounds(batch, spread))
         nans: NDArray[np.int64] = np.where(batch.draw(20) == 0, batch.draw(100), 0)
         return Stats(little_endian(lower.astype(dtype)), little_endian(upper.astype(dtype)), _none(batch), nans)
 
@@ -175,7 +175,7 @@ def _floats(spread: float, dtype: type[np.float32] | type[np.float64]) -> Maker:
 def _decimals(spread: float, *, negative: bool = False) -> Maker:
     def make(batch: Batch) -> Stats:
         shift = SPAN // 2 if negative else 0
-        lower, upper = (bound - shift for bound in _overlapping_bounds(batch, spread))
+        lower, upper = (bound - shift for bound in _draw_overlapping_bounds(batch, spread))
         nulls = batch.draw(100) * batch.records // 1000
         return Stats(unscaled_decimal(lower), unscaled_decimal(upper), nulls)
 
@@ -212,7 +212,7 @@ def _email(batch: Batch) -> Stats:
 
     Bounds have at most 16 characters, because writers truncate them.
     """
-    lower, upper = _overlapping_bounds(batch, 0.01)
+    lower, upper = _draw_overlapping_bounds(batch, 0.01)
     first, last = (join_cells(_letters(bound), _tail(batch, 1, 9)) for bound in (lower, upper + 26))
     return Stats(first, last, _none(batch))
 
@@ -230,7 +230,7 @@ def _comment(batch: Batch) -> Stats:
 
     Three of a hundred files hold nulls only and have no bounds.
     """
-    lower, upper = _overlapping_bounds(batch, 0.3)
+    lower, upper = _draw_overlapping_bounds(batch, 0.3)
     present = batch.draw(100) >= 3
     nulls = np.where(present, batch.records * 3 // 4, batch.records)
     first, last = (join_cells(_letters(bound), _tail(batch, 9, 9)) for bound in (lower, upper + 26))

@@ -78,7 +78,7 @@ async def _measure_before_encoding(
 ) -> None:
     column_id = _column_id(table)
     days = [START_DAY + number for number in range(table.files // table.files_per_day)]
-    took: dict[str, list[float]] = {OURS: [], **{peer.name: [] for peer in peers}}
+    durations: dict[str, list[float]] = {OURS: [], **{peer.name: [] for peer in peers}}
     view = await ours.planner.view(ours.metadata, ScanRequest())
     column = RequestedColumn(column_id, "int")
 
@@ -95,20 +95,22 @@ async def _measure_before_encoding(
         for second_number in range(OURS_A_ROUND):
             day_again = days[(number + second_number) % len(days)]
             question_number = number * OURS_A_ROUND + second_number
-            took[OURS].append(_time(partial(mine, slashes=1 + question_number // len(days)), day_again)[0])
+            durations[OURS].append(_time(partial(mine, slashes=1 + question_number // len(days)), day_again)[0])
             repeated.append(_time(mine, day_again)[0])
         for peer in peers if number % 2 else reversed(peers):
             ms, answer = _time(partial(peer.lookup, column_id, names=names), day)
-            took[peer.name].append(ms)
+            durations[peer.name].append(ms)
             if peer.facts(answer) != expected:
                 raise PlansDiffer(f"{peer.name} found {peer.facts(answer)}, ours {expected}")
-    values = {name: statistics.median(times) for name, times in took.items()}
+    values = {name: statistics.median(times) for name, times in durations.items()}
     best = min((peer.name for peer in peers), key=lambda name: values[name])
     case = "statistics and file names" if names else "statistics"
     goal = None if names else values[best] / GOAL
     report.rows.append(Row(case, "before encoding", "ms", values, peer=best, goal=goal))
     report.notes.append(
-        f"{case}: the fastest peer is {best}; best single times " + _best(took) + "; ours of prefixes that were asked"
+        f"{case}: the fastest peer is {best}; best single times "
+        + _best(durations)
+        + "; ours of prefixes that were asked"
         f" before {statistics.median(repeated):.3g} ms, at best {min(repeated):.3g} ms."
     )
 
@@ -162,8 +164,8 @@ def _time(work: Callable[[int], Any], day: int) -> tuple[float, Any]:
     return (time.perf_counter() - started) * 1000, answer
 
 
-def _best(took: dict[str, list[float]]) -> str:
-    return ", ".join(f"{name} {min(times):.3g} ms" for name, times in took.items())
+def _best(durations: dict[str, list[float]]) -> str:
+    return ", ".join(f"{name} {min(times):.3g} ms" for name, times in durations.items())
 
 
 def _avro(report: Report, table: Table, peer: Avro) -> None:

@@ -391,10 +391,10 @@ def main() -> None:
         generated_table = table(
             files, column_count=chosen.columns, files_per_day=chosen.files_per_day, cache=chosen.cache
         )
-        took = time.perf_counter() - started
+        elapsed_s = time.perf_counter() - started
         print(
             f"{generated_table.folder}: {files:,} files, "
-            f"{generated_table.metadata_bytes / files:.0f} B an entry, {took:.1f} s"
+            f"{generated_table.metadata_bytes / files:.0f} B an entry, {elapsed_s:.1f} s"
         )
 
 

@@ -69,8 +69,8 @@ async def _filter(
         theirs.append(plan.ms)
         plan.check_same(await ours.plan(wanted.expression(table, turn)), wanted.name)
         for number in range(OURS_A_TURN):
-            took, _ = await ours.scan(wanted.expression(table, 100 + turn * OURS_A_TURN + number))
-            mine.append(took)
+            elapsed_ms, _ = await ours.scan(wanted.expression(table, 100 + turn * OURS_A_TURN + number))
+            mine.append(elapsed_ms)
     results = {OURS: statistics.median(mine), JAVA: statistics.median(theirs)}
     goals = ORDERED_GOAL_MS if wanted.name == ORDERED else GOALS_MS if wanted.name in RANGES else {}
     report.rows.append(Row(_case(table, wanted.name), "plan", "ms", results, peer=JAVA, goal=goals.get(table.files)))
@@ -117,9 +117,9 @@ async def _against_memory(report: Report, table: Table, ours: OurPlanner, memory
             stats = scan.view.stats(column.id, column.type)
             for packed in getattr(stats, side)[0].packed:
                 touched += packed.width * table.files // len(scan.view.blocks)
-        took, floor = statistics.median(spent), memory.floor_ms(touched)
+        elapsed_ms, floor = statistics.median(spent), memory.floor_ms(touched)
         report.bounds[f"{_case(table, name)}: {touched / 1e6:.1f} MB of bounds"] = (
-            f"{floor:.3f} ms at that speed; the scan took {took:.3f} ms, {took / floor:.1f} times as long"
+            f"{floor:.3f} ms at that speed; the scan took {elapsed_ms:.3f} ms, {elapsed_ms / floor:.1f} times as long"
         )
 
 

@@ -94,10 +94,10 @@ async def _measure_plan(report: Report, case: str, column: str, files: int, targ
     ]
     for measure, goal in (("a plan table, new", PLAN_GOAL_MS), ("the same again", None)):
         before_s = target.cpu_s()
-        took = [await _time(connection, path, body) for body in queries]
+        durations = [await _time(connection, path, body) for body in queries]
         cpu_ms = 1000 * (target.cpu_s() - before_s) / plans
-        report.rows.append(Row(case, f"{measure}, p50", "ms", {OURS: statistics.median(took)}, goal=goal))
-        report.rows.append(Row(case, f"{measure}, p90", "ms", {OURS: sorted(took)[int(0.9 * plans)]}))
+        report.rows.append(Row(case, f"{measure}, p50", "ms", {OURS: statistics.median(durations)}, goal=goal))
+        report.rows.append(Row(case, f"{measure}, p90", "ms", {OURS: sorted(durations)[int(0.9 * plans)]}))
         report.rows.append(Row(case, f"{measure}, server CPU", "ms", {OURS: cpu_ms}))
     connection.close()
 

@@ -243,9 +243,9 @@ def _list_unchanged_queries(cases: Sequence[Case]) -> list[str]:
     """Return the queries that Trino received unchanged, each with the proxy's reason."""
     document: dict[tuple[str, str], list[str]] = {}
     for case in cases:
-        why = next(
+        reason = next(
             (item.proxy_plan for item in case.answers[OURS] if not item.proxy_plan.startswith("rewritten")), None
         )
-        if why is not None:
-            document.setdefault((case.layout.label, why), []).append(case.query)
-    return [f"As it came, {layout}: {', '.join(which)} ({why})" for (layout, why), which in document.items()]
+        if reason is not None:
+            document.setdefault((case.layout.label, reason), []).append(case.query)
+    return [f"As it came, {layout}: {', '.join(which)} ({reason})" for (layout, reason), which in document.items()]

@@ -95,20 +95,20 @@ class WriterMeasurements:
     def take(self, batch: Batch) -> None:
         before, read_before, started = files_below(self.writer.folder), reads(), time.perf_counter()
         upsert = self.writer.upsert(batch)
-        took = time.perf_counter() - started if upsert is None else upsert
+        elapsed_s = time.perf_counter() - started if upsert is None else upsert
         read = read_since(read_before)
         after = files_below(self.writer.folder)
         self.applied.append(batch.number)
-        self.last = took
+        self.last = elapsed_s
         self.writer.tidy()
         if len(self.applied) <= self.warm:
-            if took > VERY_SLOW_S:
+            if elapsed_s > VERY_SLOW_S:
                 self.warm = len(self.applied)
-            if len(self.applied) == self.warm and took > SLOW_S:
+            if len(self.applied) == self.warm and elapsed_s > SLOW_S:
                 self.rounds = min(self.rounds, SLOW_ROUNDS)
             return
         new = after.keys() - before.keys()
-        self.seconds.append(took)
+        self.seconds.append(elapsed_s)
         self.read.append(read)
         self.files.append(len(new))
         self.written.append(sum(after[path] for path in new))

@@ -164,8 +164,8 @@ def reads() -> dict[int, int]:
     """Return bytes that this process and all that it has started have read so far, by process: by system calls, from
     files, sockets and pipes, not from maps.
     """
-    here = psutil.Process()
-    return dict(_reads_of([here, *here.children(recursive=True)]))
+    own_process = psutil.Process()
+    return dict(_reads_of([own_process, *own_process.children(recursive=True)]))
 
 
 def _reads_of(processes: Iterable[psutil.Process]) -> Iterator[tuple[int, int]]:

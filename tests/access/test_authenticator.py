@@ -282,12 +282,12 @@ async def test_replica_with_a_slow_clock_accepts_a_new_token(
     settings = Settings(auth="token")
     early = SimulatedClock(seed=1)
     async with (
-        open_authenticator(settings, store, make_fixed_keyring(), clock) as here,
+        open_authenticator(settings, store, make_fixed_keyring(), clock) as issuing_authenticator,
         open_authenticator(settings, store, make_fixed_keyring(), early) as authenticator,
     ):
         early.advance(clock.now_ms() - early.now_ms())
         clock.advance(behind_s * 1000)
-        issued, _ = here.issuer.issue((await here.login(secret)).token)
+        issued, _ = issuing_authenticator.issuer.issue((await issuing_authenticator.login(secret)).token)
         if believed:
             assert (await authenticator.login(issued)).principal.name == "ann"
         else:

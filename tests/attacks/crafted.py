@@ -472,9 +472,9 @@ async def swap_view(c: Campaign) -> None:
     c.world.write(loaded.json["metadata-location"], json.dumps(forged).encode())
     c.world.server.components.catalog.documents.cache.clear()
     c.steps.append(f"writes over {loaded.json['metadata-location']}: {json.dumps(forged)[:1500]}")
-    again = await c.ask("riley", "GET", f"{NAMES}/views/{name}")
-    if again.status == 200:
-        metadata = again.json["metadata"]
+    second_answer = await c.ask("riley", "GET", f"{NAMES}/views/{name}")
+    if second_answer.status == 200:
+        metadata = second_answer.json["metadata"]
         if "root" in metadata["properties"].values():
             c.report("a view of the attacker's runs by the rights of root")
         if metadata["properties"] and metadata["versions"] != loaded.json["metadata"]["versions"]:

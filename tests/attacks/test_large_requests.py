@@ -81,12 +81,12 @@ async def test_others_are_answered_while_a_large_request_is_checked(
     loop, original = asyncio.get_running_loop(), asyncio.to_thread
 
     async def to_thread(work: Callable[[], Any]) -> Any:
-        def waiting() -> Any:
+        def wait_and_work() -> Any:
             loop.call_soon_threadsafe(started.set)
             assert answered.wait(60)
             return work()
 
-        return await original(waiting)
+        return await original(wait_and_work)
 
     monkeypatch.setattr(fair_lock, "_in_thread", to_thread)
     path, body = REQUESTS.get(name, (f"{NAMES}/tables/stored", SHORT))

@@ -52,13 +52,13 @@ async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
         at_once[0] += 1
         at_once[1] = max(at_once)
 
-        def waiting() -> Any:
+        def wait_and_work() -> Any:
             loop.call_soon_threadsafe(started.set)
             assert answered.wait(60)
             return work()
 
         try:
-            return await original(waiting)
+            return await original(wait_and_work)
         finally:
             at_once[0] -= 1
 

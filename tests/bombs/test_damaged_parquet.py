@@ -84,8 +84,8 @@ def with_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
 
 def repeat_field(encoded: bytes, number: int, kind: int, value: object) -> bytes:
     """Return the structure with a field repeated at its end."""
-    again = thrift.write({1: (I64, number)})[1:-1] + thrift.write({1: (kind, value)})[1:-1]
-    return encoded[:-1] + bytes([kind]) + again + b"\0"
+    repeated_field = thrift.write({1: (I64, number)})[1:-1] + thrift.write({1: (kind, value)})[1:-1]
+    return encoded[:-1] + bytes([kind]) + repeated_field + b"\0"
 
 
 def dictionary_of_another_type(chunk: Fields) -> None:

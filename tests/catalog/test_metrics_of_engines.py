@@ -178,8 +178,8 @@ async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path
         client = Appender(await load(rig), file=WRONG[0][0])
         request = client.commit({"file:///data/a": 3})
         first = await commit(rig, request)
-        again = await commit(rig, request)
-        assert first.metadata.current_snapshot_id == again.metadata.current_snapshot_id == client.snapshot_id
+        second_commit = await commit(rig, request)
+        assert first.metadata.current_snapshot_id == second_commit.metadata.current_snapshot_id == client.snapshot_id
         assert len((await load(rig))["snapshots"]) == 1
 
 

@@ -51,8 +51,8 @@ async def test_sequence_is_committed_once_and_repeats_get_its_answer(api: Api) -
     answers = [await lake.commit(body) for body in bodies]
     assert [answer["summary"]["seamark.producer-sequence"] for answer in answers] == ["3", "4", "9"]
     for body, answer in zip(bodies, answers, strict=True):
-        again = await lake.commit(body)
-        assert again == {**answer, "duplicate": True, "metadata-location": answers[-1]["metadata-location"]}
+        second_answer = await lake.commit(body)
+        assert second_answer == {**answer, "duplicate": True, "metadata-location": answers[-1]["metadata-location"]}
     never = await lake.commit(make_numbered_change(lake, 7))
     assert (never["duplicate"], never["snapshot-id"]) == (True, None)
     other = await lake.commit(make_numbered_change(lake, 1, "q"))
@@ -80,8 +80,8 @@ async def test_sequence_forgotten_by_the_database_is_found_in_the_snapshots(tmp_
     async with running(tmp_path) as server:
         lake.api = Api(server)
         for body, answer in zip(bodies, answers, strict=True):
-            again = await lake.commit(body)
-            assert (again["duplicate"], again["snapshot-id"]) == (True, answer["snapshot-id"])
+            second_answer = await lake.commit(body)
+            assert (second_answer["duplicate"], second_answer["snapshot-id"]) == (True, answer["snapshot-id"])
         assert not (await lake.commit(make_numbered_change(lake, 3)))["duplicate"]
         assert len(await read_rows(lake)) == 3
 
@@ -106,8 +106,8 @@ async def test_repeat_reports_success_after_its_table_has_left_the_name(api: Api
     await _change_table_of_name(api, how)
     refused = (409, "CommitFailedException") if how == "replaced" else (404, "NoSuchTableException")
     for sequence, outcome in ((4, (500, "CommitStateUnknownException")), (5, refused)):
-        again = {**body, "table-uuid": uuid, "producer": {"id": "p", "sequence": sequence}}
-        assert (await lake.send(again)).error[:2] == outcome
+        repeated_body = {**body, "table-uuid": uuid, "producer": {"id": "p", "sequence": sequence}}
+        assert (await lake.send(repeated_body)).error[:2] == outcome
     assert (await lake.send({**body, "table-uuid": uuid, "producer": None})).error[:2] == refused
 
 

@@ -153,7 +153,7 @@ def test_name_with_several_levels_can_contain_dots() -> None:
 
 
 @contextmanager
-def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str, list[str]]]:
+def serve_answers(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str, list[str]]]:
     """Yield the URL of a server and a list of the tokens that it received.
 
     The server gives the answers one after another, and then repeats the last one.
@@ -191,7 +191,7 @@ NOTHING = (200, {}, json.dumps({"instants": [], "next-since": None}).encode())
 
 
 def test_busy_server_is_asked_again_with_the_token() -> None:
-    with answering(BUSY, BUSY, NOTHING) as (url, request):
+    with serve_answers(BUSY, BUSY, NOTHING) as (url, request):
         client = SeamarkClient(url, token="hunter2")
         assert list(client.timeline()) == []
         client.close()
@@ -200,7 +200,7 @@ def test_busy_server_is_asked_again_with_the_token() -> None:
 
 def test_empty_token_is_not_sent() -> None:
     """A shell passes an unset variable as an empty text. A server refuses `Bearer` without a token as malformed."""
-    with answering(NOTHING) as (url, request):
+    with serve_answers(NOTHING) as (url, request):
         client = SeamarkClient(url, token="")
         assert list(client.timeline()) == []
         client.close()
@@ -222,7 +222,7 @@ def test_empty_token_is_not_sent() -> None:
 def test_invalid_answer_raises_the_error_of_its_kind(
     answer: tuple[int, dict[str, str], bytes], expected: type[ClientError]
 ) -> None:
-    with answering(answer) as (url, requests):
+    with serve_answers(answer) as (url, requests):
         client = SeamarkClient(url, retries=2)
         with pytest.raises(expected) as raised:
             list(client.timeline())
@@ -254,7 +254,7 @@ def test_as_of_time_is_parsed_to_the_millisecond() -> None:
 
 def test_page_of_another_server_is_reported_as_such() -> None:
     page = b"<!DOCTYPE html>\n<html><title>404 Not\nFound</title></html>"
-    with answering((404, {}, page)) as (url, _):
+    with serve_answers((404, {}, page)) as (url, _):
         with SqlSession(url) as session, pytest.raises(NoSuchResource) as raised:
             session.sql("SELECT 1 FROM a.b")
         client = SeamarkClient(url.replace("http:", "https:"), retries=0)
@@ -265,7 +265,7 @@ def test_page_of_another_server_is_reported_as_such() -> None:
 
 
 def test_listing_that_is_not_arrow_is_a_server_failure() -> None:
-    with answering((200, {}, b"no arrow")) as (url, _):
+    with serve_answers((200, {}, b"no arrow")) as (url, _):
         client = SeamarkClient(url)
         with pytest.raises(ServerFailed, match="Arrow"):
             client.files("db.t")
@@ -273,7 +273,7 @@ def test_listing_that_is_not_arrow_is_a_server_failure() -> None:
 
 
 def test_error_of_an_unreachable_server_names_its_address() -> None:
-    with answering(NOTHING) as (url, _):
+    with serve_answers(NOTHING) as (url, _):
         pass
     client = SeamarkClient(url, retries=0, timeout_s=2)
     with pytest.raises(Unreachable, match=url):

@@ -271,8 +271,10 @@ def test_columns_of_old_partitions_are_dropped_in_s3(lake: Lake) -> None:
         if row["part"] == 0:
             row["payload"] = None
     assert read_table(lake.client) == before
-    again = drop_columns(lake.client, "db.t", ["payload", "place.note"], where="part = 0", whole_partitions=True)
-    assert again.commits == 0
+    second_report = drop_columns(
+        lake.client, "db.t", ["payload", "place.note"], where="part = 0", whole_partitions=True
+    )
+    assert second_report.commits == 0
 
 
 @pytest.mark.slow  # Each step takes 50 s. tests/connector/jobs/test_statements.py always tests files on a local disk.

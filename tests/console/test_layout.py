@@ -139,8 +139,8 @@ def check_bars(actual_bars: list[dict[str, Any]], expected: ExpectedLayout, rang
         own, remaining_ranges = remaining_ranges[: bar["files"]], remaining_ranges[bar["files"] :]
         assert abs(bar["files"] - len(ranges) / len(actual_bars)) < 1
         ends = sorted(high for _, high in own)
-        wanted = (own[0][0], ends[(len(ends) - 1) // 2], ends[-1])
-        positions = [expected.position[value] for value in wanted]
+        expected_marks = (own[0][0], ends[(len(ends) - 1) // 2], ends[-1])
+        positions = [expected.position[value] for value in expected_marks]
         assert [bar["low"], bar["median"], bar["high"]] == pytest.approx(positions, abs=1e-12)
 
 

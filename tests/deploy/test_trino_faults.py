@@ -104,7 +104,7 @@ def fetch_rows(port: int, sql: str, meanwhile: Callable[[], None], **options: An
         connection.close()
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     pass
 
 
@@ -115,7 +115,7 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
         lake.catalog.kill9()
         lake.planner.kill9()
 
-    assert fetch_rows(lake.proxy.port, MANY_ROWS, nothing) == 900_000
+    assert fetch_rows(lake.proxy.port, MANY_ROWS, do_nothing) == 900_000
     reported, first = post(lake.proxy.port, MANY_ROWS)
     assert reported.startswith("rewritten")
     # Otherwise the statement runs until Trino abandons its client. The next test does not wait so long for a slot.

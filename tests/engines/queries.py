@@ -57,7 +57,7 @@ class Queries:
             self._lateral,
             self._sets,
             self._window_query,
-            self._shadowing_query,
+            self._draw_shadowing_query,
             self._draw_mixed_type_query,
             self._comparison_query,
         ]
@@ -205,7 +205,7 @@ class Queries:
             text += f" {kind} {self._db}.{other} d ON w.{column} = d.{theirs} AND {self._of(other, 'd')}"
         return f"SELECT w.* FROM {text} WHERE {first}{where}"
 
-    def _shadowing_query(self) -> str:
+    def _draw_shadowing_query(self) -> str:
         """Return a query whose names in WITH hide tables and each other."""
         rng = self._rng
         where = [self._of("sales", "sales") for _ in range(4)]

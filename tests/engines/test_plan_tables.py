@@ -87,11 +87,11 @@ def predicates(rng: random.Random) -> Iterator[str]:
     for _ in range(4):
         low = rng.randrange(110)
         high = low + rng.choice([0, 3, 12, 50])
-        some = ", ".join(str(rng.randrange(140)) for _ in range(3))
+        id_list = ", ".join(str(rng.randrange(140)) for _ in range(3))
         yield rng.choice(
             [
                 f"id BETWEEN {low} AND {high}",
-                f"id IN ({some})",
+                f"id IN ({id_list})",
                 f"land = 'l{rng.randrange(4)}' AND id <= {high}",
                 f"day >= DATE '2026-01-{low % 28 + 1:02}' AND id > {low}",
                 f"note > 'n{high}' OR id = {low}",

@@ -126,9 +126,9 @@ def _list_unneeded_files(metadata: Row) -> set[str]:
     """Return the manifests and manifest lists that no snapshot needs."""
     lists = {local(snapshot["manifest-list"]).name for snapshot in metadata["snapshots"]}
     names = {local(row["manifest_path"]).name for snapshot in metadata["snapshots"] for row in read_list(snapshot)}
-    there = {path.name for path in (local(metadata["location"]) / "metadata").glob("*.avro")}
-    assert lists | names <= there
-    return there - lists - names
+    avro_names = {path.name for path in (local(metadata["location"]) / "metadata").glob("*.avro")}
+    assert lists | names <= avro_names
+    return avro_names - lists - names
 
 
 def _create(server: Seamark, name: str, properties: dict[str, str]) -> None:

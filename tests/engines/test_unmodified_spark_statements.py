@@ -76,7 +76,7 @@ class Table:
         for number in range(count):
             build(self.client, f"db.{self.name}", f"x{number}", InProcessWorkers())
 
-    def matching(self, condition: str) -> set[int]:
+    def find_matching_ids(self, condition: str) -> set[int]:
         """Return the ids of the expected rows for which Spark evaluates the condition to true."""
         frame = self.spark.createDataFrame(self.rows, COLUMNS)
         return {row.id for row in frame.where(condition).select("id").collect()}
@@ -87,25 +87,25 @@ class Table:
         ), message
 
     def check_found(self, condition: str, message: str) -> None:
-        expected = sorted(self.matching(condition))
+        expected = sorted(self.find_matching_ids(condition))
         assert [row[0] for row in self.run(f"SELECT id FROM {{t}} WHERE {condition} ORDER BY id")] == expected, message
         assert sorted(row[0] for row in self.run(f"SELECT * FROM {{t}} WHERE {condition}")) == expected, message
         assert self.run(f"SELECT count(*) FROM {{t}} WHERE {condition}") == [(len(expected),)], message
 
     def delete(self, condition: str) -> None:
-        removed_matching = self.matching(condition)
+        removed_matching = self.find_matching_ids(condition)
         self.run(f"DELETE FROM {{t}} WHERE {condition}")
         self.rows = [row for row in self.rows if row[0] not in removed_matching]
 
     def update(self, condition: str) -> None:
-        changed = self.matching(condition)
+        changed = self.find_matching_ids(condition)
         self.run(f"UPDATE {{t}} SET s = 'updated' WHERE {condition}")
         self.rows = [(*row[:2], "updated", *row[3:]) if row[0] in changed else row for row in self.rows]
 
     def merge(self, condition: str, keys: Sequence[int]) -> None:
         """Merge the keys: rows of even keys are updated, those of odd keys deleted, and unknown keys inserted."""
         source = ", ".join(f"({key}L)" for key in keys)
-        changed = self.matching(condition) & set(keys)
+        changed = self.find_matching_ids(condition) & set(keys)
         self.run(
             f"MERGE INTO {{t}} USING (SELECT * FROM VALUES {source} AS v(k)) ON id = k AND {condition} "
             "WHEN MATCHED AND k % 2 = 0 THEN UPDATE SET s = 'merged' WHEN MATCHED THEN DELETE "
@@ -117,7 +117,7 @@ class Table:
 
     def overwrite(self, condition: str) -> None:
         """Replace all rows with those that match the condition."""
-        left = self.matching(condition)
+        left = self.find_matching_ids(condition)
         self.run(f"INSERT OVERWRITE TABLE {{t}} SELECT * FROM {{t}} WHERE {condition}")
         self.rows = [row for row in self.rows if row[0] in left]
 
@@ -251,10 +251,10 @@ def test_nan_is_the_greatest_value_in_spark(stock: UnmodifiedSpark) -> None:
     ]
     conditions += ["d <= 3", "NOT (d > 3)", "isnan(d)", "d > 3 OR id = 0", "NOT (d <= 3 OR f <= 3)"]
     for condition in conditions[: examples(len(conditions), 5)]:
-        expected = table.matching(condition)
+        expected = table.find_matching_ids(condition)
         assert {row[0] for row in table.run(f"SELECT id FROM {{t}} WHERE {condition}")} == expected, condition
     for condition in ("d > 3", "NOT (f < 3)", "st.x >= 3")[: examples(3, 1)]:
-        expected = table.matching(condition)
+        expected = table.find_matching_ids(condition)
         frame = sql(stock.spark, f"SELECT id FROM {table.catalog}.db.nans WHERE {condition}")
         assert {row.id for row in frame.collect()} == expected, f"seamark.spark.sql: {condition}"
     table.index("bitmap(d)", "bloom(f)")

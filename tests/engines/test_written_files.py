@@ -105,11 +105,11 @@ def make_rows() -> pa.Table:
     part = [None if number % PARTS == 0 else number % PARTS for number in range(ROWS)]
     columns: dict[str, list[Any]] = {}
     for kind in KINDS:
-        some = {
+        bounds_by_column = {
             number: rng.sample(list(typed.SAMPLES[kind]), min(3, len(typed.SAMPLES[kind]))) for number in range(PARTS)
         }
         columns[kind] = [
-            None if number % PARTS == PARTS - 1 or rng.random() < 0.2 else rng.choice(some[number % PARTS])
+            None if number % PARTS == PARTS - 1 or rng.random() < 0.2 else rng.choice(bounds_by_column[number % PARTS])
             for number in range(ROWS)
         ]
     structs = [None, {"a": 1, "in": None}, {"a": 2, "in": {"s": "x" * 30}}, {"a": -3, "in": {"s": None}}]

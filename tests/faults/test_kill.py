@@ -127,9 +127,9 @@ def _changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
 
 
 def _one_of(answers: list[str], *names: str) -> str:
-    there = [name for name in names if name in answers]
-    assert len(there) == 1, f"of {names}, {there} are there"
-    return there[0]
+    answered_names = [name for name in names if name in answers]
+    assert len(answered_names) == 1, f"of {names}, {answered_names} are there"
+    return answered_names[0]
 
 
 def _list_dropped(client: Client) -> list[str]:

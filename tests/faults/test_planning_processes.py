@@ -145,8 +145,8 @@ def test_worker_killed_during_a_cold_plan_does_not_affect_the_others(start_seama
     wait_for_workers(server, 3)
     before = count_decoded_manifests(server)
     with ThreadPoolExecutor(8) as pool:
-        again = list(pool.map(ask, range(10, 40)))
-    assert again == [everything[last - 900 + at :] for at in range(10, 40)]
+        second_answers = list(pool.map(ask, range(10, 40)))
+    assert second_answers == [everything[last - 900 + at :] for at in range(10, 40)]
     time.sleep(1.5)
     assert count_decoded_manifests(server) - before <= count, "what the dead had put on the disk is used"
 

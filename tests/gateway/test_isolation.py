@@ -75,22 +75,22 @@ def raw(
 
 
 def test_no_operation_reaches_another_table(rig: Rig, victim_keys: Keys, own_keys: Keys, client: Any) -> None:
-    there = {"Bucket": victim_keys.bucket, "Key": victim_keys.prefix + "data/secret"}
+    victim_object = {"Bucket": victim_keys.bucket, "Key": victim_keys.prefix + "data/secret"}
     environment = {"Bucket": own_keys.bucket, "Key": own_keys.prefix + "data/o"}
     upload = client.create_multipart_upload(**environment)["UploadId"]
     with_victim = victim_keys.client()
-    foreign = with_victim.create_multipart_upload(**there)["UploadId"]
-    copy = {"CopySource": {"Bucket": there["Bucket"], "Key": there["Key"]}}
-    many = {"Objects": [{"Key": there["Key"]}]}
+    foreign = with_victim.create_multipart_upload(**victim_object)["UploadId"]
+    copy = {"CopySource": {"Bucket": victim_object["Bucket"], "Key": victim_object["Key"]}}
+    many = {"Objects": [{"Key": victim_object["Key"]}]}
     refused = {
-        "get": _code(client.get_object, **there),
-        "put": _code(client.put_object, **there, Body=b"x"),
-        "delete": _code(client.delete_object, **there),
-        "delete many": _code(client.delete_objects, Bucket=there["Bucket"], Delete=many),
+        "get": _code(client.get_object, **victim_object),
+        "put": _code(client.put_object, **victim_object, Body=b"x"),
+        "delete": _code(client.delete_object, **victim_object),
+        "delete many": _code(client.delete_objects, Bucket=victim_object["Bucket"], Delete=many),
         "copy from": _code(client.copy_object, **environment, **copy),
-        "copy to": _code(client.copy_object, **there, CopySource=environment),
+        "copy to": _code(client.copy_object, **victim_object, CopySource=environment),
         "part copy": _code(client.upload_part_copy, **environment, UploadId=upload, PartNumber=1, **copy),
-        "upload": _code(client.create_multipart_upload, **there),
+        "upload": _code(client.create_multipart_upload, **victim_object),
         "list": _code(client.list_objects_v2, Bucket=victim_keys.bucket, Prefix=victim_keys.prefix),
         "list all": _code(client.list_objects_v2, Bucket=victim_keys.bucket),
         "list above": _code(client.list_objects_v2, Bucket=victim_keys.bucket, Prefix=own_keys.prefix.rstrip("/")),
@@ -99,13 +99,13 @@ def test_no_operation_reaches_another_table(rig: Rig, victim_keys: Keys, own_key
         "policy": _code(client.get_bucket_policy, Bucket=victim_keys.bucket),
         "bucket": _code(client.delete_bucket, Bucket=victim_keys.bucket),
         "acl": _code(client.put_object_acl, **environment, ACL="public-read"),
-        "parts of another": _code(client.list_parts, **there, UploadId=foreign),
+        "parts of another": _code(client.list_parts, **victim_object, UploadId=foreign),
     }
     assert set(refused.values()) == {"AccessDenied"}, refused
     # An upload id of another table is useless with the caller's own key.
     assert _code(client.upload_part, **environment, UploadId=foreign, PartNumber=1, Body=b"x") == "NoSuchUpload"
     assert _code(client.list_parts, **environment, UploadId=foreign) == "NoSuchUpload"
-    assert with_victim.get_object(**there)["Body"].read() == SECRET
+    assert with_victim.get_object(**victim_object)["Body"].read() == SECRET
     with_victim.close()
 
 
@@ -172,7 +172,7 @@ def test_very_long_key_is_rejected(own_keys: Keys) -> None:
 
 
 def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: Keys, client: Any) -> None:
-    there = {"Bucket": victim_keys.bucket, "Key": victim_keys.prefix + "data/secret"}
+    victim_object = {"Bucket": victim_keys.bucket, "Key": victim_keys.prefix + "data/secret"}
     letter = "B" if victim_keys.token[40] == "A" else "A"
     forged = {
         "secret": replace(victim_keys, secret=own_keys.secret),
@@ -184,10 +184,10 @@ def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: 
     }
     for name, keys in forged.items():
         with_forged = keys.client()
-        assert _code(with_forged.get_object, **there) in ("AccessDenied", "SignatureDoesNotMatch"), name
+        assert _code(with_forged.get_object, **victim_object) in ("AccessDenied", "SignatureDoesNotMatch"), name
         with_forged.close()
     without = replace(victim_keys, token="").client()
-    assert _code(without.get_object, **there) == "AccessDenied"
+    assert _code(without.get_object, **victim_object) == "AccessDenied"
     without.close()
 
 

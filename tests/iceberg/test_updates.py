@@ -277,8 +277,8 @@ def test_new_sort_order_gets_the_next_id_and_an_equal_one_is_reused() -> None:
     )
     assert [o.order_id for o in m.sort_orders] == [0, 1]
     assert m.default_sort_order_id == 1
-    again = commit(m, {"action": "add-sort-order", "sort-order": order((1, "IDENTITY"), order_id=5)})
-    assert again is m
+    second_commit = commit(m, {"action": "add-sort-order", "sort-order": order((1, "IDENTITY"), order_id=5)})
+    assert second_commit is m
     off = commit(
         m,
         {"action": "add-sort-order", "sort-order": order(order_id=0)},

@@ -229,13 +229,13 @@ def test_bytes_that_were_read_are_stored_once() -> None:
     for _ in range(200):
         sparse = SparseMemory(300)
         expected = bytearray(300)
-        there = [False] * 300
+        is_present = [False] * 300
         for turn in range(1, 12):
             start = rng.randrange(300)
             length = rng.randint(0, 300 - start)
             missing = {at for offset, size in sparse.missing([(start, length)]) for at in range(offset, offset + size)}
-            assert missing == {at for at in range(start, start + length) if not there[at]}
+            assert missing == {at for at in range(start, start + length) if not is_present[at]}
             sparse.fill(start, bytes([turn]) * length)
             for at in missing:
-                expected[at], there[at] = turn, True
+                expected[at], is_present[at] = turn, True
             assert bytes(sparse.memory) == expected

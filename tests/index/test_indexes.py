@@ -179,9 +179,9 @@ async def test_suspect_with_an_intact_source_stays_registered(rig: Rig) -> None:
     await indexes.verify_source([file], "it looked wrong")
     assert (await rig.file(path)).state is IndexFileState.LIVE
     assert indexes.in_memory(file) is None
-    again = await indexes.open(file)
-    assert again is not None
-    assert again is not first
+    reopened = await indexes.open(file)
+    assert reopened is not None
+    assert reopened is not first
 
 
 @pytest.mark.parametrize("kind", KINDS)

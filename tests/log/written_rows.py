@@ -48,8 +48,8 @@ async def write(log: StreamLog, name: str, acknowledged) -> None:
         producer = StreamProducer(name, sequence, state.epoch)
         answer = await log.append(rows_of(name, sequence), producer)
         if rng.random() < 0.1:
-            again = await log.append(rows_of(name, sequence), producer)
-            assert (again.duplicate, again.positions) == (True, answer.positions)
+            second_answer = await log.append(rows_of(name, sequence), producer)
+            assert (second_answer.duplicate, second_answer.positions) == (True, answer.positions)
         acknowledged(AcknowledgedAppend(name, sequence, {SHARDS.index(p.shard): p.offset for p in answer.positions}))
         sequence += 1
 

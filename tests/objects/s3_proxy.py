@@ -35,7 +35,7 @@ class Misbehaviour:
 
 
 @asynccontextmanager
-async def misbehaving(upstream: str, port: int) -> AsyncIterator[Misbehaviour]:
+async def run_misbehaving_proxy(upstream: str, port: int) -> AsyncIterator[Misbehaviour]:
     """Run a proxy on 127.0.0.1:`port` before the server at `upstream`."""
     mode = Misbehaviour()
     async with aiohttp.ClientSession(auto_decompress=False) as session:

@@ -20,7 +20,7 @@ from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.objects.s3 import WRITE_ID, bucket_endpoint
 from seamark.metaserver.settings.settings import Settings
 from tests.objects.contract import ObjectStoreContract
-from tests.objects.s3_proxy import Misbehaviour, misbehaving
+from tests.objects.s3_proxy import Misbehaviour, run_misbehaving_proxy
 from tests.services.process import ManagedProcess, free_port, http_ok
 from tests.services.s3 import CONFIG, S3, read_env_file, versitygw_binary
 
@@ -96,7 +96,7 @@ class TestVirtualHostContract(ObjectStoreContract):
 async def through_proxy(s3: S3, bucket: str, **changes: Any) -> AsyncIterator[tuple[ObjectStore, Misbehaviour, str]]:
     port = free_port()
     settings = settings_for(s3, bucket, s3_endpoint=f"http://127.0.0.1:{port}", **changes)
-    async with misbehaving(s3.endpoint, port) as mode, open_objects(settings, SystemClock()) as objects:
+    async with run_misbehaving_proxy(s3.endpoint, port) as mode, open_objects(settings, SystemClock()) as objects:
         yield objects, mode, f"s3://{bucket}/warehouse"
 
 

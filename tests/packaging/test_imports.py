@@ -92,7 +92,7 @@ def top_modules(names: set[str]) -> set[str]:
     }
 
 
-def everything() -> set[str]:
+def list_project_libraries() -> set[str]:
     """Return all libraries that the project names."""
     listing = [*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)]
     return closure(name for name in requirements(listing) if is_installed(name))
@@ -126,7 +126,7 @@ def modules_of(part: str) -> list[str]:
 def test_each_part_can_be_imported_with_only_the_libraries_of_its_extra(part: str) -> None:
     listing = [*PROJECT["dependencies"], *(line for extra in PARTS[part][0] for line in EXTRAS[extra])]
     allowed = closure(requirements(listing))
-    hidden = top_modules(everything()) - top_modules(allowed)
+    hidden = top_modules(list_project_libraries()) - top_modules(allowed)
     assert hidden
     script = f"HIDDEN = {sorted(hidden)!r}\nNAMES = {modules_of(part)!r}\n{IMPORT_ALL}"
     completed = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)

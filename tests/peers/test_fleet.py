@@ -44,10 +44,10 @@ def test_files_are_read_once_for_all_replicas_and_commits_are_visible_at_once(fl
 
     manifests = {path: count for path, count in fleet.reads().items() if path.endswith("-m0.avro")}
     assert len(manifests) == APPENDS + 1
-    again = sum(manifests.values()) - (APPENDS + 1)
+    repeated_reads = sum(manifests.values()) - (APPENDS + 1)
     # A replica on a busy machine may look slow. Counts are published every second.
-    block_until(lambda: again <= sum(peer_reads(replica, "hedged") for replica in fleet.replicas))
-    assert again < APPENDS
+    block_until(lambda: repeated_reads <= sum(peer_reads(replica, "hedged") for replica in fleet.replicas))
+    assert repeated_reads < APPENDS
     block_until(
         lambda: sum(peer_reads(replica, "hits") + peer_reads(replica, "fetched") for replica in fleet.replicas) > 0
     )

@@ -120,10 +120,10 @@ async def test_ticket_is_accepted_once_also_after_a_restart(tmp_path: Path) -> N
         assert node.stored.reads.total() == reads
         address = node.address
     async with open_node(tmp_path, "a", peer_address=address) as node, aiohttp.ClientSession() as http:
-        again = ProtocolRig(node, node.peers.client._tickets, http, location)
+        rig_after_restart = ProtocolRig(node, node.peers.client._tickets, http, location)
         for headers in repeated:
-            assert await again.ask(headers) == (401, b"")
-        assert (await again.ask(again.tickets.issue(address, location)[0]))[0] == 200
+            assert await rig_after_restart.ask(headers) == (401, b"")
+        assert (await rig_after_restart.ask(rig_after_restart.tickets.issue(address, location)[0]))[0] == 200
 
 
 def test_record_of_tickets_is_limited_and_rejects_tickets_that_do_not_fit(tmp_path: Path) -> None:

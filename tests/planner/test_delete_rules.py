@@ -268,8 +268,8 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
 
     data = [entry(data_file(f"d{at}", metrics=metrics([A, LATE]), **partition()), rng.randrange(9)) for at in range(80)]
     deletes = []
-    for some, where in ((250, partition), (150, dict)):
-        files = [(rng.choice([[A], [A], [LATE, A]]), where()) for _ in range(some)]
+    for position_count, where in ((250, partition), (150, dict)):
+        files = [(rng.choice([[A], [A], [LATE, A]]), where()) for _ in range(position_count)]
         delete_files = [
             delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=metrics(ids), **at) for ids, at in files
         ]
@@ -323,8 +323,8 @@ def test_partition_deletes_apply_before_and_after_promotion_of_a_date_to_a_times
         """Return one from before the promotion and one from after it, each of the same three partitions."""
         days = [[-700 * unit, 700 * unit, None] for unit in (1, UNITS_PER_DAY[kind])]
         return [
-            block([entry(file_counts((day,)), sequence) for day in some], schema=schema, kinds=kind)
-            for some, schema, kind in zip(days, schemas, kinds, strict=True)
+            block([entry(file_counts((day,)), sequence) for day in day_values], schema=schema, kinds=kind)
+            for day_values, schema, kind in zip(days, schemas, kinds, strict=True)
         ]
 
     data = blocks(lambda partition: data_file(spec_id=1, partition=partition), 1)

@@ -184,10 +184,12 @@ class Situation:
         if shape == "equality":
             return self._equality(within, common)
         if shape == "positions":
-            some = {(path, 0) for path in rng.sample(paths, min(2, len(paths)))}
-            paths_before = sorted(path.encode() for path, _ in some)
+            sampled_rows = {(path, 0) for path in rng.sample(paths, min(2, len(paths)))}
+            paths_before = sorted(path.encode() for path, _ in sampled_rows)
             whole = {PATH_ID: ColumnMetrics(lower=paths_before[0], upper=paths_before[-1] + b"~")}
-            return DeleteFile(**common, record_count=2, metrics=rng.choice([{}, whole]), positions=frozenset(some))
+            return DeleteFile(
+                **common, record_count=2, metrics=rng.choice([{}, whole]), positions=frozenset(sampled_rows)
+            )
         path = rng.choice(paths)
         metrics, referenced = {}, path
         if shape == "bounds":

@@ -79,10 +79,10 @@ def test_columns_of_keys_are_read_once() -> None:
 def test_hash_lookup_compares_both_halves() -> None:
     rng = np.random.default_rng(3)
     high, low = rng.integers(0, 50, 500).astype(np.uint64), rng.integers(0, 50, 500).astype(np.uint64)
-    there = set(zip(high.tolist(), low.tolist(), strict=True))
+    existing_keys = set(zip(high.tolist(), low.tolist(), strict=True))
     query = rng.integers(0, 60, (2, 2000)).astype(np.uint64)
     result = HashSet(high, low).has(query[0], query[1]).tolist()
-    assert result == [pair in there for pair in zip(*query.tolist(), strict=True)]
+    assert result == [pair in existing_keys for pair in zip(*query.tolist(), strict=True)]
     none = np.empty(0, dtype=np.uint64)
     assert not HashSet(none, none).has(query[0], query[1]).any()
 

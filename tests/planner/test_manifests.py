@@ -64,14 +64,14 @@ def summary(kind: str, values: Sequence[Any], *, javas: bool, terse: bool) -> Fi
     """
     nan = any(isinstance(value, float) and math.isnan(value) for value in values)
     order = javas_order if javas else pythons_order
-    there = sorted(
+    present = sorted(
         (value for value in values if value is not None and value == value), key=lambda value: order(kind, value)
     )
     return FieldSummary(
         contains_null=None in values,
         contains_nan=None if terse else nan,
-        lower=to_bytes(kind, there[0]) if there else None,
-        upper=to_bytes(kind, there[-1]) if there else None,
+        lower=to_bytes(kind, present[0]) if present else None,
+        upper=to_bytes(kind, present[-1]) if present else None,
     )
 
 
@@ -110,21 +110,21 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
     field = next(one for one, other in KINDS.items() if other == kind)
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=3))
     literal, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
-    there = [value for value in values if value is not None]
+    present = [value for value in values if value is not None]
     within = {
-        Op.LT: lambda: min(there) < literal,
-        Op.LT_EQ: lambda: min(there) <= literal,
-        Op.GT: lambda: max(there) > literal,
-        Op.GT_EQ: lambda: max(there) >= literal,
-        Op.EQ: lambda: min(there) <= literal <= max(there),
-        Op.IN: lambda: any(min(there) <= item <= max(there) for item in (literal, other)),
+        Op.LT: lambda: min(present) < literal,
+        Op.LT_EQ: lambda: min(present) <= literal,
+        Op.GT: lambda: max(present) > literal,
+        Op.GT_EQ: lambda: max(present) >= literal,
+        Op.EQ: lambda: min(present) <= literal <= max(present),
+        Op.IN: lambda: any(min(present) <= item <= max(present) for item in (literal, other)),
     }
     before = [FieldSummary(None, None, None, None)] * (field - 1000)
     for op, allowed in within.items():
         literals = tuple(sorted({literal, other})) if op is Op.IN else (literal,)
         bound = Bound(op, field, f"p{field}", kind, "identity", kind, literals)
         result = is_needed(bound, *before, summary(kind, values, javas=True, terse=False))
-        assert result == (bool(there) and allowed()), op
+        assert result == (bool(present) and allowed()), op
 
 
 def make_bound(kind: str, op: Op, *values: Any) -> Bound:

@@ -255,11 +255,11 @@ def test_two_tables_with_one_name_are_reported(warehouse: Warehouse) -> None:
     with Seamark(warehouse.home) as server:
         client = Client(server.base_url)
         assert client.call("DELETE", "/v1/namespaces/ours/tables/t")[0] == 204
-        status, again = client.create_table("t", "ours")
+        status, second_table = client.create_table("t", "ours")
         assert status == 200
     result = warehouse.rebuild()
     assert set(warehouse.registered_locations(result)) == {"theirs.u"}
-    for location in (again["metadata-location"], warehouse.tables["ours.t"]["metadata-location"]):
+    for location in (second_table["metadata-location"], warehouse.tables["ours.t"]["metadata-location"]):
         assert "Several tables, views or functions have this name" in reasons(result, location)[0]
 
 

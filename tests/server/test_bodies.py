@@ -262,7 +262,7 @@ async def test_slow_clients_take_no_slot_of_others_and_are_disconnected(hurried_
 
 
 async def test_one_principal_cannot_hold_all_bytes_of_bodies(logins: Logins) -> None:
-    living = _living(WorkerLimits)
+    living = _list_instances(WorkerLimits)
     async with AsyncExitStack() as stack:
         statuses = []
         for number in range(8):
@@ -425,14 +425,14 @@ async def test_all_slots_are_released_after_the_tests_of_this_file(logins: Login
         for name in ("rita", "nobody"):
             headers = {"Authorization": f"Bearer {logins.secrets[name]}"}
             await logins.server.http.post(logins.server.url + path, headers=headers, data=b"{}")
-    app_bounds = _living(WorkerLimits)
+    app_bounds = _list_instances(WorkerLimits)
     assert app_bounds
     for bound in app_bounds:
         bound.check_invariants()
         assert (bound.working.taken, bound.reading.taken, bound.bodies.taken) == (0, 0, 0)
 
 
-def _living(kind: type[WorkerLimits]) -> list[WorkerLimits]:
+def _list_instances(kind: type[WorkerLimits]) -> list[WorkerLimits]:
     return [one for one in gc.get_objects() if isinstance(one, kind)]
 
 

@@ -81,7 +81,7 @@ def error_of(raw: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def everything_logged(capfd: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
+def capture_all_logs(capfd: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
     """Yield the text of everything that structlog and `logging` log while the block runs."""
     lines: list[str] = []
     with structlog.testing.capture_logs() as events:
@@ -283,7 +283,7 @@ async def test_unread_answer_does_not_stay_in_memory(tmp_path: Path) -> None:
 async def test_data_that_is_not_http_gets_a_standard_error_that_does_not_quote_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, raw: bytes, status: int
 ) -> None:
-    with everything_logged(capfd) as lines:
+    with capture_all_logs(capfd) as lines:
         async with running(tmp_path) as server, await RawConnection.open(server) as wire:
             await wire.send(raw)
             answer = await wire.rest()

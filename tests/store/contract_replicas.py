@@ -40,8 +40,8 @@ class ReplicasContract(StorePair):
         while len(live := await other_store.replicas()) > 1:
             await asyncio.sleep(0.005)
         assert [item.address for item in live] == ["b:1"]
-        (again,) = await store.transact([RenewReplica(replica("a:1", version="2.0"), LONG_MS)])
-        assert [(item.address, item.version) for item in again] == [("a:1", "2.0"), ("b:1", "1.0")]
+        (renewed,) = await store.transact([RenewReplica(replica("a:1", version="2.0"), LONG_MS)])
+        assert [(item.address, item.version) for item in renewed] == [("a:1", "2.0"), ("b:1", "1.0")]
 
     async def test_replica_that_leaves_is_gone_at_once(
         self, store: GeneratorStore, other_store: GeneratorStore

@@ -120,16 +120,16 @@ def test_module_with_bytecode_from_pytest_counts_as_compiled(tmp_path: Path) -> 
 
 def test_cases_of_a_grid_that_the_fast_tier_runs_have_each_value_or_each_pair_of_values() -> None:
     cases = [{"a": a, "b": b, "c": c} for a in range(2) for b in range(3) for c in range(4)]
-    values = [cases[place] for place in grids.covering_cases(cases, 1)]
+    values = [cases[place] for place in grids.choose_covering_cases(cases, 1)]
     assert {(name, value) for case in values for name, value in case.items()} == {
         (name, value) for case in cases for name, value in case.items()
     }
     assert len(values) == 4
-    pairs = [cases[place] for place in grids.covering_cases(cases, 2)]
+    pairs = [cases[place] for place in grids.choose_covering_cases(cases, 2)]
     assert {(case["b"], case["c"]) for case in pairs} == {(case["b"], case["c"]) for case in cases}
     assert {(case["a"], case["c"]) for case in pairs} == {(case["a"], case["c"]) for case in cases}
     assert len(pairs) < len(cases)
-    assert grids.covering_cases([], 1) == set()
+    assert grids.choose_covering_cases([], 1) == set()
 
 
 @pytest.mark.each_value

@@ -9,7 +9,7 @@ from pathlib import Path
 from seamark.metaserver.store.operations import CreateNamespace
 from tests.server.rig import running, some_settings
 from tests.timeline.test_watch import Replica, replica
-from tests.timeline.test_webhooks import receiving
+from tests.timeline.test_webhooks import run_receiver
 from tests.waits import until
 
 
@@ -40,7 +40,7 @@ async def test_watchers_of_two_replicas_see_every_instant_once_and_in_the_same_o
 
 async def test_webhooks_and_long_polls_work_across_replicas(tmp_path: Path, postgres_url: str) -> None:
     async with (
-        receiving() as receiver,
+        run_receiver() as receiver,
         running(tmp_path / "a", database=postgres_url, webhook_urls=(receiver.url,)) as first,
         running(tmp_path / "b", database=postgres_url, webhook_urls=(receiver.url,)) as second,
     ):

@@ -56,7 +56,7 @@ class Receiver:
 
 
 @asynccontextmanager
-async def receiving() -> AsyncIterator[Receiver]:
+async def run_receiver() -> AsyncIterator[Receiver]:
     receiver = Receiver()
     app = web.Application()
     app.router.add_post("/{path:.*}", receiver.receive)
@@ -73,7 +73,7 @@ async def receiving() -> AsyncIterator[Receiver]:
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[Receiver]:
-    async with receiving() as server:
+    async with run_receiver() as server:
         yield server
 
 

@@ -296,16 +296,16 @@ async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_l
     body = json.dumps({"filter": filter_}).encode()
     finished_pages: list[tuple[str, int]] = []
 
-    def noting(work: Callable[..., Any]) -> Callable[..., Any]:
+    def record_threads_of(work: Callable[..., Any]) -> Callable[..., Any]:
         def record_thread(*arguments: Any, **options: Any) -> Any:
             finished_pages.append((work.__name__, threading.get_ident()))
             return work(*arguments, **options)
 
         return record_thread
 
-    monkeypatch.setattr(bodies, "parse_now", noting(bodies.parse_now))
-    monkeypatch.setattr(bitmaps, "parse_expression", noting(parse_expression))
-    monkeypatch.setattr(BoundScan, "bind", noting(BoundScan.bind))
+    monkeypatch.setattr(bodies, "parse_now", record_threads_of(bodies.parse_now))
+    monkeypatch.setattr(bitmaps, "parse_expression", record_threads_of(parse_expression))
+    monkeypatch.setattr(BoundScan, "bind", record_threads_of(BoundScan.bind))
     answer = await api("POST", BITMAP, body, headers={"Content-Type": "application/json"})
     assert {name for name, _ in finished_pages} == {"parse_now", "parse_expression", "bind"}
     assert threading.get_ident() not in {thread for _, thread in finished_pages}, "the event loop's, which is this one"

@@ -11,7 +11,16 @@ import pytest
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.api.indexes import build_state, index_state
 from tests.api.client import Api
-from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, load_index, missing, register, write
+from tests.api.indexes.indexed import (
+    INDEXES,
+    begin,
+    define,
+    index_bytes,
+    list_missing_files,
+    load_index,
+    register,
+    write,
+)
 from tests.api.plans.planned import append, file_of
 from tests.server.rig import running
 
@@ -83,8 +92,8 @@ async def test_missing_files_are_listed_page_by_page_with_what_a_reader_needs(ap
             "partition": {},
         }
     ]
-    assert await missing(api_with_table, build) == PATHS
-    assert await missing(api_with_table, build, limit=4) == PATHS
+    assert await list_missing_files(api_with_table, build) == PATHS
+    assert await list_missing_files(api_with_table, build, limit=4) == PATHS
 
 
 async def test_listing_skips_no_file_while_files_become_covered(api_with_table: Api) -> None:
@@ -95,7 +104,9 @@ async def test_listing_skips_no_file_while_files_become_covered(api_with_table: 
     next_page = (await api_with_table("GET", at(build, f"/files?page-token={first['next-page-token']}"))).json
     assert (next_page["snapshot-id"], [file["file-path"] for file in next_page["files"]]) == (1, PATHS[2:])
     # A restarted build lists the current files.
-    assert sorted(await missing(api_with_table, build, limit=2)) == sorted([*PATHS[2:], "file:///t/new.parquet"])
+    assert sorted(await list_missing_files(api_with_table, build, limit=2)) == sorted(
+        [*PATHS[2:], "file:///t/new.parquet"]
+    )
 
 
 @pytest.mark.parametrize("limit", [1, 2, 100])
@@ -109,13 +120,13 @@ async def test_files_of_branches_and_tags_are_listed_once_after_the_current_file
     assert build["progress"]["files-total"] == 9
     index = await load_index(api_with_table)
     assert (index["lag-files"], index["lag-files-of-refs"], index["files-total"]) == (6, 3, 6)
-    listing = await missing(api_with_table, build, limit=limit)
+    listing = await list_missing_files(api_with_table, build, limit=limit)
     assert listing[:6] == PATHS
     assert sorted(listing[6:]) == [one.path for one in on_branch]
     await register(api_with_table, build, write(build, "a", index_bytes(build, [*FILES, on_branch[0]])))
     index = await load_index(api_with_table)
     assert (index["health"], index["lag-files"], index["lag-files-of-refs"]) == ("ok", 0, 2)
-    assert sorted(await missing(api_with_table, build, limit=limit)) == [one.path for one in on_branch[1:]]
+    assert sorted(await list_missing_files(api_with_table, build, limit=limit)) == [one.path for one in on_branch[1:]]
 
 
 async def test_only_the_newest_snapshots_of_very_many_tags_are_searched(
@@ -126,7 +137,7 @@ async def test_only_the_newest_snapshots_of_very_many_tags_are_searched(
         await append(
             api_with_table, "t", [file_of(f"file:///t/b{n}.parquet", n, n)], snapshot_id=n, parent=1, branch=f"b{n}"
         )
-    assert await missing(api_with_table, await begin(api_with_table)) == [*PATHS, "file:///t/b4.parquet"]
+    assert await list_missing_files(api_with_table, await begin(api_with_table)) == [*PATHS, "file:///t/b4.parquet"]
 
 
 async def test_build_finishes_when_no_file_is_missing(api_with_table: Api) -> None:
@@ -140,7 +151,7 @@ async def test_build_finishes_when_no_file_is_missing(api_with_table: Api) -> No
     new = file_of("file:///t/new.parquet", 9, 9)
     await append(api_with_table, "t", [new], snapshot_id=2, parent=1)
     await register(api_with_table, build, write(build, "b", index_bytes(build, [*FILES[3:], new])))
-    assert await missing(api_with_table, build) == []
+    assert await list_missing_files(api_with_table, build) == []
     answer = await api_with_table("POST", at(build, "/finish"))
     assert (answer.status, answer.json["state"]) == (200, "completed")
     (instant,) = await instants(api_with_table)
@@ -230,7 +241,7 @@ async def test_builds_and_commits_do_not_block_each_other(api_with_table: Api) -
 
     results = await asyncio.gather(commits(), *(register(api_with_table, build, file) for file in files))
     assert [answer.status for answer in results[1:] if answer is not None] == [200] * 6
-    assert len(await missing(api_with_table, build)) == 6
+    assert len(await list_missing_files(api_with_table, build)) == 6
 
 
 @pytest.mark.parametrize(
@@ -373,7 +384,7 @@ async def test_build_continues_at_another_server(api_with_table: Api, tmp_path: 
     await register(api_with_table, build, write(build, "a", index_bytes(build, FILES[:2])))
     async with running(tmp_path) as server:
         other = Api(server)
-        assert await missing(other, build) == PATHS[2:]
+        assert await list_missing_files(other, build) == PATHS[2:]
         await register(other, build, write(build, "b", index_bytes(build, FILES[2:])))
         assert (await other("POST", at(build, "/finish"))).json["progress"]["files-done"] == 6
     assert (await api_with_table("GET", at(build))).json["state"] == "completed"
@@ -385,4 +396,4 @@ async def test_files_of_large_tables_are_counted_off_the_event_loop(
     monkeypatch.setattr("seamark.metaserver.api.indexes.index_state._IN_THREAD_FILES", 0)
     build = await begin(api_with_table)
     await register(api_with_table, build, write(build, "a", index_bytes(build, FILES[:2])))
-    assert await missing(api_with_table, build) == PATHS[2:]
+    assert await list_missing_files(api_with_table, build) == PATHS[2:]

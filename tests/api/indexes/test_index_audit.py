@@ -17,7 +17,16 @@ from seamark.formats.index.kinds import bloom
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.index.files import registry_rebuild
 from tests.api.client import Api
-from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, load_index, missing, register, write
+from tests.api.indexes.indexed import (
+    INDEXES,
+    begin,
+    define,
+    index_bytes,
+    list_missing_files,
+    load_index,
+    register,
+    write,
+)
 from tests.api.plans.planned import append, file_of
 from tests.planner.lakes.lake import DataFile
 from tests.server.rig import running
@@ -96,7 +105,7 @@ async def test_quarantined_index_file_is_unused_and_built_again(api_with_table: 
         first: "quarantined",
         second: "live",
     }
-    assert await missing(api_with_table, build) == [file.path for file in FILES[:3]]
+    assert await list_missing_files(api_with_table, build) == [file.path for file in FILES[:3]]
     await register(api_with_table, build, write(build, "again", valid_index_file(build, FILES[:3])))
     assert (await load_index(api_with_table))["health"] == "ok"
     assert await find_kept_paths(api_with_table, "id = 102") == [FILES[1].path]
@@ -170,8 +179,8 @@ async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same
             locations, "live"
         )
         assert (index["files"], index["health"]) == (5, "behind")
-        again = (await api("POST", REBUILD)).json
-        assert (again["known"], again["registered"], again["redundant"]) == (2, [], 0)
+        second_report = (await api("POST", REBUILD)).json
+        assert (second_report["known"], second_report["registered"], second_report["redundant"]) == (2, [], 0)
 
 
 def size(location: str) -> int:

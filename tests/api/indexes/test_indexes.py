@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from tests.api.client import Api, set_properties
-from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, load_index, missing, register, write
+from tests.api.indexes.indexed import (
+    INDEXES,
+    begin,
+    define,
+    index_bytes,
+    list_missing_files,
+    load_index,
+    register,
+    write,
+)
 from tests.api.plans.planned import append, file_of
 from tests.server.rig import running
 
@@ -131,8 +140,8 @@ async def test_dropped_index_is_gone_and_reuses_its_files_when_defined_again(api
     assert await properties(api_with_table) == {}
     assert (await api_with_table("GET", f"{INDEXES}/i")).error[0] == 404
     assert (await api_with_table("DELETE", f"{INDEXES}/i")).error[0] == 404
-    again = await define(api_with_table, "another")
-    assert (again["files"], again["rows"], again["lag-files"]) == (4, 100, 2)
+    redefined = await define(api_with_table, "another")
+    assert (redefined["files"], redefined["rows"], redefined["lag-files"]) == (4, 100, 2)
 
 
 async def test_coverage_counts_files_and_rows_of_the_current_snapshot(api_with_table: Api) -> None:
@@ -180,7 +189,7 @@ async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_mis
         index = await load_index(other)
         assert (index["health"], index["quarantined"], index["lag-files"]) == ("damaged", 1, 6)
         assert registration["location"] in index["index-files"][0]["reason"]
-        assert len(await missing(other, build)) == 6
+        assert len(await list_missing_files(other, build)) == 6
     assert (await load_index(api_with_table))["files"] == 0
 
 

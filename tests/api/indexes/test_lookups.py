@@ -444,8 +444,8 @@ async def test_million_keys_are_answered_in_one_request(api: Api) -> None:
     await table.index("keys", "record", ["id"], files, parts=2)
     ids = np.random.default_rng(1).permutation(1_000_000)
     arrow = await ask_arrow(api, pa.table({"id": ids}), "index=keys")
-    there = ids < 600_000
-    alive = np.flatnonzero(there & ((ids // 4) % 1000 != 0))
+    is_stored = ids < 600_000
+    alive = np.flatnonzero(is_stored & ((ids // 4) % 1000 != 0))
     assert np.array_equal(arrow.column("key").to_numpy(), alive)
     assert np.array_equal(arrow.column("position").to_numpy(), ids[alive] // 4)
     numbers = {file.path: n for n, file in enumerate(files)}

@@ -128,8 +128,8 @@ async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
     few = (await star.plan(supplier("s_key = 250")))["name"]
     assert few not in (first, (await star.plan())["name"])
     await star.supplier.commit([star.supplier.file([_supplier(5000)])])
-    again = await star.plan(supplier("s_key BETWEEN 250 AND 749"))
-    assert (again["name"], again["joins"][0]["snapshot-id"]) == (first, 2)
+    second_plan = await star.plan(supplier("s_key BETWEEN 250 AND 749"))
+    assert (second_plan["name"], second_plan["joins"][0]["snapshot-id"]) == (first, 2)
 
 
 async def test_joined_table_is_read_at_the_requested_snapshot_and_a_commit_reads_only_new_files(star: Star) -> None:

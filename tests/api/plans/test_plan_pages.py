@@ -215,8 +215,8 @@ async def test_client_that_filters_rows_again_gets_short_residuals_in_one_answer
         reported = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
         assert {one and one["type"] for one in reported} == {residual}
     # The answer is not the cached answer of another client.
-    again = await api_with_small_pages("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
-    assert "plan-tasks" in again.json
+    second_answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
+    assert "plan-tasks" in second_answer.json
 
 
 async def test_plan_tasks_of_a_client_that_filters_again_are_split_for_one_that_does_not(tmp_path: Path) -> None:

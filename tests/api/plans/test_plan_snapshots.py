@@ -165,10 +165,10 @@ async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(plan_api
     assert answer.status == 200, answer.raw
     assert [snapshot["snapshot-id"] for snapshot in answer.json["metadata"]["snapshots"]] == [2]
     assert set(await load_snapshots(plan_api)) == {2}
-    again = (await make_plan(plan_api))["plan-snapshot-id"]
-    assert again != plan_id
+    second_id = (await make_plan(plan_api))["plan-snapshot-id"]
+    assert second_id != plan_id
     change = {"identifier": {"namespace": ["db"], "name": "t"}, **body}
-    change["updates"] = [{"action": "remove-snapshots", "snapshot-ids": [again]}]
+    change["updates"] = [{"action": "remove-snapshots", "snapshot-ids": [second_id]}]
     answer = await plan_api("POST", "/v1/transactions/commit", {"table-changes": [change]}, headers=PLANS)
     assert answer.status == 204, answer.raw
     assert set(await load_snapshots(plan_api)) == {2}

@@ -216,8 +216,8 @@ async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
             assert new_body["name"] is None
             assert new_body.get("misread", "").endswith(("limit is 4", "plan_tables_bytes)") if name == "t" else "")
             assert ("misread" in new_body) == (name == "t")
-            (again,) = [(await api("POST", f"{OWN}/{name}/plan-tables", {**body, "hide-partitions": False})).json]
-            assert "misread" not in again
+            (declined,) = [(await api("POST", f"{OWN}/{name}/plan-tables", {**body, "hide-partitions": False})).json]
+            assert "misread" not in declined
 
 
 async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -> None:
@@ -292,9 +292,9 @@ async def test_requested_plan_is_renewed_after_half_of_its_lease(plan_api: PlanA
     plan_api.clock.ahead_ms += LEASE_S * 400
     assert await plan_api.plan(predicate="id = 5") == plan
     plan_api.clock.ahead_ms += LEASE_S * 200
-    again = await plan_api.plan(predicate="id = 5")
-    assert again["name"] == plan["name"]
-    assert again["expires-at-ms"] >= plan["expires-at-ms"] + LEASE_S * 500
+    second_plan = await plan_api.plan(predicate="id = 5")
+    assert second_plan["name"] == plan["name"]
+    assert second_plan["expires-at-ms"] >= plan["expires-at-ms"] + LEASE_S * 500
     plan_api.clock.ahead_ms += LEASE_S * 1100
     assert (await plan_api("HEAD", f"{STANDARD}/{plan['name']}")).status == 404
     # The plan's files still exist, so another lease reuses them.
@@ -340,9 +340,9 @@ async def test_files_are_deleted_after_the_lease_and_the_plan_can_be_made_again(
     assert len(plans(tmp_path)) == 3
     assert await plan_api.files_of_plan(other["name"]) == [1]
     assert await plan_api.server.components.store.list_retired_plan_tables(None, 10) == []
-    again = await plan_api.plan(predicate="id = 5")
-    assert again["name"] == plan["name"]
-    assert await plan_api.files_of_plan(again["name"]) == [0]
+    second_plan = await plan_api.plan(predicate="id = 5")
+    assert second_plan["name"] == plan["name"]
+    assert await plan_api.files_of_plan(second_plan["name"]) == [0]
     assert len(plans(tmp_path)) == 6
 
 
@@ -354,8 +354,8 @@ async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(plan_api: P
 
     async def meanwhile(location: str) -> None:
         objects.delete = delete  # type: ignore[method-assign]
-        again = await plan_api.plan(predicate="id = 5")
-        assert again["name"] == plan["name"]
+        second_plan = await plan_api.plan(predicate="id = 5")
+        assert second_plan["name"] == plan["name"]
         await delete(location)
 
     objects.delete = meanwhile  # type: ignore[method-assign]

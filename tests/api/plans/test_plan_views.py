@@ -219,14 +219,14 @@ async def test_plan_view_over_a_changed_inner_view_names_a_missing_view(plan_api
     assert (await plan_api("GET", f"{VIEWS}/{inner}")).status == 404
     assert (await plan_api("GET", f"{VIEWS}/{outer}")).status == 200
     assert (await plan_api("POST", f"{OWN}/w/plan-views", body)).status == 404
-    again = await make_plan_view(plan_api)
-    body["tables"][0]["plan"] = ["db", again]
+    second_inner = await make_plan_view(plan_api)
+    body["tables"][0]["plan"] = ["db", second_inner]
     assert (await plan_api("POST", f"{OWN}/w/plan-views", body)).json["name"] not in (None, outer)
     plan_api.clock.ahead_ms += LEASE_S * 900
-    for name in (again, outer):
+    for name in (second_inner, outer):
         assert (await plan_api("POST", f"/api/v1/tables/db/{name}/lease", {})).status == 200
     plan_api.clock.ahead_ms += LEASE_S * 900
-    for name, status in ((again, 200), (outer, 200), (inner, 404)):
+    for name, status in ((second_inner, 200), (outer, 200), (inner, 404)):
         assert (await plan_api("GET", f"{VIEWS}/{name}")).status == status, "each has a lease of its own"
 
 

@@ -302,8 +302,8 @@ async def test_limit_is_met_by_the_first_files_whose_rows_surely_match(api_with_
     assert numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 101})) == [0, 1]
     assert len(numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 10**9}))) == 30
     assert len(numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 0}))) == 30
-    some = {"filter": {"type": "gt", "term": "id", "value": 5}, "min-rows-requested": 1}
-    assert len(numbers(await api_with_files("POST", f"{T}/plan", some))) == 30
+    filtered_body = {"filter": {"type": "gt", "term": "id", "value": 5}, "min-rows-requested": 1}
+    assert len(numbers(await api_with_files("POST", f"{T}/plan", filtered_body))) == 30
 
 
 async def test_large_answer_is_compressed_for_clients_that_accept_it(tmp_path: Path) -> None:
@@ -351,11 +351,11 @@ async def test_answer_that_fails_midway_is_not_mistaken_for_a_complete_one(
     monkeypatch.setattr(pieces, "STREAM_FROM_BYTES", 500)
     tasks = ScanTaskWriter.tasks
 
-    def failing(self: Any, rows: Any) -> Any:
+    def yield_rows_and_fail(self: Any, rows: Any) -> Any:
         yield from list(tasks(self, rows))[:3]
         raise StorageError("the disk is gone")
 
-    monkeypatch.setattr(ScanTaskWriter, "tasks", failing)
+    monkeypatch.setattr(ScanTaskWriter, "tasks", yield_rows_and_fail)
     async with running(tmp_path, plan_inline_limit=100_000) as server:
         api = Api(server)
         await api.table()

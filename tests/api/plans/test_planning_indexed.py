@@ -80,8 +80,8 @@ async def test_index_added_between_a_plan_and_its_pages_loses_no_matching_file(p
         results += await page(paging_api, token)
     assert len(set(results)) == len(results) < FILES
     assert set(WANTED) <= set(results)
-    again = await paging_api("POST", f"{T}/plan", {"filter": FILTER})
-    assert [one for token in again.json["plan-tasks"] for one in await page(paging_api, token)] == list(WANTED)
+    second_answer = await paging_api("POST", f"{T}/plan", {"filter": FILTER})
+    assert [one for token in second_answer.json["plan-tasks"] for one in await page(paging_api, token)] == list(WANTED)
 
 
 async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paging_api: Api) -> None:
@@ -98,8 +98,11 @@ async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paging
     assert len(set(page_answer)) == len(page_answer) > len(WANTED)
     assert set(WANTED) <= set(page_answer)
     assert (await load_index(paging_api))["quarantined"] == 1
-    again = await asyncio.gather(*(page(paging_api, token) for token in tokens))
-    assert sorted(one for part in again for one in part) == [*range(20), *(number for number in WANTED if number >= 20)]
+    second_pages = await asyncio.gather(*(page(paging_api, token) for token in tokens))
+    assert sorted(one for part in second_pages for one in part) == [
+        *range(20),
+        *(number for number in WANTED if number >= 20),
+    ]
 
 
 async def test_cached_answer_is_not_used_after_indexes_changed(paging_api: Api) -> None:

@@ -225,7 +225,7 @@ async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles_api
 async def test_server_plans_a_plan_table_whose_filter_nan_may_match(doubles_api: Api) -> None:
     """Iceberg's library, which `seamark.spark.sql` uses, prunes files and row groups that have only NaN."""
 
-    async def planning_mode(predicate: str) -> str:
+    async def request_planning_mode(predicate: str) -> str:
         table = "/api/v1/tables/db/doubles/plan-tables"
         new_doubles = await doubles_api("POST", table, {"predicate": predicate, "kept-max": 1.0})
         assert new_doubles.status == 200, new_doubles.raw
@@ -233,11 +233,14 @@ async def test_server_plans_a_plan_table_whose_filter_nan_may_match(doubles_api:
         assert isinstance(mode, str)
         return mode
 
-    modes = [await planning_mode(predicate) for predicate in ("x > 3", "NOT (x < 3)", "x > 3 AND x < 9", "data = 'b'")]
+    modes = [
+        await request_planning_mode(predicate)
+        for predicate in ("x > 3", "NOT (x < 3)", "x > 3 AND x < 9", "data = 'b'")
+    ]
     assert modes == ["server", "server", "client", "client"]
     change = set_properties(**{"seamark.scan-planning-mode": "client"})
     assert (await doubles_api("POST", f"{T[:-1]}doubles", change)).status == 200
-    assert await planning_mode("x > 4") == "client"
+    assert await request_planning_mode("x > 4") == "client"
 
 
 async def test_only_seamarks_clients_get_functions_of_columns_as_terms(api: Api) -> None:

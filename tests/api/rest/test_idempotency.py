@@ -32,7 +32,7 @@ def _change(name: str) -> dict[str, Any]:
     return {"table-changes": [{"identifier": {"namespace": ["db"], "name": name}, **set_properties(x="1")}]}
 
 
-async def _nothing(api: Api) -> None: ...
+async def _do_nothing(api: Api) -> None: ...
 
 
 async def _table(api: Api) -> None:
@@ -67,7 +67,7 @@ class Case:
     refused_path: str
     refused_body: Any
     refused_status: int
-    before: Callable[[Api], Awaitable[None]] = field(default=_nothing)
+    before: Callable[[Api], Awaitable[None]] = field(default=_do_nothing)
 
 
 CASES = (
@@ -151,8 +151,8 @@ async def test_success_is_replayed_without_a_second_execution(api: Api, case: Ca
     first = await api(case.method, case.path, body, key=key)
     assert first.status == case.status, first.raw
     state = await _state(api)
-    for again in (key, key.upper()):
-        _check_same(first, await api(case.method, case.path, body, key=again))
+    for same_key in (key, key.upper()):
+        _check_same(first, await api(case.method, case.path, body, key=same_key))
     assert await _state(api) == state
 
 

@@ -182,9 +182,9 @@ async def test_dropped_table_hidden_from_the_caller_is_not_found(house: House) -
         for principal in ("wendy", "nobody"):
             ids = (listing[0]["id"], new_key())
             answers = [await house(principal, method, f"/api/v1/dropped/{dropped}{ending}") for dropped in ids]
-            there, invented = (answer.error[:2] for answer in answers)
-            assert there == invented
-            assert principal == "nobody" or there == (404, "NotFoundException")
+            existing, invented = (answer.error[:2] for answer in answers)
+            assert existing == invented
+            assert principal == "nobody" or existing == (404, "NotFoundException")
             assert not any(b"other" in answer.raw for answer in answers)
     assert (await house("root", "POST", f"/api/v1/dropped/{listing[0]['id']}/undrop")).status == 200
 

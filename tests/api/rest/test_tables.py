@@ -70,8 +70,8 @@ async def test_staged_table_does_not_exist_until_it_is_committed(api: Api) -> No
     committed = await api("POST", f"{TABLES}/s", commit)
     assert committed.status == 200, committed.raw
     assert committed.json["metadata"]["table-uuid"] == metadata["table-uuid"]
-    again = await api("POST", f"{TABLES}/s", commit)
-    assert again.error[0] == 409
+    second_answer = await api("POST", f"{TABLES}/s", commit)
+    assert second_answer.error[0] == 409
 
 
 async def test_commit_returns_the_new_metadata_and_its_location(api: Api) -> None:

@@ -328,14 +328,14 @@ async def test_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path)
         await append(rig, {"b": 2})
         committed_table = await commit(rig, request)
         await append(rig, {"c": 3})
-        again = await commit(rig, request)
-        assert again.metadata == committed_table.metadata
+        second_commit = await commit(rig, request)
+        assert second_commit.metadata == committed_table.metadata
         await commit(rig, ([], [{"action": "remove-snapshots", "snapshot-ids": [appender.snapshot_id]}]))
         before = await rig.files()
-        again = await commit(rig, request)
+        second_commit = await commit(rig, request)
         assert committed_table.entry is not None
-        assert again.entry is not None
-        assert again.entry.metadata_location == committed_table.entry.metadata_location
+        assert second_commit.entry is not None
+        assert second_commit.entry.metadata_location == committed_table.entry.metadata_location
         assert await rig.files() == before
         files = read_snapshot(head(await load(rig)))
         assert set(files) == {"a", "b", "c", "late"}

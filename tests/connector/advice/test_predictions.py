@@ -90,8 +90,8 @@ def test_commands_show_prediction_and_measurement(client: IndexClient) -> None:
     for unknown in (best["id"], "1"):
         refused = CliRunner().invoke(cli, ["advise", "apply", TABLE, unknown, "--url", client.url])
         assert (refused.exit_code, f"There is no proposal '{unknown}'" in refused.output) == (1, True)
-    again = load_advice(client, TABLE)
-    assert again["before"]["bytes"] < 0.5 * again["applied"][0]["proposal"]["before"]["bytes"]
+    second_advice = load_advice(client, TABLE)
+    assert second_advice["before"]["bytes"] < 0.5 * second_advice["applied"][0]["proposal"]["before"]["bytes"]
     by_hand = {"change": {"kind": "none"}, "title": "x", "commands": ["ALTER TABLE"]}
     with pytest.raises(InvalidRequest, match="An engine makes the change"):
         apply_proposal(client, TABLE, by_hand, wait_s=1)

@@ -37,7 +37,7 @@ async def run_rewrite(
         return await new_rewriter.rewrite(statement, session), server.requests
 
 
-def raising(error: Exception) -> Callable[[TablePlanRequest], Any]:
+def fail_with(error: Exception) -> Callable[[TablePlanRequest], Any]:
     def plan(request: TablePlanRequest) -> Any:
         raise error
 
@@ -119,9 +119,12 @@ async def test_catalog_name_is_found_in_any_case_if_the_session_uses_another_cat
     ("plan", "reason"),
     [
         (lambda expected: {"plan_snapshot_id": None}, "plans keep too many of the files"),
-        (raising(NoSuchResource("", status=404, kind="NoSuchTableException")), "Seamark refused: NoSuchTableException"),
-        (raising(InvalidRequest("", status=400)), "Seamark refused: 400"),
-        (raising(ServerFailed("")), "Seamark failed: ServerFailed"),
+        (
+            fail_with(NoSuchResource("", status=404, kind="NoSuchTableException")),
+            "Seamark refused: NoSuchTableException",
+        ),
+        (fail_with(InvalidRequest("", status=400)), "Seamark refused: 400"),
+        (fail_with(ServerFailed("")), "Seamark failed: ServerFailed"),
     ],
 )
 async def test_summary_names_the_reason_if_there_is_no_plan(
@@ -155,12 +158,12 @@ async def test_statement_is_parsed_once(statement: str, parses: int, monkeypatch
     count = 0
     parse = Parser.parse
 
-    def counting(self: Parser, *arguments: Any) -> Any:
+    def count_and_parse(self: Parser, *arguments: Any) -> Any:
         nonlocal count
         count += 1
         return parse(self, *arguments)
 
-    monkeypatch.setattr(Parser, "parse", counting)
+    monkeypatch.setattr(Parser, "parse", count_and_parse)
     server = Seamark()
     async with rewriter(server) as new_rewriter:
         for version in ("1", "1", "2"):
@@ -175,10 +178,10 @@ async def test_useless_plan_is_not_requested_again_for_some_seconds(monkeypatch:
     statement = "SELECT * FROM t WHERE id = 1"
     async with rewriter(server) as new_rewriter:
         first = await new_rewriter.rewrite(statement, SESSION)
-        again = await new_rewriter.rewrite(statement, SESSION)
-        assert (first.statement, again.statement, len(server.requests)) == (None, None, 1)
-        assert again.summary == "unchanged; plans kept too many of the files a few seconds ago"
-        assert again.depends_on_data
+        second_rewrite = await new_rewriter.rewrite(statement, SESSION)
+        assert (first.statement, second_rewrite.statement, len(server.requests)) == (None, None, 1)
+        assert second_rewrite.summary == "unchanged; plans kept too many of the files a few seconds ago"
+        assert second_rewrite.depends_on_data
         await new_rewriter.rewrite(statement, replace(SESSION, schema="elsewhere"))
         await new_rewriter.rewrite(statement + " ", SESSION)
         assert len(server.requests) == 3
@@ -191,7 +194,7 @@ async def test_useless_plan_is_not_requested_again_for_some_seconds(monkeypatch:
 
 @pytest.mark.parametrize("error", [NoSuchResource("", status=404, kind=""), ServerFailed("")])
 async def test_failed_plan_is_requested_again_for_the_next_statement(error: Exception) -> None:
-    server = Seamark(plan=raising(error))
+    server = Seamark(plan=fail_with(error))
     async with rewriter(server) as new_rewriter:
         for count in (1, 2):
             assert (await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None
@@ -460,7 +463,7 @@ async def test_bug_in_the_analysis_does_not_fail_the_statement(step: str, monkey
 
 async def test_failures_in_a_row_open_the_breaker_and_refusals_do_not() -> None:
     for error, is_open in ((Unreachable("gone"), True), (InvalidRequest("", status=400), False)):
-        server = Seamark(plan=raising(error))
+        server = Seamark(plan=fail_with(error))
         async with rewriter(server) as new_rewriter:
             for _ in range(FAILURES_MAX):
                 await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)

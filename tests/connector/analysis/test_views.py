@@ -203,7 +203,7 @@ async def test_known_nested_views_are_requested_without_asking_for_tables() -> N
 
 async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
     for refused, other_views in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
-        server = Seamark(views=dict(NESTED), answer=naming(refused))
+        server = Seamark(views=dict(NESTED), answer=name_all_but(refused))
         async with rewriter(server) as new_rewriter:
             rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         assert (rewrite.statement is None) == (refused == "top")
@@ -219,7 +219,7 @@ async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
             )
 
 
-def naming(refused: str) -> Callable[[Name], str | None]:
+def name_all_but(refused: str) -> Callable[[Name], str | None]:
     def answer(name: Name) -> str | None:
         return None if name[-1] == refused else f"{name[-1]}~plan~named"
 
@@ -234,19 +234,19 @@ async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
     rewrite, server = await run_rewrite(statement, views=views)
     assert rewrite.statement is not None
     assert sorted((one.table or one.plan)[1][0] for one in server.views_asked[-1][3]) == ["t", "u", "v"]
-    rewrite, server = await run_rewrite(statement, views=views, answer=naming("v"))
+    rewrite, server = await run_rewrite(statement, views=views, answer=name_all_but("v"))
     assert rewrite.statement is not None
     assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
     rewrite, server = await run_rewrite(
-        f"{statement} AND k IN (SELECT id FROM lake.db.t)", views=views, answer=naming("v")
+        f"{statement} AND k IN (SELECT id FROM lake.db.t)", views=views, answer=name_all_but("v")
     )
     assert rewrite.statement is not None
     assert rewrite.statement.endswith("(SELECT id FROM lake.db.t)"), "the table beside the view has no plan either"
 
-    def turning(request: TablePlanRequest) -> dict[str, Any]:
+    def answer_by_filter(request: TablePlanRequest) -> dict[str, Any]:
         return {"snapshot_id": 1 if "'x'" in repr(request.filter) else 2}
 
-    rewrite, server = await run_rewrite(statement, views=views, plan=turning)
+    rewrite, server = await run_rewrite(statement, views=views, plan=answer_by_filter)
     assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
 
 
@@ -310,7 +310,7 @@ async def test_former_columns_of_a_view_do_not_resolve_names_of_other_tables() -
         assert "u" in [one.table[-1] for one in server.requests]
 
 
-def refusing(error: Exception) -> Callable[[Name], str | None]:
+def refuse_with(error: Exception) -> Callable[[Name], str | None]:
     def answer(name: Name) -> str | None:
         raise error
 
@@ -318,7 +318,7 @@ def refusing(error: Exception) -> Callable[[Name], str | None]:
 
 
 async def test_user_without_the_right_to_plan_views_sends_one_request_for_many_statements() -> None:
-    server = Seamark(views={"v": PLAIN}, answer=refusing(AccessDenied("no", status=403, kind="ForbiddenException")))
+    server = Seamark(views={"v": PLAIN}, answer=refuse_with(AccessDenied("no", status=403, kind="ForbiddenException")))
     async with rewriter(server) as new_rewriter:
         for _ in range(3):
             rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
@@ -332,7 +332,7 @@ async def test_changed_view_is_read_again() -> None:
     async with rewriter(server) as new_rewriter:
         assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
         server.views["v"] = view("SELECT uid AS k FROM u", k="long")
-        server.answer = refusing(NoSuchResource("gone", status=404, kind="NoSuchViewException"))
+        server.answer = refuse_with(NoSuchResource("gone", status=404, kind="NoSuchViewException"))
         assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is None
         server.answer = None
         assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
@@ -354,10 +354,10 @@ async def test_table_within_and_beside_a_view_is_read_at_one_snapshot() -> None:
     assert rewrite.statement is not None
     assert (rewrite.statement.count("~plan~"), rewrite.statement.count("FOR VERSION AS OF")) == (1, 1)
 
-    def turning(request: TablePlanRequest) -> dict[str, Any]:
+    def answer_by_filter(request: TablePlanRequest) -> dict[str, Any]:
         return {"snapshot_id": 1 if "'x'" in repr(request.filter) else 2}
 
-    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN}, plan=turning)
+    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN}, plan=answer_by_filter)
     assert rewrite.statement is None
     rewrite, _ = await run_rewrite(statement, views={"v": PLAIN}, answer=lambda _: None)
     assert rewrite.statement is None, "the view reads the current table, so all places of the table must"

@@ -133,15 +133,15 @@ class Column:
                 parts = [child.to_plain_values(column.field(n)) for n, child in enumerate(self.children)]
                 ids = [child.id for child in self.children]
                 return [
-                    dict(zip(ids, [part[n] for part in parts], strict=True)) if there else None
-                    for n, there in enumerate(valid)
+                    dict(zip(ids, [part[n] for part in parts], strict=True)) if is_present else None
+                    for n, is_present in enumerate(valid)
                 ]
             case "list" | "map":
                 values = [column.values] if self.kind == LIST else [column.keys, column.items]
                 each = [child.to_plain_values(value) for child, value in zip(self.children, values, strict=True)]
                 flat = each[0] if self.kind == LIST else list(zip(*each, strict=True))
                 starts = column.offsets.to_pylist()
-                return [flat[starts[n] : starts[n + 1]] if there else None for n, there in enumerate(valid)]
+                return [flat[starts[n] : starts[n + 1]] if is_present else None for n, is_present in enumerate(valid)]
         return typed.to_plain(self.kind, column)
 
     def frozen(self, value: Any) -> Hashable:

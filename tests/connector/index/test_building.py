@@ -76,8 +76,8 @@ def test_build_reports_its_progress_and_builds_only_missing_entries(client: Inde
     assert (report.json["state"], report.progress.rows_done, report.files_not_indexed) == ("completed", 120, 0)
     index = client.index("db.t", "b")
     assert (index.health, index.files, len(index.json["index-files"])) == ("ok", 6, 3)
-    again = build(client, "db.t", "b", RecordingWorkers(fail))
-    assert (again.json["state"], again.progress.files_done) == ("completed", 0)
+    second_report = build(client, "db.t", "b", RecordingWorkers(fail))
+    assert (second_report.json["state"], second_report.progress.files_done) == ("completed", 0)
 
 
 def test_built_index_leaves_files_out_of_a_plan(client: IndexClient) -> None:
@@ -196,9 +196,9 @@ def test_build_reports_files_that_cannot_be_indexed_and_tries_them_once(client: 
     assert (report.files_not_indexed, report.progress.files_done, report.progress.files_skipped) == (1, 5, 1)
     ((path, reason),) = report.skipped
     assert (path.endswith(broken.name), "cannot be read" in reason) == (True, True)
-    again = build(client, "db.t", "b", InProcessWorkers())
-    assert (again.json["state"], again.files_not_indexed) == ("rolled_back", 1)
-    assert broken.name in again.json["reason"]
+    second_report = build(client, "db.t", "b", InProcessWorkers())
+    assert (second_report.json["state"], second_report.files_not_indexed) == ("rolled_back", 1)
+    assert broken.name in second_report.json["reason"]
 
 
 def test_recreated_table_receives_no_index_files_of_the_old_table(client: IndexClient) -> None:

@@ -244,13 +244,13 @@ def test_rebuild_registry_registers_index_files_that_the_server_forgot(
     try:
         body = {"name": "t", "metadata-location": location}
         assert other.run(other.api("POST", "/v1/namespaces/db/register", body)).status == 200
-        again = IndexClient(other.url)
-        assert {where: again.explain("db.t", where).files for where in before} == dict.fromkeys(before, 6)
+        other_client = IndexClient(other.url)
+        assert {where: other_client.explain("db.t", where).files for where in before} == dict.fromkeys(before, 6)
         code, text = seamark(other.url, "rebuild-registry", "db.t")
         assert code == 0, text
         for name in COLUMNS:
             assert f"Index {name}: 3 index files registered, of 6 data files and 120 rows" in text, text
-        assert {where: again.explain("db.t", where).files for where in before} == before
+        assert {where: other_client.explain("db.t", where).files for where in before} == before
         assert seamark(other.url, "verify", "db.t")[0] == 0
         scrap = Path(table.location.removeprefix("file://")) / "_seamark" / "index" / "scrap"
         scrap.write_text("nothing")
@@ -259,7 +259,7 @@ def test_rebuild_registry_registers_index_files_that_the_server_forgot(
         assert str(scrap) in text
         answer = json.loads(seamark(other.url, "rebuild-registry", "db.t", "--json")[1].partition("\n{")[2].join("{ "))
         assert answer["known"] == 9
-        again.close()
+        other_client.close()
     finally:
         other.stop()
 
@@ -279,10 +279,10 @@ def test_rebuild_registers_tables_with_their_index_files(client: IndexClient, tm
     other = ServerThread(home, warehouse=warehouse)
     other.start()
     try:
-        again = IndexClient(other.url)
-        assert again.explain("db.t", "id = 13").files == before == 1
+        other_client = IndexClient(other.url)
+        assert other_client.explain("db.t", "id = 13").files == before == 1
         assert seamark(other.url, "verify", "db.t")[0] == 0
-        again.close()
+        other_client.close()
     finally:
         other.stop()
 

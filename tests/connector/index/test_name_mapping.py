@@ -97,7 +97,7 @@ def add_file(table: Table, location: str, rows: int) -> None:
         append.append_data_file(file)
 
 
-def mapping_of(names: dict[str, list[str]]) -> str:
+def make_mapping(names: dict[str, list[str]]) -> str:
     entries = [{"field-id": number, "names": names[column]} for number, column in enumerate(COLUMNS, 1)]
     return json.dumps(entries)
 
@@ -150,7 +150,7 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
             names = {column: rng.choice(mapped[column]) for column in COLUMNS}
             location = write_import_file(folder, step, rows, names, rng)
             with table.transaction() as transaction:
-                transaction.set_properties({NAME_MAPPING: mapping_of(mapped)})
+                transaction.set_properties({NAME_MAPPING: make_mapping(mapped)})
             add_file(table, location, rows.num_rows)
             files.append((rows.to_pylist(), names))
         elif action == "swap":  # `name` then reads the former `note`, and `note` the former `name`.
@@ -172,7 +172,7 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
                     )
         with table.transaction() as transaction:
             if mapped is not None:
-                transaction.set_properties({NAME_MAPPING: mapping_of(mapped)})
+                transaction.set_properties({NAME_MAPPING: make_mapping(mapped)})
         expected = [
             row if names is None else read_by_mapping(row, names, mapped or {})
             for rows_of, names in files
@@ -248,5 +248,5 @@ def test_imported_dimension_prunes_the_facts(server: ServerThread, catalog: Rest
         assert client.plan_table("db.facts", joins=[join]).files == 2
         swapped = {"id": ["id"], "name": ["note"], "note": ["name"], "at": ["at"]}
         with dimension.transaction() as transaction:
-            transaction.set_properties({NAME_MAPPING: mapping_of(swapped)})
+            transaction.set_properties({NAME_MAPPING: make_mapping(swapped)})
         assert client.plan_table("db.facts", joins=[join]).files == 3

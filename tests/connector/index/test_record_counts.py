@@ -135,9 +135,9 @@ class GrowingTable:
         expected = keys_of(numbers)
         answer = self.client.lookup("db.t", {"k": expected})
         assert (answer.complete, answer.undecided) == (True, 0), step
-        there = np.flatnonzero(self.live[numbers])
-        assert np.array_equal(np.sort(answer.rows["key"].to_numpy()), there), step
-        assert answer.missing == len(numbers) - len(there), step
+        live_positions = np.flatnonzero(self.live[numbers])
+        assert np.array_equal(np.sort(answer.rows["key"].to_numpy()), live_positions), step
+        assert answer.missing == len(numbers) - len(live_positions), step
         places = pa.table(
             {
                 "path": answer.rows["file_path"],
@@ -152,7 +152,7 @@ class GrowingTable:
                 " ON d.filename = replace(p.path, 'file://', '') AND d.file_row_number = p.position AND d.k = p.wanted",
                 {"data": _local(data)},
             ).fetchall()
-        assert right == len(there), step
+        assert right == len(live_positions), step
 
     def all_found(self) -> None:
         """Check a lookup of every key that the table ever had."""
@@ -193,17 +193,17 @@ def grow(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int)
     """Insert, upsert, delete and merge `turns` times, and check the table after each step."""
     create(client, version=2, fields=FIELDS, properties={"seamark.index.keys": "record(k)"})
     table = GrowingTable(client, mode, sampled)
-    some = keys // 100
+    hundredth = keys // 100
     for turn in range(turns):
         for _ in range(FANOUT):
             table.insert(keys // (turns * FANOUT))
         steps: dict[str, Callable[[], None]] = {
             "inserts": lambda: None,
-            "upserts": lambda: table.upsert(some, some // 2),
-            "deletes": lambda: table.delete(some),
+            "upserts": lambda: table.upsert(hundredth, hundredth // 2),
+            "deletes": lambda: table.delete(hundredth),
             "merges": table.merge,
-            "deletes of what is merged": lambda: table.delete(some // 2),
-            "upserts of what is merged": lambda: table.upsert(some // 2, some),
+            "deletes of what is merged": lambda: table.delete(hundredth // 2),
+            "upserts of what is merged": lambda: table.upsert(hundredth // 2, hundredth),
         }
         for step, act in steps.items():
             act()

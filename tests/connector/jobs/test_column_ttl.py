@@ -33,7 +33,7 @@ from seamark.formats.iceberg.metadata.column_ttl import COLUMNS, TIME_COLUMN, Tt
 from seamark.metaserver.services.policy import check_policy
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.days import lasting_today
+from tests.days import today_for_seconds
 from tests.seeds import first_seed
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -157,7 +157,7 @@ def read(client: IndexClient) -> dict[int, dict[str, Any]]:
 
 def test_health_counts_the_expired_columns_that_the_command_drops(client: IndexClient, server: ServerThread) -> None:
     arrow = create(server, "date", DayTransform())
-    old = lasting_today() - timedelta(days=40)  # The server uses the system clock.
+    old = today_for_seconds() - timedelta(days=40)  # The server uses the system clock.
     rows = [
         {"id": n, "at": old + timedelta(days=10 * n), "payload": "x" * 50, "ext": None, "tags": None, "must": n}
         for n in range(4)

@@ -242,14 +242,14 @@ def test_housekeeping_continues_an_interrupted_deletion(
                 upsert(client, "db.t", rows([1, number], f"{works}:"), keys=["id"], mode="copy-on-write")
             left = [works]
 
-            async def unwilling(self: Any, location: str, left: list[int] = left) -> None:
+            async def refuse_deletion(self: Any, location: str, left: list[int] = left) -> None:
                 left[0] -= 1
                 if left[0] < 0:
                     raise StorageError("the storage refuses the deletion")
                 await delete_object(self, location)
 
             with monkeypatch.context() as context:
-                context.setattr(type(objects), "delete", unwilling)
+                context.setattr(type(objects), "delete", refuse_deletion)
                 assert expire(client, "db.t", older_than_ms=1 << 60, retain_last=1).files_failed > 0
             table.refresh()
             assert list_stored_files(table) > list_needed_files(table)
@@ -424,12 +424,12 @@ def test_continued_deletion_obeys_the_current_rules(
         table = history(client, catalog, 6)
         before = list_stored_files(table)
 
-        async def unwilling(*_: Any) -> None:
+        async def refuse_deletion(*_: Any) -> None:
             raise StorageError("the storage refuses the deletion")
 
         monkeypatch.setattr(expiration_service, "SNAPSHOTS_MAX", 2)
         with monkeypatch.context() as context:
-            context.setattr(type(server.components.objects), "delete", unwilling)
+            context.setattr(type(server.components.objects), "delete", refuse_deletion)
             assert expire(client, "db.t", older_than_ms=1 << 60).files_failed > 0
         table.refresh()
         if obstacle == "gc.enabled":

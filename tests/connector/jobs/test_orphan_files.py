@@ -203,11 +203,11 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
             transaction.set_properties({"write.metadata.previous-versions-max": "1"})
         before = path_of(catalog.load_table("db.t").metadata_location)
 
-        async def unwilling(*arguments: Any) -> None:
+        async def refuse_deletion(*arguments: Any) -> None:
             raise StorageError("the storage refuses the deletion")
 
         with monkeypatch.context() as context:
-            context.setattr(type(server.components.objects), "delete", unwilling)
+            context.setattr(type(server.components.objects), "delete", refuse_deletion)
             assert expire(client, "db.t", older_than_ms=1 << 60).files_failed > 0
         for number in range(3):
             upsert(client, "db.t", rows([number]), keys=["id"])
@@ -286,11 +286,11 @@ def test_failed_deletions_are_reported_and_a_repeated_job_continues(
         table = history(client, catalog)
         orphan = put_file(table, "data/orphan.parquet")
 
-        async def unwilling(*arguments: Any) -> None:
+        async def refuse_deletion(*arguments: Any) -> None:
             raise StorageError("the storage refuses the deletion")
 
         with monkeypatch.context() as context:
-            context.setattr(type(server.components.objects), "delete", unwilling)
+            context.setattr(type(server.components.objects), "delete", refuse_deletion)
             totals = remove_orphan_files(client, "db.t")
             assert (totals.files, totals.files_failed) == (0, 1)
             with pytest.raises(RuntimeError, match="did not delete 1 files"):

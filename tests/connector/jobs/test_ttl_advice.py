@@ -26,7 +26,7 @@ from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, NAMED_COLUMNS
 from seamark.metaserver.store.operations import AddColumnReads
 from tests.connector.jobs.test_column_ttl import create
 from tests.connector.server_thread import ServerThread
-from tests.days import lasting_today
+from tests.days import today_for_seconds
 from tests.seeds import first_seed
 
 COLUMNS = {"id": 1, "at": 2, "payload": 3, "ext": 4, "tags": 5}
@@ -34,7 +34,7 @@ COLUMNS = {"id": 1, "at": 2, "payload": 3, "ext": 4, "tags": 5}
 
 def fill(client: IndexClient, server: ServerThread, transform: Any, ages_d: range, kind: str = "date") -> date:
     """Append a row for each age in days, and return today's date."""
-    arrow, today = create(server, kind, transform), lasting_today()
+    arrow, today = create(server, kind, transform), today_for_seconds()
     rows = []
     for number, age_d in enumerate(ages_d):
         day = today - timedelta(days=age_d)

@@ -144,11 +144,11 @@ def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> N
     read = pa.Table.from_batches(session.sql(f'SELECT "{selected_names[0]}" FROM t').collect())
     assert sorted(map(repr, read.column(0).to_pylist())) == sorted(map(repr, expected.column(0).to_pylist())), seed
     if "long" in selected_names and expected["long"].drop_null():
-        wanted = expected["long"].drop_null()[0].as_py()
-        matching = sum(value == wanted for value in expected["long"].to_pylist())
+        first_value = expected["long"].drop_null()[0].as_py()
+        matching = sum(value == first_value for value in expected["long"].to_pylist())
         for engine in (
-            duckdb.sql(f"SELECT count(*) FROM '{out}' WHERE long = {wanted}").fetchall()[0],
-            tuple(session.sql(f"SELECT count(*) FROM t WHERE long = {wanted}").collect()[0].column(0).to_pylist()),
+            duckdb.sql(f"SELECT count(*) FROM '{out}' WHERE long = {first_value}").fetchall()[0],
+            tuple(session.sql(f"SELECT count(*) FROM t WHERE long = {first_value}").collect()[0].column(0).to_pylist()),
         ):
             assert engine == (matching,), seed
 

@@ -183,8 +183,14 @@ def test_file_is_encrypted_with_given_keys_of_the_footer_and_of_columns(
         ),
     )
     caller_keys = GivenKeys(footer.key, {"text": KEY})
-    again = FileKey(KEY, None)
-    merge([second], out, SIMPLE, keys=caller_keys, encryption=FileEncryption(again, [again, again], signed=signed))
+    same_key = FileKey(KEY, None)
+    merge(
+        [second],
+        out,
+        SIMPLE,
+        keys=caller_keys,
+        encryption=FileEncryption(same_key, [same_key, same_key], signed=signed),
+    )
     table = pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY))
     assert table.equals(pa.concat_tables([rows, rows]))
     with pytest.raises(Unreadable, match="no key was given for the column text"):

@@ -186,8 +186,8 @@ def test_column_that_an_older_file_lacks_has_its_default_or_partition_value(tmp_
         (batch,) = TaskReader(expected, Storage()).read(ScanTask({**file, "partition": partition}, ()))
         assert batch.to_pylist() == [{"part": part, "b": b, "late": "new", "st": None} for b in (1, 2)]
     where = bind(parse_sql("late = 'new' AND b > 1", schema).expression, schema, (), case_sensitive=True)
-    some = ReadPlan(metadata, schema, ("late",), where)
-    (batch,) = TaskReader(some, Storage()).read(ScanTask({**file, "partition": [None]}, ()))
+    filtered_plan = ReadPlan(metadata, schema, ("late",), where)
+    (batch,) = TaskReader(filtered_plan, Storage()).read(ScanTask({**file, "partition": [None]}, ()))
     assert batch.to_pylist() == [{"late": "new"}]
 
 

@@ -45,12 +45,12 @@ async def fake_server(
         fake.requests.append((request.method, request.rel_url.raw_path_qs, request.headers, body))
         return await answer(fake, request, body)
 
-    async with listening(handle) as fake.url:
+    async with serve_requests(handle) as fake.url:
         yield fake
 
 
 @asynccontextmanager
-async def listening(handle: Handler) -> AsyncIterator[str]:
+async def serve_requests(handle: Handler) -> AsyncIterator[str]:
     server = web.Server(
         handle, handler_cancellation=True, auto_decompress=False, access_log=None, max_field_size=1 << 20
     )

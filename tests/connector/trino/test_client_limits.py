@@ -14,7 +14,7 @@ from aiohttp import web
 
 from seamark.connector.trino.proxy import ProxySettings
 from seamark.connector.trino.server import limits_of
-from tests.connector.trino.rig import FakeServer, Rig, fake_server, listening, run_proxy
+from tests.connector.trino.rig import FakeServer, Rig, fake_server, run_proxy, serve_requests
 from tests.server.test_connections import RawConnection
 from tests.services.authority import Authority
 from tests.waits import until
@@ -170,7 +170,7 @@ async def test_slow_coordinator_does_not_cause_a_body_timeout() -> None:
 
     # A busy machine may delay the client, which is in this process; the proxy counts that as waiting
     # for the client.
-    async with listening(take_slowly) as trino, run_proxy(trino, body_timeout_s=1.0) as rig:
+    async with serve_requests(take_slowly) as trino, run_proxy(trino, body_timeout_s=1.0) as rig:
         status, _, body = await rig.ask("POST", "/v1/x", data=io.BytesIO(b"x" * (12 << 20)))
         assert (status, body) == (200, b"%d bytes" % (12 << 20))
 
@@ -186,7 +186,7 @@ async def test_answer_that_the_client_does_not_read_is_cut_off() -> None:
             ended.set()
 
     ended = asyncio.Event()
-    async with listening(endless) as trino, run_proxy(trino, send_timeout_s=0.3) as rig, AsyncExitStack() as stack:
+    async with serve_requests(endless) as trino, run_proxy(trino, send_timeout_s=0.3) as rig, AsyncExitStack() as stack:
         wire = await connect(stack, rig)
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await wire.send(ASK)

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from seamark.formats.runtime.tls import server_tls
-from tests.connector.trino.rig import FakeServer, fake_server, listening, nowhere, run_proxy
+from tests.connector.trino.rig import FakeServer, fake_server, nowhere, run_proxy, serve_requests
 from tests.waits import until
 
 MIB = 1 << 20
@@ -185,7 +185,11 @@ async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
         await response.write_eof()
         return response
 
-    async with listening(answer) as trino, run_proxy(trino) as rig, rig.http.get(rig.at("/v1/spooled/1")) as result:
+    async with (
+        serve_requests(answer) as trino,
+        run_proxy(trino) as rig,
+        rig.http.get(rig.at("/v1/spooled/1")) as result,
+    ):
         await result.content.readexactly(MIB)
         await asyncio.sleep(0.5)
         held_bytes = sent - MIB
@@ -211,7 +215,7 @@ async def test_too_long_statement_is_streamed_without_analysis() -> None:
         await go_on.wait()
         yield b" " * MIB
 
-    async with listening(answer) as trino, run_proxy(trino, statement_bytes=1000) as rig:
+    async with serve_requests(answer) as trino, run_proxy(trino, statement_bytes=1000) as rig:
         task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=long()))
         await until(lambda: arrived >= MIB)  # This happens before the client has sent everything.
         go_on.set()
@@ -260,7 +264,7 @@ async def test_client_that_disconnects_cancels_its_request_to_trino() -> None:
             ended.set()
         return web.Response()
 
-    async with listening(answer) as trino, run_proxy(trino) as rig:
+    async with serve_requests(answer) as trino, run_proxy(trino) as rig:
         task = asyncio.create_task(rig.ask("GET", "/v1/statement/executing/1"))
         await asyncio.wait_for(started.wait(), 60)
         task.cancel()
@@ -278,7 +282,7 @@ async def test_interrupted_answer_is_interrupted_for_the_client_too(length: bool
         request.transport.abort()
         return response
 
-    async with listening(answer) as trino, run_proxy(trino) as rig:
+    async with serve_requests(answer) as trino, run_proxy(trino) as rig:
         with pytest.raises(aiohttp.ClientPayloadError):
             await rig.ask("GET", "/v1/statement/executing/1")
         status, _, _ = await rig.ask("GET", "/seamark/healthz")
@@ -293,7 +297,7 @@ async def test_proxy_finishes_running_requests_before_it_stops() -> None:
         await asyncio.sleep(0.3)
         return web.Response(text="done")
 
-    async with listening(answer) as trino, aiohttp.ClientSession() as http:
+    async with serve_requests(answer) as trino, aiohttp.ClientSession() as http:
         async with run_proxy(trino, drain_s=60.0) as rig:
             task = asyncio.create_task(http.get(rig.at("/v1/statement/executing/1")))
             await asyncio.wait_for(started.wait(), 60)
@@ -319,7 +323,7 @@ async def test_disconnecting_coordinator_gives_a_502() -> None:
         request.transport.abort()
         return web.Response()
 
-    async with listening(answer) as trino, run_proxy(trino) as rig:
+    async with serve_requests(answer) as trino, run_proxy(trino) as rig:
         status, _, _ = await rig.ask("POST", "/v1/statement", data=b"INSERT INTO t VALUES 1")
         assert status == 502
 

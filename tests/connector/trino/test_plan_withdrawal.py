@@ -39,7 +39,7 @@ class Catalog:
 
 
 @asynccontextmanager
-async def withdrawing(idle_s: float = 0.05) -> AsyncIterator[tuple[Catalog, PlanWithdrawal]]:
+async def open_withdrawal(idle_s: float = 0.05) -> AsyncIterator[tuple[Catalog, PlanWithdrawal]]:
     catalog = Catalog()
     withdrawal = PlanWithdrawal(catalog.lease, idle_s)
     yield catalog, withdrawal
@@ -53,7 +53,7 @@ def note(catalog: Catalog, withdrawal: PlanWithdrawal, *plans: tuple[Name, int])
 
 
 async def test_unneeded_plans_are_withdrawn_with_one_request_for_each_table() -> None:
-    async with withdrawing() as (catalog, withdrawal):
+    async with open_withdrawal() as (catalog, withdrawal):
         plans = [(T, 1), (T, 2), (U, 3)]
         note(catalog, withdrawal, *plans)
         await withdrawal.take(plans)
@@ -66,13 +66,13 @@ async def test_unneeded_plans_are_withdrawn_with_one_request_for_each_table() ->
 
 
 async def test_plans_that_no_statement_used_are_withdrawn() -> None:
-    async with withdrawing() as (catalog, withdrawal):
+    async with open_withdrawal() as (catalog, withdrawal):
         note(catalog, withdrawal, (T, 1))
         await until(lambda: not catalog.visible_plans)
 
 
 async def test_plan_that_is_taken_during_its_withdrawal_is_leased_again() -> None:
-    async with withdrawing() as (catalog, withdrawal):
+    async with open_withdrawal() as (catalog, withdrawal):
         catalog.wait_s = 0.5
         note(catalog, withdrawal, (T, 1))
         await until(lambda: (T, [1], 0) in catalog.requests)
@@ -84,7 +84,7 @@ async def test_plan_that_is_taken_during_its_withdrawal_is_leased_again() -> Non
 
 
 async def test_plan_from_before_its_withdrawal_is_leased_again() -> None:
-    async with withdrawing() as (catalog, withdrawal):
+    async with open_withdrawal() as (catalog, withdrawal):
         asked_s = time.monotonic()
         note(catalog, withdrawal, (T, 1))
         await until(lambda: not catalog.visible_plans)
@@ -94,7 +94,7 @@ async def test_plan_from_before_its_withdrawal_is_leased_again() -> None:
 
 
 async def test_failed_lease_is_raised_to_the_statement_that_takes_the_plan() -> None:
-    async with withdrawing() as (catalog, withdrawal):
+    async with open_withdrawal() as (catalog, withdrawal):
         catalog.fails = True
         with pytest.raises(ClientError):
             await withdrawal.take([(T, 1)])
@@ -103,7 +103,7 @@ async def test_failed_lease_is_raised_to_the_statement_that_takes_the_plan() -> 
 
 async def test_all_plans_are_withdrawn_at_the_end_even_if_the_server_fails() -> None:
     for fails in (False, True):
-        async with withdrawing(600.0) as (catalog, withdrawal):
+        async with open_withdrawal(600.0) as (catalog, withdrawal):
             note(catalog, withdrawal, (T, 1), (U, 2))
             await withdrawal.take([(T, 1)])
             catalog.fails = fails
@@ -111,7 +111,7 @@ async def test_all_plans_are_withdrawn_at_the_end_even_if_the_server_fails() -> 
 
 
 async def test_flush_withdraws_unneeded_plans_at_once() -> None:
-    async with withdrawing(600.0) as (catalog, withdrawal):
+    async with open_withdrawal(600.0) as (catalog, withdrawal):
         note(catalog, withdrawal, (T, 1), (T, 2))
         await withdrawal.take([(T, 1)])
         await withdrawal.flush()
@@ -119,7 +119,7 @@ async def test_flush_withdraws_unneeded_plans_at_once() -> None:
 
 
 async def test_plan_that_trino_may_not_have_analysed_is_left_to_its_lease() -> None:
-    async with withdrawing() as (catalog, withdrawal):
+    async with open_withdrawal() as (catalog, withdrawal):
         note(catalog, withdrawal, (T, 1))
         await withdrawal.take([(T, 1)])
         withdrawal.forget([(T, 1)])
@@ -128,7 +128,7 @@ async def test_plan_that_trino_may_not_have_analysed_is_left_to_its_lease() -> N
 
 
 async def test_client_that_disconnects_during_a_lease_keeps_no_plan() -> None:
-    async with withdrawing() as (catalog, withdrawal):
+    async with open_withdrawal() as (catalog, withdrawal):
         catalog.wait_s = 0.5
         note(catalog, withdrawal, (T, 1))
         await until(lambda: (T, [1], 0) in catalog.requests)

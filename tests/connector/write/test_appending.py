@@ -106,12 +106,12 @@ def test_append_of_no_rows_commits_nothing(client: IndexClient, server: ServerTh
 def test_append_with_a_repeated_producer_sequence_is_committed_once(client: IndexClient, server: ServerThread) -> None:
     first = append(client, "db.t", rows(1), producer=("job", 1))
     before = server.written_files()
-    again = append(client, "db.t", rows(1), producer=("job", 1))
+    second_report = append(client, "db.t", rows(1), producer=("job", 1))
     assert server.written_files() == before, "the repeated write leaves no file"
     assert first is not None
-    assert again is not None
-    assert (first["duplicate"], again["duplicate"]) == (False, True)
-    assert again["snapshot-id"] == first["snapshot-id"]
+    assert second_report is not None
+    assert (first["duplicate"], second_report["duplicate"]) == (False, True)
+    assert second_report["snapshot-id"] == first["snapshot-id"]
     append(client, "db.t", rows(2), producer=("job", 2))
     assert ids_by_land(client) == {"de": [1, 2]}
 

@@ -255,10 +255,10 @@ def test_resize_to_a_count_that_is_no_doubling_is_refused(client: IndexClient) -
         (-16, "-16 is not 8 doubled"),
         (2**31, "the width must be between 1 and"),
     ]
-    for wanted, expected in cases:
+    for requested_buckets, expected in cases:
         with pytest.raises(InvalidRequest, match=expected):
-            resize(client, "db.t", buckets=wanted)
-        assert fields(client) == [("p0", "bucket[8]", 1000)], wanted
+            resize(client, "db.t", buckets=requested_buckets)
+        assert fields(client) == [("p0", "bucket[8]", 1000)], requested_buckets
 
 
 def test_resize_requires_a_column_if_several_have_buckets(client: IndexClient) -> None:

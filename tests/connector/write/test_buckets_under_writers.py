@@ -100,7 +100,7 @@ def row(rng: random.Random, key: int, number: int) -> dict[str, Any]:
     return {"id": key, "land": rng.choice(("de", "fr", None)), "ts": rng.randrange(100), "note": f"of {number}"}
 
 
-def changing(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], Report]]:
+def make_upserting_writer(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], Report]]:
     """Return a writer that upserts some of 300 keys, whole rows or one column."""
     rng = random.Random(seed)
 
@@ -117,7 +117,7 @@ def changing(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[Ind
     return make_step, write
 
 
-def adding(seed: int) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], None]]:
+def make_appending_writer(seed: int) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], None]]:
     """Return a writer that appends keys that no other writer uses."""
     rng, fresh = random.Random(seed), itertools.count(10_000)
 
@@ -205,7 +205,10 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
     create(client, version=version, spec=[("bucket[8]", 1)], properties=properties)
     writers = Writers(client.url)
     with ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(writers.run, *changing(seed, mode)), pool.submit(writers.run, *adding(seed))]
+        running = [
+            pool.submit(writers.run, *make_upserting_writer(seed, mode)),
+            pool.submit(writers.run, *make_appending_writer(seed)),
+        ]
         try:
             double(client, writers)
             writers.wait_for_both(4)
@@ -235,8 +238,8 @@ def test_write_that_began_before_a_resize_is_committed_unchanged(
     assert (report.attempts, attempts[0]) == (1, 1)
     assert set(client.files("db.t", content="data")["spec_id"].to_pylist()) == {0}
     assert len(server.written_files() - before) == report.files_written
-    again = upsert(client, "db.t", rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)
-    assert (again.attempts, again.updated) == (1, 10)
+    second_report = upsert(client, "db.t", rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)
+    assert (second_report.attempts, second_report.updated) == (1, 10)
     assert 1 in client.files("db.t", content="data")["spec_id"].to_pylist()
     lands = [one[1] for one in read_rows(client)]
     assert lands == ["newer"] * 10 + ["new"] * 10 + ["old"] * 20

@@ -25,9 +25,9 @@ def test_commit_returns_the_snapshot_and_says_if_it_is_a_duplicate(server: Serve
     client = pickle.loads(pickle.dumps(CommitClient(SeamarkClient(server.url))))
     body: dict[str, Any] = {"add": [lake.data([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
     first = client.commit("db.t", body)
-    again = client.commit(("db", "t"), body)
-    assert (first["duplicate"], again["duplicate"]) == (False, True)
-    assert first["snapshot-id"] == again["snapshot-id"]
+    second_answer = client.commit(("db", "t"), body)
+    assert (first["duplicate"], second_answer["duplicate"]) == (False, True)
+    assert first["snapshot-id"] == second_answer["snapshot-id"]
     assert rows(snapshot_of(server.run(lake.metadata()))) == [(1, 0, "a")]
     client.client.close()
 

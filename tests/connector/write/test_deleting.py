@@ -150,9 +150,9 @@ def test_deletes_without_new_positions_write_no_file(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA)
     reader = Deletes(Storage(), metadata)
     first = write_deletes(target(metadata), [DeletedRows("file:///a", 0, [], longs(1, 2))], reader)
-    again = [DeletedRows("file:///a", 0, [], longs(2), first.files), DeletedRows("file:///b", 0, [], longs())]
-    assert write_deletes(target(metadata), again, reader) == WrittenDeletes()
-    assert write_deletes(target(table(tmp_path, SCHEMA, version=2)), again[1:], reader) == WrittenDeletes()
+    second_deletes = [DeletedRows("file:///a", 0, [], longs(2), first.files), DeletedRows("file:///b", 0, [], longs())]
+    assert write_deletes(target(metadata), second_deletes, reader) == WrittenDeletes()
+    assert write_deletes(target(table(tmp_path, SCHEMA, version=2)), second_deletes[1:], reader) == WrittenDeletes()
     assert len(files_in(tmp_path)) == 1
 
 
@@ -314,7 +314,7 @@ def test_data_file_is_kept_if_its_remaining_rows_are_unknown(tmp_path: Path) -> 
     by_key = write_equality_deletes(new_target, pa.table({"id": [1]}), ["id"]).files
     (written,) = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1), by_key, 3)], reader).files
     assert rows_of(written, a) == [0, 1]
-    again = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1), [written], 4)], reader)
-    assert again == WrittenDeletes()
+    second_deletes = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1), [written], 4)], reader)
+    assert second_deletes == WrittenDeletes()
     unknown = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1, 2))], reader)
     assert (len(unknown.files), unknown.removed) == (1, ())

@@ -166,8 +166,8 @@ def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_ro
     if since:
         upsert(client, "db.t", rows((1, "d", 3)), keys=["id"])
     before, written_files = read_rows(client), server.written_files()
-    again = REPEATED[name](client, **how, producer=("counter", 3))
-    assert (again.duplicate, again.snapshot_id) == (True, first.snapshot_id)
+    second_report = REPEATED[name](client, **how, producer=("counter", 3))
+    assert (second_report.duplicate, second_report.snapshot_id) == (True, first.snapshot_id)
     assert (read_rows(client), server.written_files()) == (before, written_files)
     with pytest.raises(Conflict, match="changed since snapshot"):
         REPEATED[name](client, **how, producer=("counter", 4))

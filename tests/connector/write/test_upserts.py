@@ -86,9 +86,9 @@ def test_upsert_replaces_rows_with_its_keys_and_inserts_others(
         (9, "at", 2, None),
     ]
     assert (report.inserted, report.updated, report.deleted, report.stale) == (1, 1, 0, 0)
-    again = upsert(client, "db.t", rows((2, "x", 3), (1, "y", 3)), keys=["id"], mode=mode)
+    second_report = upsert(client, "db.t", rows((2, "x", 3), (1, "y", 3)), keys=["id"], mode=mode)
     assert read_rows(client)[:2] == [(1, "y", 3, None), (2, "x", 3, None)]
-    assert again.updated == 2
+    assert second_report.updated == 2
     removed_delete = delete(client, "db.t", keys=pa.table({"id": [1, 3, 555]}), mode=mode)
     assert (removed_delete.deleted, removed_delete.attempts) == (2, 1)
     assert [row[0] for row in read_rows(client)] == [2, 7, 9]
@@ -394,11 +394,11 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
         ([pa.table({"id": [1]}), rows((1, "de"))], {"keys": ["id"]}, "other columns than the first"),
         (rows((1, "de")), {"keys": ["id"], "strategy": "lookup"}, "there is no record index on the key id"),
     ]
-    for value, how, says in cases:
-        with pytest.raises(Unwritable, match=says):
+    for value, how, message in cases:
+        with pytest.raises(Unwritable, match=message):
             upsert(client, "db.t", value, **how)
-        assert server.written_files() == before, says
-        assert read_rows(client) == [(1, "de", None, None)], says
+        assert server.written_files() == before, message
+        assert read_rows(client) == [(1, "de", None, None)], message
 
 
 def test_unknown_modes_and_strategies_are_refused(client: IndexClient) -> None:

@@ -200,9 +200,9 @@ def test_upsert_with_a_lost_reply_is_committed_once(
     assert (lost[0], report.duplicate, report.attempts) == (1, True, 1)
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
     written_files = server.written_files()
-    again = upsert(client, "db.t", rows((1, "x")), keys=["id"], producer=("job", 1))
+    second_report = upsert(client, "db.t", rows((1, "x")), keys=["id"], producer=("job", 1))
     assert server.written_files() == written_files
-    assert (again.duplicate, again.snapshot_id) == (True, report.snapshot_id)
+    assert (second_report.duplicate, second_report.snapshot_id) == (True, report.snapshot_id)
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
 
 

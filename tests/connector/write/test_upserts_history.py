@@ -70,8 +70,10 @@ class Step:
 
     def repeat(self, client: IndexClient, name: str) -> None:
         """Repeat the step, and check that it is a duplicate."""
-        again = self.take(client, name)
-        assert again["duplicate"] if isinstance(again, dict) else again.duplicate, f"{self} was committed again"
+        other_step = self.take(client, name)
+        assert other_step["duplicate"] if isinstance(other_step, dict) else other_step.duplicate, (
+            f"{self} was committed again"
+        )
 
     def on(self, model: dict[int, Row]) -> dict[int, Row]:
         new_model = dict(model)
@@ -119,17 +121,17 @@ def steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unlocated: 
     for number in range(count):
         kinds = ("append", "upsert", "partial", "keys", "where", "unlocated")
         kind = rng.choices(kinds, (2, 6, 4, 2, 1, 6 if unlocated else 0))[0]
-        some = [rng.randrange(-20, 60) for _ in range(rng.choice((1, 3, 12)))]
+        ids = [rng.randrange(-20, 60) for _ in range(rng.choice((1, 3, 12)))]
         if kind == "append":
-            some = list(range(fresh, fresh + 5))
+            ids = list(range(fresh, fresh + 5))
             fresh += 5
         elif rng.random() < 0.3 and settled[-5:][0] > 1000:  # A concurrent append does not check for existing keys.
-            some.append(rng.randrange(1000, settled[-5:][0]))
+            ids.append(rng.randrange(1000, settled[-5:][0]))
         settled.append(fresh)
         yield Step(
             number,
             kind,
-            [row(one, number) for one in some],
+            [row(one, number) for one in ids],
             None if kind == "unlocated" else rng.choice((None, "ts", "ts", "note")),
             rng.choice(modes),
             "scan" if rng.random() < 0.3 else None,

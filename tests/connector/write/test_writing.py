@@ -286,7 +286,7 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
     to = target_of(table(location, SCHEMA, spec=spec(("identity", 2)), properties=INDEXED), storage)
     input_rows = rows(300)
 
-    def there() -> dict[str, int]:
+    def list_objects() -> dict[str, int]:
         objects = s3.client().list_objects_v2(Bucket=s3_bucket)
         keys = [
             entry for entry in objects.get("Contents", ()) if not entry["Key"].endswith("/")
@@ -294,17 +294,17 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
         return {f"s3://{s3_bucket}/{key['Key']}": key["Size"] for key in keys}
 
     written = write_batches(to, input_rows.to_batches())
-    assert there() == {file["file-path"]: file["file-size-in-bytes"] for file in written.files} | {
+    assert list_objects() == {file["file-path"]: file["file-size-in-bytes"] for file in written.files} | {
         index_file["location"]: index_file["size-in-bytes"] for index_file in written.index_files
     }
     tables = [pq.read_table(pa.BufferReader(storage.read(file["file-path"]))) for file in written.files]
     assert sorted(value for file in tables for value in file["id"].to_pylist()) == sorted(input_rows["id"].to_pylist())
     written.discard(storage)
-    assert there() == {}
+    assert list_objects() == {}
     bad = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
     with pytest.raises(Unwritable, match="column id is required"):
         write_batches(to, [*input_rows.to_batches(), bad], limits=WriteLimits(buffered_bytes=1000, open_files=3))
-    assert there() == {}
+    assert list_objects() == {}
 
 
 def test_table_with_required_encryption_is_not_written(tmp_path: Path) -> None:
@@ -339,10 +339,10 @@ def test_used_target_can_be_pickled(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA, spec=spec(("day", 3)), order=order(("identity", 1, "asc", "nulls-first")))
     to = target(metadata)
     write_batches(to, rows(3).to_batches())
-    again = pickle.loads(pickle.dumps(to))
-    assert again == to
+    unpickled = pickle.loads(pickle.dumps(to))
+    assert unpickled == to
     input_rows = rows(100)
-    check(metadata, write_batches(again, input_rows.to_batches()), input_rows)
+    check(metadata, write_batches(unpickled, input_rows.to_batches()), input_rows)
 
 
 def test_no_rows_make_no_file(tmp_path: Path) -> None:

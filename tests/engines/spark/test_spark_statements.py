@@ -174,27 +174,27 @@ class Statements:
         return own + [text.replace("= s.", f"= {source}.") for text in theirs] * 2 if source else own
 
     def _where(self) -> str:
-        rng, some = self._rng, self._rng.randrange(40)
+        rng, limit = self._rng, self._rng.randrange(40)
         choices = [
-            f"t.id = {some}",
-            f"t.id IN ({some}, {some + 3}, {some + 7}, NULL)",
-            f"t.id IN (SELECT id FROM range({some}, {some + 4}))",
-            f"t.name = 'n{some}' AND t.k < 8",
-            f"t.name IN (SELECT concat('n', id) FROM range({some // 2}, {some // 2 + 3})) AND t.n % 2 = 0",
-            f"t.day = DATE'2026-01-02' AND t.k IN (1, {some % 9})",
-            f"(t.day, t.k) IN (SELECT DATE'2026-01-02', CAST(id AS int) FROM range({some % 9}))",
-            f"t.n BETWEEN {some} AND {some + 4}",
+            f"t.id = {limit}",
+            f"t.id IN ({limit}, {limit + 3}, {limit + 7}, NULL)",
+            f"t.id IN (SELECT id FROM range({limit}, {limit + 4}))",
+            f"t.name = 'n{limit}' AND t.k < 8",
+            f"t.name IN (SELECT concat('n', id) FROM range({limit // 2}, {limit // 2 + 3})) AND t.n % 2 = 0",
+            f"t.day = DATE'2026-01-02' AND t.k IN (1, {limit % 9})",
+            f"(t.day, t.k) IN (SELECT DATE'2026-01-02', CAST(id AS int) FROM range({limit % 9}))",
+            f"t.n BETWEEN {limit} AND {limit + 4}",
             "t.d = double('NaN')",
             "t.d = 0.0D AND t.n < 30",
             "t.ok",
-            f"NOT (t.id > {some})",
-            f"t.id = '{some}'",
-            f"t.at < timestamp_seconds({some * 1000}) OR t.name IS NULL",
-            f"EXISTS (SELECT 1 FROM range({some}, {some + 2}) r WHERE r.id = t.id)",
+            f"NOT (t.id > {limit})",
+            f"t.id = '{limit}'",
+            f"t.at < timestamp_seconds({limit * 1000}) OR t.name IS NULL",
+            f"EXISTS (SELECT 1 FROM range({limit}, {limit + 2}) r WHERE r.id = t.id)",
             "t.s.a = 4",
-            f"t.id = {some} OR t.id IS NULL",
-            f"t.id = (SELECT max(id) FROM range({some + 1}))",
-            f"t.dec = {some % 6} AND t.id > {some - 10}",
+            f"t.id = {limit} OR t.id IS NULL",
+            f"t.id = (SELECT max(id) FROM range({limit + 1}))",
+            f"t.dec = {limit % 6} AND t.id > {limit - 10}",
         ]
         return rng.choice(choices)
 
@@ -238,7 +238,7 @@ def run_statements(
                 if whose == THEIRS:
                     rig.spark.sql(statement)
                 else:
-                    with counting_keys(counts):
+                    with count_statements(counts):
                         counts[execute(rig.spark, statement).path] += 1
             except PySparkException as error:
                 errors[whose] = error.getCondition() or type(error).__name__
@@ -250,7 +250,7 @@ def run_statements(
 
 
 @contextmanager
-def counting_keys(counts: Counter[str]) -> Iterator[None]:
+def count_statements(counts: Counter[str]) -> Iterator[None]:
     """Count the statements of each kind that run without a condition or join in Spark."""
     real = _LocatedStatement._change_all
 

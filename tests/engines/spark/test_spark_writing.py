@@ -147,9 +147,9 @@ def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: Rig) -
     assert {order for _, _, order in actual_rows} == {1}
     for path in rig.files("ordered"):
         values = pq.read_table(path).column("v").to_pylist()
-        there = [value for value in values if value is not None]
-        assert there == sorted(there, reverse=True)
-        assert values[len(there) :] == [None] * (len(values) - len(there))
+        present = [value for value in values if value is not None]
+        assert present == sorted(present, reverse=True)
+        assert values[len(present) :] == [None] * (len(values) - len(present))
 
 
 def test_overwrite_replaces_the_rows_of_its_filter(rig: Rig) -> None:
@@ -203,9 +203,9 @@ def test_repeated_write_of_a_producer_is_committed_once_and_leaves_no_file(rig: 
     frame = rig.spark.range(10)
     first = rig.write(frame, "once", producer=("job", 1))
     files = rig.files("once")
-    again = rig.write(frame, "once", producer=("job", 1))
-    assert again.commit is not None
-    assert (again.commit["duplicate"], again.snapshot_id) == (True, first.snapshot_id)
+    second_report = rig.write(frame, "once", producer=("job", 1))
+    assert second_report.commit is not None
+    assert (second_report.commit["duplicate"], second_report.snapshot_id) == (True, first.snapshot_id)
     assert rig.files("once") == files
     assert rig.sql("SELECT * FROM {db}.once").count() == 10
 
@@ -327,7 +327,7 @@ def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: Rig, tmp_
     schema = {"type": "struct", "fields": [{**field, "required": False} for field in fields]}
     request_body = json.dumps({"name": "replaced", "schema": schema}).encode()
 
-    def replacing(batches: Iterator[Any]) -> Iterator[Any]:
+    def replace_table_after(batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches, then replace the table with another one."""
         yield from batches
         for request in (
@@ -337,7 +337,7 @@ def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: Rig, tmp_
             urllib.request.urlopen(request).close()
 
     with pytest.raises(PySparkException, match="replaced by another table while rows were written"):
-        stream.run(lambda frame: frame.mapInArrow(replacing, frame.schema))
+        stream.run(lambda frame: frame.mapInArrow(replace_table_after, frame.schema))
     loaded = SeamarkClient(rig.server.base_url).load_table("db.replaced", history=True)
     assert json.loads(loaded.metadata).get("snapshots", []) == []
     stream.run()  # This repeats the batch for the current table.

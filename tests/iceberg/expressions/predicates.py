@@ -206,15 +206,15 @@ def holds(predicate: Bound, value: Any, order: Order) -> bool:
         prefix = predicate.values[0]
         assert isinstance(prefix, str)
         return (value[: len(prefix)] == prefix) == (op == Op.STARTS_WITH)
-    here = order(kind, value)
+    sort_key = order(kind, value)
     orders = [order(kind, other) for other in predicate.values]
     return {
-        Op.LT: lambda: here < orders[0],
-        Op.LT_EQ: lambda: here <= orders[0],
-        Op.GT: lambda: here > orders[0],
-        Op.GT_EQ: lambda: here >= orders[0],
-        Op.EQ: lambda: here == orders[0],
-        Op.NOT_EQ: lambda: here != orders[0],
-        Op.IN: lambda: any(here == other for other in orders),
-        Op.NOT_IN: lambda: all(here != other for other in orders),
+        Op.LT: lambda: sort_key < orders[0],
+        Op.LT_EQ: lambda: sort_key <= orders[0],
+        Op.GT: lambda: sort_key > orders[0],
+        Op.GT_EQ: lambda: sort_key >= orders[0],
+        Op.EQ: lambda: sort_key == orders[0],
+        Op.NOT_EQ: lambda: sort_key != orders[0],
+        Op.IN: lambda: any(sort_key == other for other in orders),
+        Op.NOT_IN: lambda: all(sort_key != other for other in orders),
     }[op]()

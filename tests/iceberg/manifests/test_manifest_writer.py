@@ -363,8 +363,8 @@ def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None
         (ADDED, 5, 0, 0),
         (EXISTING, 4, 0, 0),
     ]
-    (again,) = write_and_read_list(table(2), [manifest])
-    assert again == manifest
+    (rewritten_manifest,) = write_and_read_list(table(2), [manifest])
+    assert rewritten_manifest == manifest
 
 
 def test_first_row_ids_are_assigned_to_data_manifests_without_them() -> None:

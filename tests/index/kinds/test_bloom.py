@@ -139,8 +139,10 @@ def test_distinct_hashes_are_each_stored_once(hashes: list[int], again: int) -> 
 def test_many_distinct_hashes_are_counted_exactly() -> None:
     hashes = np.random.default_rng(3).integers(0, 2**64, 50_000, dtype=np.uint64)
     # In one bucket, and spread over buckets
-    for some in (hashes, hashes >> np.uint64(40), hashes << np.uint64(50), np.tile(hashes[:9_000], 5)):
-        assert np.array_equal(np.sort(_bloom.distinct(some)), np.array(sorted(set(some.tolist())), dtype=np.uint64))
+    for hash_list in (hashes, hashes >> np.uint64(40), hashes << np.uint64(50), np.tile(hashes[:9_000], 5)):
+        assert np.array_equal(
+            np.sort(_bloom.distinct(hash_list)), np.array(sorted(set(hash_list.tolist())), dtype=np.uint64)
+        )
 
 
 @pytest.mark.parametrize("fpp", [0.5, 0.01, 1e-6])
@@ -172,14 +174,14 @@ def bits_in(blob: bytes) -> list[set[int]]:
             rows *= 2
         at, end = offset, offset + length
         for first in range(0, bits, rows):
-            here = min(rows, bits - first)
-            page = blob[at : at + math.ceil(here * stride / 8)]
+            rows_of_layer = min(rows, bits - first)
+            page = blob[at : at + math.ceil(rows_of_layer * stride / 8)]
             at += len(page)
             seal = xxhash.xxh64_intdigest(page, at - len(page)) & 0xFFFFFFFF
             assert blob[at : at + 4] == seal.to_bytes(4, "little")
             at += 4
             number = int.from_bytes(page, "little")
-            for row in range(here):
+            for row in range(rows_of_layer):
                 line = number >> row * stride & (1 << stride) - 1
                 assert line >> count == 0
                 while line:

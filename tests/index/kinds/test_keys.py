@@ -301,7 +301,7 @@ SMALL_BYTES = st.text("\0a", max_size=3).map(str.encode)
 
 
 @st.composite
-def ascending_ranges(draw: st.DrawFn, keys: st.SearchStrategy[Any]) -> list[KeyRange]:
+def draw_ascending_ranges(draw: st.DrawFn, keys: st.SearchStrategy[Any]) -> list[KeyRange]:
     """Return ascending ranges for a `KeyRanges`, some of them empty."""
     bounds = sorted(draw(st.lists(keys, unique=True, max_size=8)))
     bounds = [None, *bounds] if draw(st.booleans()) else bounds
@@ -328,7 +328,7 @@ def is_within(key: Any, key_range: KeyRange) -> bool:
 @settings(max_examples=examples(200))
 def test_ranges_contain_the_keys_between_their_bounds_in_every_lookup(kind: str, data: st.DataObject) -> None:
     keys: st.SearchStrategy[Any] = SMALL_CODES if kind == "long" else SMALL_BYTES
-    key_ranges = data.draw(ascending_ranges(keys))
+    key_ranges = data.draw(draw_ascending_ranges(keys))
     ranges = KeyRanges(kind, tuple(key_ranges))
     queries: list[Any] = [*range(14), *range(CODE_MAX - 5, CODE_MAX + 1)]
     if kind == "string":

@@ -82,16 +82,16 @@ class Lake:
         for at, number in enumerate(numbers):
             for position, row in enumerate(self.files[number]):
                 positions_by_key[tuple(map(normalize, row))].append((at, position))
-        wanted = [*itertools.chain.from_iterable(self.files), *self.others]
-        columns = self.keys(wanted)
+        all_keys = [*itertools.chain.from_iterable(self.files), *self.others]
+        columns = self.keys(all_keys)
         hi, lo = hash_rows(columns, 0), hash_rows(columns, 1)
         expected = [
-            (q, *place) for q, row in enumerate(wanted) for place in positions_by_key[tuple(map(normalize, row))]
+            (q, *place) for q, row in enumerate(all_keys) for place in positions_by_key[tuple(map(normalize, row))]
         ]
         assert matches(record.lookup(hi, lo)) == expected
         assert matches(cold(record, hi, lo)) == expected
-        for at in range(0, len(wanted), 17):
-            assert record.find(int(hi[at]), int(lo[at])) == positions_by_key[tuple(map(normalize, wanted[at]))]
+        for at in range(0, len(all_keys), 17):
+            assert record.find(int(hi[at]), int(lo[at])) == positions_by_key[tuple(map(normalize, all_keys[at]))]
         assert record.count == sum(len(self.files[number]) for number in numbers)
         assert record.counts.tolist() == [len(self.files[number]) for number in numbers]
         record.verify()
@@ -243,10 +243,10 @@ def test_batch_larger_than_all_limits_is_answered_in_order() -> None:
     query, file, position = record.lookup(
         np.concatenate([hi, absent_hi])[queries], np.concatenate([lo, absent_lo])[queries]
     )
-    there = np.flatnonzero(queries < 2000)
-    assert np.array_equal(query, np.repeat(there, 3))
-    assert np.array_equal(file, np.tile([0, 1, 2], len(there)))
-    assert np.array_equal(position, np.repeat(queries[there], 3))
+    found_positions = np.flatnonzero(queries < 2000)
+    assert np.array_equal(query, np.repeat(found_positions, 3))
+    assert np.array_equal(file, np.tile([0, 1, 2], len(found_positions)))
+    assert np.array_equal(position, np.repeat(queries[found_positions], 3))
 
 
 def test_lookups_of_many_threads_agree() -> None:

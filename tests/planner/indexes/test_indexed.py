@@ -270,7 +270,7 @@ def test_index_is_unused_when_it_covers_only_one_side_of_an_or() -> None:
 async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", [4, 1])
-    again = await table.index("b", [1])
+    second_index = await table.index("b", [1])
     other = Table(rig.folder / "other")
     other.commit(1, [other.manifest("a", [0])])
     planning = await rig.open_planning()
@@ -283,7 +283,7 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) ->
     assert coverage.files == 2
     assert [(part.location, part.positions.tolist()) for part in coverage.parts] == [
         (path.as_uri(), [4, 1]),
-        (again.as_uri(), [1]),
+        (second_index.as_uri(), [1]),
     ]
     part_of, file_of = coverage.by_position
     assert (part_of[4], file_of[4]) == (0, 0)

@@ -290,9 +290,9 @@ class IndexedLake:
         """Yield the entries that can be built for these files."""
         for file in files:
             columns = [keys_of_file(self.lake, file, term, as_written=as_written) for term in definition.terms]
-            there = [column for column in columns if column is not None]
-            if len(there) == len(columns):
-                yield ListedFile(file.path, file.size, file.record_count), build_part(definition, there)
+            present = [column for column in columns if column is not None]
+            if len(present) == len(columns):
+                yield ListedFile(file.path, file.size, file.record_count), build_part(definition, present)
 
 
 async def register_lake(lake: Lake, store: PointerStore, registry: Registry, properties: dict[str, str]) -> IndexedLake:

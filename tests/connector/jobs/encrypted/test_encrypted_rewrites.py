@@ -103,8 +103,8 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     assert protections_of_rows(client) == owners
     monkeypatch.delenv(KMS_CLASS)
     before = paths(client)
-    again = cluster_incrementally(client, "db.t", full=True)
-    assert again.commits == 0
+    second_report = cluster_incrementally(client, "db.t", full=True)
+    assert second_report.commits == 0
     assert paths(client) == before
 
 
