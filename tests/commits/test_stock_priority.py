@@ -32,7 +32,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(served: Served) -> None:
-    changes, is_over, done = examples(20, 5), threading.Event(), [0, 0]
+    changes, is_over, done = examples(20, 3), threading.Event(), [0, 0]
 
     def keep_on(writer: int) -> None:
         with closing(IndexClient(served.url)) as client:
