@@ -56,11 +56,11 @@ def seeds_by_version(
 def examples(number: int, judged: int | None = None) -> int:
     """Return the number of examples or rounds of a random test: `number` when tests explore.
 
-    An ordinary run uses the same examples each time, so it takes `judged` of them, or a tenth.
+    An ordinary run uses the same examples each time, so it takes `judged` of them, or a fifth.
     """
     if EXPLORING:
         return number
-    return -(-number // 10) if judged is None else judged
+    return -(-number // 5) if judged is None else judged
 
 
 def quick(values: Iterable[Any], fast: int) -> list[ParameterSet]:

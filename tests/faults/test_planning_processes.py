@@ -89,7 +89,7 @@ def test_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: St
         assert numbers(answer) == list(range(low, high + 1))
     assert workers_that_did(server, "planTableScan") == {0, 1}
     eventually(lambda: count_decoded_manifests(server) >= 60)
-    time.sleep(1.5)  # The other worker's count may be a second older.
+    time.sleep(1.5)  # A worker that decodes a manifest again reports it within a second.
     assert count_decoded_manifests(server) == 60
 
 

@@ -143,7 +143,7 @@ async def judge_prefixes(seed: int, folder: Path, planner: Planner, counts: Coun
 
 
 async def test_partition_prefix_finds_exactly_the_files_of_its_partitions(tmp_path: Path) -> None:
-    outcomes, count = Counter[str](), examples(60, 20)
+    outcomes, count = Counter[str](), examples(60, 10)
     async with open_lookup_planner(tmp_path) as planner:
         for seed in range(count):
             await judge_prefixes(seed, tmp_path, planner, outcomes)
@@ -202,7 +202,7 @@ async def judge_stats(seed: int, folder: Path, planner: Planner, outcomes: Count
 async def test_file_statistics_equal_those_of_the_manifests(tmp_path: Path) -> None:
     counts: Counter[str] = Counter()
     async with open_lookup_planner(tmp_path) as planner:
-        for seed in range(100, 100 + examples(60, 20)):
+        for seed in range(100, 100 + examples(60, 10)):
             await judge_stats(seed, tmp_path, planner, counts)
     for kind in ("boolean", "int", "long", "date", "time", "timestamp", "string", "uuid", "fixed", "decimal", *FLOATS):
         assert counts[f"{kind} bounds"] > 0, kind
@@ -225,7 +225,7 @@ async def test_slice_of_a_lookup_result_equals_the_slice_of_its_columns(tmp_path
 
 async def test_partition_totals_equal_the_sums_over_their_files(tmp_path: Path) -> None:
     async with open_lookup_planner(tmp_path) as planner:
-        for seed in range(200, 200 + examples(40, 12)):
+        for seed in range(200, 200 + examples(40, 6)):
             lake = random_lake(seed, tmp_path / str(seed))
             for _, snapshot, view in await views(lake, planner):
                 lookup_result = lookup(view)

@@ -18,6 +18,7 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.operations import CreateNamespace, RecordInstant
 from tests.services.seamark import SHARED_KEY
+from tests.waits import PATIENCE_S
 
 
 @dataclass
@@ -67,7 +68,9 @@ def an_instant(clock: Clock, name: str = "t", action: str = "commit", **fields: 
 
 def some_settings(home: Path, **arguments: Any) -> Settings:
     # Replicas of one database need the same key, even with different homes.
-    return Settings(**{"home": home, "port": 0, "watch_poll_s": 0.1, "encryption_key": SHARED_KEY, **arguments})
+    settings: dict[str, Any] = {"home": home, "port": 0, "watch_poll_s": 0.1, "encryption_key": SHARED_KEY}
+    # A plan waits for index files and for pruning, so that its files do not depend on the speed of the machine.
+    return Settings(**{**settings, "index_wait_s": PATIENCE_S, "plan_time_budget_s": PATIENCE_S, **arguments})
 
 
 @asynccontextmanager

@@ -30,7 +30,7 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.upserts import MODES, upsert
 from tests.connector.lake import catalog_at
 from tests.connector.server_thread import ServerThread
-from tests.seeds import first_seed, quick
+from tests.seeds import examples, first_seed, quick
 
 COLUMNS = ["id", "name", "note", "at"]
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("note", pa.string()), ("at", pa.timestamp("us"))])
@@ -138,7 +138,7 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
     files: list[tuple[list[dict[str, Any]], dict[str, str] | None]] = []
     mapped: dict[str, list[str]] | None = None
     pruned = 0
-    for step in range(12):
+    for step in range(examples(12, 8)):
         action = rng.choice(["import", "import", "append", "swap", "swap", "alias", "build", "build"])
         if action == "append":
             rows = some_rows(rng, 30)

@@ -25,6 +25,7 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.write.test_upserts import ARROW, COLUMNS, MODES, create, read_rows
+from tests.seeds import examples
 
 Row = dict[str, Any]
 LANDS = ("de", "fr", "it", None, "d\0e", "\0", "a/../b")
@@ -261,7 +262,7 @@ QUICK = (1,)
     "number", [pytest.param(number, marks=[] if number in QUICK else pytest.mark.slow) for number in range(len(SHAPES))]
 )
 def test_every_snapshot_matches_its_history(client: IndexClient, number: int, writers: int) -> None:
-    run_steps(client, 100 * writers + number, SHAPES[number], 30, writers=writers, every=1)
+    run_steps(client, 100 * writers + number, SHAPES[number], examples(30, 18), writers=writers, every=1)
 
 
 @pytest.mark.slow

@@ -104,6 +104,7 @@ LONG = {
 """The cases that write the most files. The fast tests include many partitions with the lowest limits, unsorted."""
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize(
     ("limits", "fields", "sorted_by"),
     [

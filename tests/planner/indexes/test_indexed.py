@@ -465,10 +465,11 @@ async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
-    planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=0.6)
+    planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=60.0)
     assert await rig.plan_files(planning, eq(12)) == [1]
     assert await rig.plan_files(planning, eq(14)) == [1]
     request_count = len(storage.ranges)
+    monkeypatch.setattr(planning.planner._index_selection, "_wait_s", 0.3)
 
     async def never(location: str, start: int, length: int) -> bytes:
         storage.ranges.append(location)

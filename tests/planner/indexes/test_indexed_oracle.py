@@ -337,7 +337,7 @@ def _path_at(scan: ScanPlan, row: int) -> str:
 
 
 async def test_plan_is_exact_when_bitmaps_cover_all_files(tmp_path: Path) -> None:
-    count = examples(30, 14)
+    count = examples(30, 8)
     counts = await exact_campaign(seeds(range(500, 500 + count)), 15, tmp_path)
     print(dict(counts))
     if "PLANNER_SEEDS" not in os.environ:
