@@ -47,7 +47,7 @@ from seamark.connector.analysis.statement_cache import (
 from seamark.connector.analysis.views import ExpandedView, ViewDefinitions, ViewPlanner
 from seamark.connector.client.errors import ClientError
 from seamark.connector.cubes.dialects import NotFromCube
-from seamark.connector.cubes.summaries import EXACT, OFF, ON, CubeSummary
+from seamark.connector.cubes.summaries import EXACT, OFF, CubeSummary
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import KnownTable, Name, PlanView, Seamark, TablePlanResponse, View
 from seamark.connector.plans.joins import Dimension, PlannedScan
@@ -125,7 +125,7 @@ class RewriteLimits:
     budget_s: float = 0.25
     kept_max: float = 0.95
     trust_time_zone: bool = False
-    cubes: str = ON
+    cubes: str = OFF
 
 
 @dataclass(frozen=True)
