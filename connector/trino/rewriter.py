@@ -142,6 +142,8 @@ class RewriteResult(RewrittenStatement):
     """Whether the summary reveals data. If so, only clients that may read the tables may see it."""
     breaker_key: int = 0
     """A hash of the sender, and of the tables and columns that the statement reads."""
+    rights_check: str = ""
+    """A query without rows that must succeed before `statement` is sent, because the statement contains groups."""
     is_wasted: bool = False
     """Whether every plan kept too many files of its table. A repeated statement will probably not get better plans."""
 
@@ -318,7 +320,8 @@ class Rewriter:
 
         If the message contains the name of a plan or of one of its files, the plan was the cause of the failure.
         """
-        denied = name == FORBIDDEN or (name == DENIED and rewriting.used.views)
+        is_hidden = rewriting.used.views or rewriting.used.aggregated
+        denied = name == FORBIDDEN or (name == DENIED and is_hidden)
         has_plan_id = any(str(plan_id) in message for _, plan_id in rewriting.plans)
         if denied or has_plan_id or PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
             breaker = self._failing.get(rewriting.breaker_key) or Breaker()
@@ -542,6 +545,7 @@ def _build_cube_result(planned: PlannedScan, cube: CubeRewrite) -> RewriteResult
         plans=plans,
         used=PlanInputs({table: cube.columns | planned.scan.columns}, aggregated=frozenset({table})),
         depends_on_data=True,
+        rights_check=cube.rights_check,
     )
 
 
