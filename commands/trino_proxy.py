@@ -26,7 +26,7 @@ from seamark.commands.options import (
     refuse,
     settings_flags,
 )
-from seamark.connector.cubes.summaries import CUBE_USES, OFF, ON
+from seamark.connector.cubes.summaries import CUBE_USES, OFF
 from seamark.connector.trino.proxy import ProxySettings
 from seamark.connector.trino.rewriter import RewriteLimits
 from seamark.connector.trino.server import bind, run, upstream_tls
@@ -137,7 +137,7 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
 @click.option(
     "--cubes",
     type=click.Choice(CUBE_USES),
-    default=ON,
+    default=OFF,
     show_default=True,
     help="Whether aggregate queries read cubes; exact: except sums and averages of floats, and averages of integers. "
     "--no-rules switches cubes off, because Trino's row filters and column masks do not apply to their groups.",

@@ -59,9 +59,10 @@ _SUPPORTED: tuple[type[exp.Expr], ...] = (
 )
 
 
+_TABLE_ARGS = {"this", "db", "catalog", "alias", "version", "when"}
 _ROW_CONDITIONS = frozenset(
     {exp.And, exp.Or, exp.Not, exp.Paren, exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.In, exp.Between}
-    | {exp.Like, exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Neg, exp.Cast, exp.TryCast, exp.DataType}
+    | {exp.Like, exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Neg, exp.Cast, exp.DataType}
     | {exp.DataTypeParam}
 )
 """The nodes of conditions on rows. Each of them is null only if one of its operands is null."""
@@ -212,6 +213,8 @@ def check_form(tree: exp.Expr) -> exp.Select:
         or sum(1 for _ in tree.find_all(exp.Query)) > 1
     ):
         raise NotFromCube("it is not one SELECT of one table")
+    if {name for name, value in source.this.args.items() if value} - _TABLE_ARGS:
+        raise NotFromCube("it does not read the whole table")
     alias = source.this.args.get("alias")
     if alias is not None and alias.columns:
         raise NotFromCube("it renames the columns of the table")
@@ -241,15 +244,14 @@ class _Translation:
         self._select, self._cube, self._dialect, self._floats = select, cube, dialect, floats
         schema = table.schema
         self._schema = schema
-        self._columns = dict(_list_columns(schema))
+        columns = list(_list_columns(schema))
+        self._columns = dict(columns)
         """The columns and fields of structs, by their path in lower case."""
         self._names = {field.name.lower() for field in schema.fields}
         source = source_of(select)
         self._alias = source.alias or source.name
         self._aliases = {item.alias.lower(): item.this for item in select.expressions if isinstance(item, exp.Alias)}
-        if any(name.startswith(PREFIX) for name in self._names) or len(self._columns) < len(
-            list(_list_columns(schema))
-        ):
+        if any(name.startswith(PREFIX) for name in self._names) or len(self._columns) < len(columns):
             raise NotFromCube("the table has names that differ only in case, or begin with " + PREFIX)
         by_id = {column.id: column for column in self._columns.values()}
         dimensions = [
@@ -473,7 +475,7 @@ class _Translation:
         measure = self._to_measure(aggregate)
         if measure is not None and all(one.text in self._partials for one in measure.partials):
             return self._combine(measure, where)
-        if isinstance(aggregate, exp.Sum) and _is_one(aggregate.this):
+        if isinstance(aggregate, exp.Sum) and aggregate.this == exp.Literal.number(1):
             return self._dialect.count_as_sum(self._use_partial(COUNT_ROWS), where)
         if isinstance(aggregate, exp.Count) and (dimension := self._counted_dimension(aggregate)) is not None:
             name = f"{self._dialect.quote_name(self._alias)}.{self._dialect.quote_name(self._use_dimension(dimension))}"
@@ -569,10 +571,6 @@ def _split(condition: exp.Expr) -> list[exp.Expr]:
 def _is_constant(node: exp.Expr) -> bool:
     """Return whether the node is a constant that is not null."""
     return isinstance(node, exp.Literal | exp.Boolean)
-
-
-def _is_one(node: exp.Expr) -> bool:
-    return isinstance(node, exp.Literal) and not node.is_string and node.this == "1"
 
 
 def _is_plain_number(text: str) -> bool:

@@ -1,5 +1,9 @@
 """Rewrites an aggregate query so that Trino reads groups of a cube, which the statement contains as VALUES.
 
+A user can read the text of statements in Trino, and so the groups in it. Therefore the proxy first runs a query without
+rows, by which Trino checks the rights on the table and on each used column (`rights_check`). Users who may see the
+statements of other users see their groups, too, so an operator has to switch cubes on.
+
 The base table stays in the statement: the files that the cube does not cover are read at a plan snapshot of it, and if
 there are none, a branch that returns no row names it. So Trino checks the rights on the table and on each used column.
 Its row filters and column masks cannot apply to groups: if one of them concerns the table, the original statement runs
@@ -37,11 +41,13 @@ class CubeRewrite:
         text: The text of the statement.
         scan: The plan of the query.
         columns: The columns of the table that the statement reads, in lower case.
+        rights_check: A query without rows, for which Trino checks the same rights as for the original statement.
     """
 
     text: str
     scan: CubeScan
     columns: frozenset[str]
+    rights_check: str
 
 
 def translate_text(text: StatementText, table: KnownTable, *, floats: bool) -> CubeStatement:
@@ -107,7 +113,9 @@ async def rewrite_over_cube(
     schema = table.cube_metadata.current_schema
     columns = (schema.column(column_id) for column_id in statement.used_columns)
     names = frozenset(column.name.partition(".")[0].lower() for column in columns if column is not None)
-    return CubeRewrite(statement.write(values, rows, has_rows=has_rows), answer, names)
+    listed = ", ".join(map(quote_name, sorted(names))) or "1"
+    check = f"SELECT {listed} FROM {name} WHERE FALSE"  # noqa: S608
+    return CubeRewrite(statement.write(values, rows, has_rows=has_rows), answer, names, check)
 
 
 def _find_filter(name: str, text: StatementText, table: KnownTable, alias: str, condition: str) -> Expression | None:

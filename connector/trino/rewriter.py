@@ -47,7 +47,7 @@ from seamark.connector.analysis.statement_cache import (
 from seamark.connector.analysis.views import ExpandedView, ViewDefinitions, ViewPlanner
 from seamark.connector.client.errors import ClientError
 from seamark.connector.cubes.dialects import NotFromCube
-from seamark.connector.cubes.summaries import EXACT, OFF, ON, CubeSummary
+from seamark.connector.cubes.summaries import EXACT, OFF, CubeSummary
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import KnownTable, Name, PlanView, Seamark, TablePlanResponse, View
 from seamark.connector.plans.joins import Dimension, PlannedScan
@@ -126,7 +126,7 @@ class RewriteLimits:
     budget_s: float = 0.25
     max_kept_fraction: float = 0.95
     trust_time_zone: bool = False
-    cubes: str = ON
+    cubes: str = OFF
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,8 @@ class RewriteResult(RewrittenStatement):
     """Whether the summary reveals data. If so, only clients that may read the tables may see it."""
     breaker_key: int = 0
     """A hash of the sender, and of the tables and columns that the statement reads."""
+    rights_check: str = ""
+    """A query without rows that must succeed before `statement` is sent, because the statement contains groups."""
     is_wasted: bool = False
     """Whether every plan kept too many files of its table. A repeated statement will probably not get better plans."""
 
@@ -319,7 +321,8 @@ class Rewriter:
 
         If the message contains the name of a plan or of one of its files, the plan was the cause of the failure.
         """
-        denied = name == FORBIDDEN or (name == DENIED and rewriting.used.views)
+        is_hidden = rewriting.used.views or rewriting.used.aggregated
+        denied = name == FORBIDDEN or (name == DENIED and is_hidden)
         has_plan_id = any(str(plan_id) in message for _, plan_id in rewriting.plans)
         if denied or has_plan_id or PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
             breaker = self._failing.get(rewriting.breaker_key) or Breaker()
@@ -543,6 +546,7 @@ def _build_cube_result(planned: PlannedScan, cube: CubeRewrite) -> RewriteResult
         plans=plans,
         used=PlanInputs({table: cube.columns | planned.scan.columns}, aggregated=frozenset({table})),
         depends_on_data=True,
+        rights_check=cube.rights_check,
     )
 
 

@@ -240,6 +240,9 @@ class _CubeTranslation(Translation):
             return self._combine(exp.Count(this=exp.Star()), e.condition(node.this, scope))
         if type(node) in _FUNCTIONS and self._is_measure(node):
             return self._combine(node)
+        if isinstance(node, exp.Sum) and node.this == exp.Literal.number(1):
+            check_args(node)
+            return SqlValue(f"CAST(sum({_UNION}.{self._use_partial(COUNT_ROWS, None).column}) AS BIGINT)", BIGINT)
         if isinstance(node, exp.Count | exp.Sum | exp.Avg) and not isinstance(node.this, exp.Distinct):
             raise NotFromCube(f"{describe(node)} is not a measure of the cube")
         if isinstance(node, exp.Filter) and not isinstance(node.this, exp.Min | exp.Max):
@@ -253,7 +256,7 @@ class _CubeTranslation(Translation):
 
     def _to_measure(self, node: exp.Expr) -> Measure | None:
         """Return an aggregate as a measure, or None if it has another form."""
-        if isinstance(node, exp.Count) and isinstance(node.this, exp.Star):
+        if isinstance(node, exp.Count) and isinstance(node.this, exp.Star | exp.Literal | exp.Boolean):
             return Measure(COUNT, None)
         if node.args.get("expressions") or isinstance(node.this, exp.Distinct):
             return None

@@ -391,6 +391,14 @@ def test_column_that_is_also_a_truncated_dimension_stays_whole(server: ServerThr
     assert (summary.index, rows) == ("cube0", [(datetime(1969, 12, 31), 3)])
 
 
+def test_counts_and_sums_of_constants_are_counts_of_rows(server: ServerThread, sales: World) -> None:
+    text = f"SELECT country, count(1), count('x'), sum(1) FROM {sales.name} GROUP BY country ORDER BY country"
+    summary, rows = summary_of(server, text)
+    assert (summary.index, rows) == ("cube0", [("a", 30, 30, 30), ("b", 30, 30, 30)])
+    summary, rows = summary_of(server, f"SELECT count(1), sum(1) FROM {sales.name} WHERE country = 'none'")
+    assert (summary.index, rows) == ("cube0", [(0, None)])
+
+
 def test_exact_sessions_do_not_add_floats_from_cubes(server: ServerThread, sales: World) -> None:
     text = f"SELECT sum(x), sum(n) FROM {sales.name}"
     assert summary_of(server, text)[0].index == "cube0"

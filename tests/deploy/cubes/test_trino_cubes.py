@@ -26,7 +26,7 @@ from tests.services.trino import Trino
 from tests.services.trino_lake import TrinoLake
 from tests.services.trino_proxy import TrinoProxy, trino_proxy
 
-pytestmark = [NEEDS_TRINO, pytest.mark.slow, pytest.mark.timeout(1200)]
+pytestmark = [*NEEDS_TRINO, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 
 @dataclass
@@ -63,7 +63,7 @@ class CubeRig:
 def rig(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CubeRig]:
     seamark, coordinator = trino_lake.seamark, trino_lake.trino
     folder = tmp_path_factory.mktemp("cubes")
-    limits = ("--budget-ms", "10000", "--hold", "20", "--plan-header")
+    limits = ("--budget-ms", "10000", "--hold", "20", "--plan-header", "--cubes", "on")
     with trino_proxy(folder, "--trino", coordinator.base_url, *limits, seamark=seamark.base_url) as proxy:
         catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
         catalog.create_namespace_if_not_exists("cubed")
@@ -144,3 +144,6 @@ def test_rules_of_the_table_stay_in_force(rig: CubeRig) -> None:
     assert "Access Denied" in rig.compare(by_card, "dan")
     assert "Access Denied" in rig.compare(by_country, "sue")
     assert "cube" not in rig.outcome(by_country, "sue")
+    texts = rows_of(rig.trino.port, 'SELECT "user", query FROM system.runtime.queries', user="anna", schema="cubed")
+    with_groups = {user for user, text in texts if "seamark_groups" in text and "orders" in text}
+    assert with_groups == {"anna"}, "users without the rights must not find groups in their statements"
