@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from bench.index import bitmap, bloom, build, cubes, hudi, record
+from bench.index import bitmap, bloom, build, cubes, dashboard, hudi, record
 from bench.run import Bench, names_of, parser_of, run_benches
 
 BENCHES: dict[str, Bench] = {
@@ -12,6 +12,7 @@ BENCHES: dict[str, Bench] = {
     "record": record.run,
     "build": build.run,
     "cubes": cubes.run,
+    "dashboard": dashboard.run,
 }
 BY_NAME: dict[str, Bench] = {**BENCHES, "hudi": hudi.run}
 

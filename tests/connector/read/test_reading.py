@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seamark.connector.arrow.filters import evaluate_filter
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.storage import Storage
@@ -26,6 +25,7 @@ from seamark.connector.read.read_plan import FILE, POSITION, ReadCounts, ReadPla
 from seamark.connector.read.scans import TaskReader, bind_filter, scan
 from seamark.connector.read.tables import ScanTask, open_table, plan, restrict_to_rows
 from seamark.formats.iceberg.expressions.arrow import arrow_array
+from seamark.formats.iceberg.expressions.arrow_filters import evaluate_filter
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.expressions.sql import parse_sql
