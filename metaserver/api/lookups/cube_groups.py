@@ -21,6 +21,7 @@ import pyarrow as pa
 from aiohttp import web
 
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
+from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import list_partials
 from seamark.formats.index.kinds.cube import CubeEntries, SumOverflow, combine_groups, entry_schema
 from seamark.formats.index.kinds.kinds import KINDS
@@ -75,6 +76,7 @@ class ReadCubeGroupsRequest(msgspec.Struct, rename="kebab", forbid_unknown_field
             "of its schema has a bit for each requested file, in base64, the lowest bit of a byte first",
         ),
         ResponseSpec(400, "A column or the list of files is invalid"),
+        ResponseSpec(403, "The caller may not read a dimension table whose attributes the cube has"),
         ResponseSpec(404, "No such table, or it has no such cube"),
     ),
 ).takes(ReadCubeGroupsRequest)
@@ -85,6 +87,9 @@ async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Respo
     if definition is None or loaded.entry is None:
         raise NotFound("The table has no cube with this definition-id; list its indexes with seamark index list")
     schema = _select(definition, body.columns)
+    for term in definition.terms:  # Who may read the facts may not be allowed to read their dimension tables.
+        if (lookup := parse_lookup(term.transform)) is not None:
+            call.allow(lookup.source.table[:-1])
     ids = _parse_ids(body.files)
     live = (await call.components.registry.files(loaded.entry)).live(definition.id)
     reading = GroupReading(schema, _functions_of(definition, body.columns), ids)
