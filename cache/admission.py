@@ -108,8 +108,8 @@ class AdmittingCache(BudgetedCache[K, V]):
         """The number of entries that were requested less often than the entries that they would have replaced."""
         return self._rejected
 
-    def held_bytes(self, holder: str) -> int:
-        return self._holders.used_bytes(holder)
+    def get_held_bytes(self, holder: str) -> int:
+        return self._holders.get_used_bytes(holder)
 
     def get(self, key: K, *, counted: bool = True) -> V | None:
         """Return the value, or None if it is not in the cache.
@@ -142,7 +142,7 @@ class AdmittingCache(BudgetedCache[K, V]):
         if not self._make_room_of(holder, key, charged, is_pinned):
             self._rejected += 1
             return False
-        while is_pinned and self._pinned_of.used_bytes(holder) + charged > self._holder_pinned_bytes:
+        while is_pinned and self._pinned_of.get_used_bytes(holder) + charged > self._holder_pinned_bytes:
             self._evict(next(self._pinned_of.oldest(holder)))
         self._add(key, _Entry(value, charged, holder, "pinned" if is_pinned else "window"))
         if is_pinned:
@@ -164,7 +164,7 @@ class AdmittingCache(BudgetedCache[K, V]):
                 self._pinned_of.use(entry.holder, key)
             return
         self._move(key, entry, "protected")
-        while self._segments["protected"].used_bytes > _PROTECTED_SHARE * self._main_bytes():
+        while self._segments["protected"].used_bytes > _PROTECTED_SHARE * self._compute_main_bytes():
             oldest = next(iter(self._segments["protected"].keys))
             if oldest == key:
                 break
@@ -175,7 +175,7 @@ class AdmittingCache(BudgetedCache[K, V]):
 
         Entries of the holder are evicted only if the candidate is requested more often than all of them together.
         """
-        excess = self.held_bytes(holder) + charged - self._holder_bytes
+        excess = self.get_held_bytes(holder) + charged - self._holder_bytes
         if excess <= 0 or self._holder_bytes >= self._budget_bytes:
             return True
         victims = []
@@ -191,7 +191,7 @@ class AdmittingCache(BudgetedCache[K, V]):
             self._evict(key)
         return True
 
-    def _main_bytes(self) -> float:
+    def _compute_main_bytes(self) -> float:
         return (self._budget_bytes - self._segments["pinned"].used_bytes) * (1 - _WINDOW_SHARE)
 
     def _shrink_to_budget(self) -> None:

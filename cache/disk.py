@@ -29,8 +29,9 @@ from seamark.cache.region import Region, map_file
 from seamark.cache.tier import Payload, TierStats, parts_of
 
 MAP_BYTES_MIN = 64 * 1024
-"""The minimum size of a file that is mapped. A smaller file is read, because a mapping needs one more system call,
-and its own pages.
+"""The minimum size of a file that is mapped.
+
+A smaller file is read, because a mapping needs one more system call, and its own pages.
 """
 _TOUCHES_MAX = 1024
 _BUFFER_POOL_BYTES = 8 << 20
@@ -188,7 +189,7 @@ class DiskTier:
                         cache.set(file.digest[:16], charge(file.size), tag=tag)
                     outcomes.append(room)
             for number, file in enumerate(missing):
-                # A later value of the same call may have evicted an earlier one.
+                # A later value of the same call may have evicted an earlier value.
                 if outcomes[number] and (number == len(missing) - 1 or file.digest[:16] in cache):
                     try:
                         _write(file.path, [memoryview(file.header), *file.parts])

@@ -31,7 +31,7 @@ class Holders(Generic[K]):
         """Make the key the most recently used."""
         self._keys[holder].move_to_end(key)
 
-    def used_bytes(self, holder: str) -> int:
+    def get_used_bytes(self, holder: str) -> int:
         return self._bytes.get(holder, 0)
 
     def oldest(self, holder: str) -> Iterator[K]:

@@ -235,7 +235,7 @@ class Ledger:
         """
         if need_bytes > limit_bytes:
             return False
-        while self.held_bytes(cache, holder) + need_bytes > limit_bytes:
+        while self.get_held_bytes(cache, holder) + need_bytes > limit_bytes:
             rows = cache._sql("SELECT key FROM Cache WHERE tag = ? ORDER BY access_time LIMIT 1", (holder,)).fetchall()
             if not rows:
                 raise _Corrupt("the account's sizes of the holders do not add up")
@@ -244,7 +244,7 @@ class Ledger:
             self.evictions += bool(cache.delete(bytes(rows[0][0])))
         return True
 
-    def held_bytes(self, cache: Any, holder: str) -> int:
+    def get_held_bytes(self, cache: Any, holder: str) -> int:
         rows = cache._sql("SELECT size FROM Holders WHERE tag = ?", (holder,)).fetchall()
         return int(rows[0][0]) if rows else 0
 

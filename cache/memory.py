@@ -211,7 +211,7 @@ class SharedCache(BudgetedCache[K, V]):
         charged = self._replace(key, size_bytes, self._holder_bytes)
         if charged is None:
             return False
-        while self._holders.used_bytes(holder) + charged > self._holder_bytes:
+        while self._holders.get_used_bytes(holder) + charged > self._holder_bytes:
             self._evict(next(self._holders.oldest(holder)))
         while self._used_bytes + charged > self._budget_bytes:
             self._evict(next(iter(self._entries)))

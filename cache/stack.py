@@ -288,7 +288,7 @@ class Stack(Generic[V]):
     async def close(self) -> None:
         """Write the queue to the disk, then close the tiers.
 
-        Later gets still work, from memory or with a fetch.
+        Later calls of `get` still work, from memory or with a fetch.
         """
         self._closed = True
         if self._writer is not None:

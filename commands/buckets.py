@@ -22,7 +22,7 @@ from seamark.commands.terminal import (
     show_size,
 )
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.write.buckets import TARGET_BYTES, BucketSizes, bucket_sizes, resize
 
 
@@ -67,7 +67,7 @@ def buckets(
     shown_sizes = [size for size in sizes if column in (None, size.column)]
     if not shown_sizes:
         has = f"buckets of {', '.join(size.column for size in sizes)} only" if sizes else "no buckets"
-        raise BadRequest(f"{table} has {has}; add a partition field bucket(8, {column or 'id'}) with an engine")
+        raise InvalidRequest(f"{table} has {has}; add a partition field bucket(8, {column or 'id'}) with an engine")
     if double or wanted is not None:
         resized = resize(client, table, buckets=wanted or 2 * shown_sizes[0].buckets, column=column)
         again = "" if resized.before != resized.buckets else ", as before"

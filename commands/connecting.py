@@ -21,7 +21,7 @@ from seamark.commands.options import Misconfigured, address_options, json_option
 from seamark.commands.terminal import escape_for_terminal
 from seamark.connector.client.catalog import list_dropped_entries, list_views
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, ClientError, NotFound, Unauthenticated, Unreachable
+from seamark.connector.client.errors import ClientError, InvalidRequest, LoginRequired, NoSuchResource, Unreachable
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_table
 from seamark.formats.iceberg.types.near_names import near_names
@@ -55,7 +55,7 @@ def find_server_url(config: Path | None, flags: dict[str, Any]) -> str:
 def to_command_error(error: ClientError, *, has_token: bool) -> click.ClickException:
     """Return the error of the command for an error of its client. It contains advice where possible."""
     hint = ""
-    if isinstance(error, Unauthenticated) and not has_token:
+    if isinstance(error, LoginRequired) and not has_token:
         hint = "; set --token or the variable SEAMARK_TOKEN"
     elif isinstance(error, Unreachable) and _REFUSED.fullmatch(error.message):
         hint = "; start the server, or set --url to the address that it printed"
@@ -76,7 +76,7 @@ def open_client(make: Callable[[], Client]) -> Iterator[Client]:
         yield client
     except ValueError as error:
         raise click.UsageError(escape_for_terminal(str(error))) from None
-    except BadRequest as error:
+    except InvalidRequest as error:
         raise Misconfigured(escape_for_terminal(error.message)) from None
     except ClientError as error:
         raise to_command_error(error, has_token=client.has_token) from None
@@ -107,31 +107,31 @@ def server_command(command: Callable[..., None]) -> Callable[..., None]:
 
 @contextmanager
 def add_suggestions(client: SeamarkClient, table: Any = None) -> Iterator[None]:
-    """Add advice to a NotFound error within the context.
+    """Add advice to a NoSuchResource error that is raised in the context.
 
     The advice is the command that restores or creates the missing entry, or a similar name. The name is
     compared with `table`, or with the name in the error.
     """
     try:
         yield
-    except NotFound as error:
+    except NoSuchResource as error:
         kind, _, missing = error.message.partition(" does not exist: ")
         if _is_other_kind(client, kind, missing):
             other = "view" if kind == "Table" else "table"
             message = f"{missing} is a {other}: seamark {other} show {shlex.quote(missing)}"
-            raise NotFound(message, status=error.status) from None
+            raise NoSuchResource(message, status=error.status) from None
         if kind in ("Table", "View") and _was_dropped(client, missing):
             todo = f"seamark undrop {shlex.quote(missing)} restores what was dropped"
-            raise NotFound(f"{error.message}; {todo}", status=error.status) from None
+            raise NoSuchResource(f"{error.message}; {todo}", status=error.status) from None
         similar = similar_name(client, missing if table is None else table)
         if similar is None and kind in ("Namespace", "View"):
             similar = _find_similar_name(missing, _list_names(client, view=kind == "View"))
         if similar is None and kind == "Namespace":
             todo = f"seamark namespace create {shlex.quote(missing)} creates it"
-            raise NotFound(f"{error.message}; {todo}", status=error.status) from None
+            raise NoSuchResource(f"{error.message}; {todo}", status=error.status) from None
         if similar is None:
             raise
-        raise NotFound(f"{error.message.rstrip('.')}. Did you mean {similar}?", status=error.status) from None
+        raise NoSuchResource(f"{error.message.rstrip('.')}. Did you mean {similar}?", status=error.status) from None
 
 
 def _is_other_kind(client: SeamarkClient, kind: str, name: str) -> bool:

@@ -211,7 +211,7 @@ def _print_explanation(table: str, explanation: Explanation, *, is_whole: bool =
         console.print(text, highlight=False, markup=False)
     if not explanation.residuals_complete:
         console.print("… and more in other partitions.")
-    if explanation.kept is not None:
+    if explanation.kept_files is not None:
         console.print(_describe_files(explanation))
 
 
@@ -265,7 +265,7 @@ def _make_title(explanation: Explanation) -> str:
 
 
 def _describe_files(explanation: Explanation) -> Table:
-    assert explanation.kept is not None
+    assert explanation.kept_files is not None
     return make_table(
         ("file", "partition", "records", "size", "delete files"),
         (
@@ -276,10 +276,10 @@ def _describe_files(explanation: Explanation) -> Table:
                 show_size(file["file-size-in-bytes"]),
                 f"{file['delete-files']:,}",
             )
-            for file in explanation.kept
+            for file in explanation.kept_files
         ),
         right_aligned=("records", "size", "delete files"),
-        title=f"The first {len(explanation.kept):,} of {show_count(explanation.files, 'file')}",
+        title=f"The first {len(explanation.kept_files):,} of {show_count(explanation.files, 'file')}",
     )
 
 

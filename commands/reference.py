@@ -71,14 +71,14 @@ def chart_schema(text: str) -> str:
     """
     schema = msgspec.json.decode(text)
     schema["properties"]["settings"]["properties"] = {
-        name: _json_schema(field.default, field.metadata)
+        name: _make_json_schema(field.default, field.metadata)
         for name, field in FIELDS.items()
         if not field.metadata["secret"] and name not in _SET_BY_CHART
     }
     return msgspec.json.format(msgspec.json.encode(schema), indent=2).decode() + "\n"
 
 
-def _json_schema(default: Any, metadata: Any) -> dict[str, Any]:
+def _make_json_schema(default: Any, metadata: Any) -> dict[str, Any]:
     """Return the JSON schema of a setting."""
     schema: dict[str, Any] = {"type": next(name for kind, name in _JSON_TYPES if isinstance(default, kind))}
     if schema["type"] == "array":

@@ -26,6 +26,7 @@ from seamark.commands.options import (
     refuse,
     settings_flags,
 )
+from seamark.connector.cubes.summaries import CUBE_USES, OFF
 from seamark.connector.trino.proxy import ProxySettings
 from seamark.connector.trino.rewriter import RewriteLimits
 from seamark.connector.trino.server import bind, run, upstream_tls
@@ -104,9 +105,10 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
 )
 @click.option(
     "--kept-max",
+    "max_kept_fraction",
     type=click.FloatRange(0, 1),
     metavar="SHARE",
-    default=RewriteLimits().kept_max,
+    default=RewriteLimits().max_kept_fraction,
     show_default=True,
     help="Maximum share of a table's files in a plan. With a larger share, the reference to the table stays unchanged.",
 )
@@ -131,6 +133,14 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     show_default=True,
     help="Check each rewritten statement for Trino's row filters and column masks. --no-rules saves this "
     "request, and rewritten statements may wait in Trino's queue.",
+)
+@click.option(
+    "--cubes",
+    type=click.Choice(CUBE_USES),
+    default=OFF,
+    show_default=True,
+    help="Whether aggregate queries read cubes; exact: except sums and averages of floats, and averages of integers. "
+    "--no-rules switches cubes off, because Trino's row filters and column masks do not apply to their groups.",
 )
 @click.option(
     "--plan-header",
@@ -181,8 +191,9 @@ def trino_proxy(
     trino_ca: Path | None,
     trino_insecure: bool,
     budget_ms: float,
-    kept_max: float,
+    max_kept_fraction: float,
     trust_time_zone: bool,
+    cubes: str,
     ca: Path | None,
     allow_plain_http: bool,
     url: str | None,
@@ -204,7 +215,9 @@ def trino_proxy(
             trino=coordinators,
             catalogs=frozenset(catalogs),
             seamark=url or find_server_url(config, {"home": flags["home"]}),
-            limits=RewriteLimits(budget_ms / 1000, kept_max, trust_time_zone),
+            limits=RewriteLimits(
+                budget_ms / 1000, max_kept_fraction, trust_time_zone, cubes if options["rules"] else OFF
+            ),
             authorities=None if ca is None else str(ca),
             upstream_tls=upstream_tls(trino_ca, verify=not trino_insecure),
             **options,

@@ -50,7 +50,7 @@ from seamark.metaserver.api.http.components import ServerComponents
 from seamark.metaserver.api.http.errors import error_response
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
 from seamark.metaserver.api.http.slots import WorkerLimits
-from seamark.metaserver.catalog.catalog import open_catalog
+from seamark.metaserver.catalog.catalog import Catalog, open_catalog
 from seamark.metaserver.catalog.column_usage import ColumnUsage
 from seamark.metaserver.catalog.database_limits import DatabaseShares
 from seamark.metaserver.catalog.ownership.claims import list_claimed
@@ -77,11 +77,13 @@ from seamark.metaserver.runtime.home import prepare_home
 from seamark.metaserver.services.housekeeping import Housekeeping
 from seamark.metaserver.services.running import ServicesStatus
 from seamark.metaserver.services.services import open_scheduler
+from seamark.metaserver.settings.fleet import READ
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.open import open_store
+from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.streams.opening import open_streams
 from seamark.metaserver.streams.row_files import ImportedRowFiles
 from seamark.metaserver.streams.stored_rows import RowSearch
-from seamark.metaserver.streams.streams import open_streams
 from seamark.metaserver.timeline.targets import open_delivery
 from seamark.metaserver.timeline.timeline import open_timeline
 
@@ -143,20 +145,13 @@ async def open_components(
             )
         )
         publisher = await enter(open_publisher(catalog.context))
-        cleaner = Cleaner(
-            store,
-            registry,
-            objects,
-            clock,
-            catalog.documents.table,
-            partial(list_claimed, catalog.context),
-            folders=(INDEX_FOLDER, FORMER_INDEX_FOLDER),
-            retention_s=settings.index_retention_s,
-        )
+        cleaner = _make_cleaner(settings, store, registry, objects, clock, catalog)
         expiration = Expiration(catalog, publisher, planner)
         commits = await enter(open_commits(catalog, publisher, planner, metrics.commits))
         search = RowSearch(planner, objects, indexes, usage, clock, settings.decoded_limit_bytes)
-        streams = await enter(open_streams(catalog, commits, objects, ImportedRowFiles(extensions.row_files), search))
+        streams = await enter(
+            open_streams(catalog, commits, objects, ImportedRowFiles(extensions.row_files), search, keyring)
+        )
         history = QueryHistory(settings, store, clock)
         components = ServerComponents(
             settings=settings,
@@ -185,7 +180,7 @@ async def open_components(
             keyring=keyring,
             gateway_keys=GatewayKeys(keyring, clock, lifetime_s=settings.gateway_keys_s),
             peers=opened_peers,
-            services_status=ServicesStatus(enabled=settings.services_workers > 0),
+            services_status=ServicesStatus(enabled=runs_services(settings)),
             audit=await enter(open_audit(store, clock, reads=settings.audit_reads)),
             tracer=await enter(_open_tracing(settings)),
             worker_limits=WorkerLimits(
@@ -196,23 +191,55 @@ async def open_components(
             certificate=certificate,
             drain=drain,
         )
-        holder, observer = make_holder_name(clock), components.metrics.events
-        await enter(open_delivery(settings, store, timeline, clock, holder=holder, observer=observer))
-        if catalog.column_usage.is_on:
-            stack.push_async_callback(_flush, catalog.column_usage)
-            await enter(run_in_background("column usage", catalog.column_usage.run))
-        if history.is_on:
-            stack.push_async_callback(_flush, history)
-            await enter(run_in_background("query history", history.run))
-        if settings.plan_prepare_bytes:
-            load, limit_bytes = catalog.documents.table, settings.plan_prepare_bytes
-            preparation = Preparation(planner, store, timeline, load, clock, limit_bytes=limit_bytes)
-            await enter(run_in_background("planned tables", preparation.follow))
-            await enter(run_in_background("preparation", preparation.work))
-        await enter(run_in_background("housekeeping", lambda: components.housekeeping.run(holder)))
-        await enter(run_in_background("keys", lambda: _refresh_keys(components)))
-        await enter(run_in_background("sampler", lambda: _sample(components)))
+        await _start_tasks(components, stack)
         yield components
+
+
+async def _start_tasks(components: ServerComponents, stack: AsyncExitStack) -> None:
+    """Start the background tasks of a worker. They end when the stack closes."""
+    enter = stack.enter_async_context
+    settings, store, clock = components.settings, components.store, components.clock
+    catalog, timeline, history = components.catalog, components.timeline, components.history
+    holder, observer = make_holder_name(clock), components.metrics.events
+    is_reader = settings.role == READ
+    if not is_reader:
+        await enter(open_delivery(settings, store, timeline, clock, holder=holder, observer=observer))
+    if catalog.column_usage.is_on:
+        stack.push_async_callback(_flush, catalog.column_usage)
+        await enter(run_in_background("column usage", catalog.column_usage.run))
+    if history.is_on:
+        stack.push_async_callback(_flush, history)
+        await enter(run_in_background("query history", history.run))
+    if settings.plan_prepare_bytes:
+        load, limit_bytes = catalog.documents.table, settings.plan_prepare_bytes
+        preparation = Preparation(components.planner, store, timeline, load, clock, limit_bytes=limit_bytes)
+        await enter(run_in_background("planned tables", preparation.follow))
+        await enter(run_in_background("preparation", preparation.work))
+    if not is_reader:
+        await enter(run_in_background("housekeeping", lambda: components.housekeeping.run(holder)))
+    await enter(run_in_background("keys", lambda: _refresh_keys(components)))
+    await enter(run_in_background("sampler", lambda: _sample(components)))
+
+
+def runs_services(settings: Settings) -> bool:
+    """Return whether this server runs table services."""
+    return settings.services_workers > 0 and settings.role != READ
+
+
+def _make_cleaner(
+    settings: Settings, store: PointerStore, registry: Registry, objects: ObjectStore, clock: Clock, catalog: Catalog
+) -> Cleaner:
+    """Return the cleaner of unused index files."""
+    return Cleaner(
+        store,
+        registry,
+        objects,
+        clock,
+        catalog.documents.table,
+        partial(list_claimed, catalog.context),
+        folders=(INDEX_FOLDER, FORMER_INDEX_FOLDER),
+        retention_s=settings.index_retention_s,
+    )
 
 
 def make_holder_name(clock: Clock) -> str:
@@ -226,6 +253,9 @@ async def table_services(components: ServerComponents, url: str) -> AsyncIterato
 
     `url` is the URL of this server, which is already serving.
     """
+    if not runs_services(components.settings):
+        yield
+        return
     async with open_scheduler(
         components.settings,
         components.store,
@@ -497,7 +527,7 @@ def run(
 ) -> None:
     """Run one worker on its own event loop until it has drained.
 
-    The parameters are those of `serve`.
+    The parameters are the same as in `serve`.
     """
     raise_descriptor_limit()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -528,6 +558,9 @@ def _sample_streams(components: ServerComponents) -> None:
             "flushes": counts.flushes,
             "flushed_rows": counts.flushed_rows,
             "failed_flushes": counts.failed_flushes,
+            "topic_messages": components.streams.topic_counts.messages,
+            "topic_rows": components.streams.topic_counts.rows,
+            "topic_rejected": components.streams.topic_counts.rejected,
         }
     )
     try:
@@ -536,7 +569,7 @@ def _sample_streams(components: ServerComponents) -> None:
         components.metrics.streams.log_failed()
         return
     oldest_ms = min((table.oldest_ms for table in tables if table.oldest_ms is not None), default=now_ms)
-    fresh_files = sum(len(table.fresh_files()) for table in tables)
+    fresh_files = sum(len(table.list_fresh_files()) for table in tables)
     components.metrics.streams.sample(rows, components.streams.size_bytes, now_ms - oldest_ms, fresh_files)
 
 

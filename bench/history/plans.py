@@ -27,7 +27,7 @@ from bench.wire import Request
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.history.history import HOUR_MS, QueryHistory, StatementRead, StatementSample
 from seamark.metaserver.history.samples import HIGH, FilterSample, RangeWidth
-from seamark.metaserver.history.shapes import QueryShape, Term
+from seamark.metaserver.history.shapes import QueryShape, ShapeTerm
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry, EntryKind
 from seamark.metaserver.store.open import open_store
@@ -59,13 +59,13 @@ async def _compare_plans(report: Report, folder: Path, planned: Table, rounds: i
             await register(target, planned)
         running.enter_context(on_core(LOAD_CORE))
 
-        async def same(target: Target, seconds: float = seconds) -> Sample:
+        async def repeat_same_plan(target: Target, seconds: float = seconds) -> Sample:
             return await drive(target, [repeat(same_plan)], seconds=seconds)
 
-        async def changing(target: Target, seconds: float = seconds) -> Sample:
+        async def send_new_plans(target: Target, seconds: float = seconds) -> Sample:
             return await drive(target, [_send_each(new)], seconds=seconds)
 
-        kinds = {"the same plan": same, "a new filter": changing}
+        kinds = {"the same plan": repeat_same_plan, "a new filter": send_new_plans}
         await warm(targets, [functools.partial(piece, seconds=1.0) for piece in kinds.values()], 1)
         for case, piece in kinds.items():
             samples = await run_alternately(targets, rounds, piece)
@@ -127,7 +127,7 @@ async def _measure_database(report: Report, folder: Path, statements: int) -> No
 
 
 def _shape(number: int) -> QueryShape:
-    terms = tuple((Term(1 + number % 7 + position, "gt-eq"),) for position in range(1 + number % 3))
+    terms = tuple((ShapeTerm(1 + number % 7 + position, "gt-eq"),) for position in range(1 + number % 3))
     return QueryShape("trino", tuple(range(1, 5 + number)), terms)
 
 

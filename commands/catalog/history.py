@@ -80,9 +80,9 @@ def show(client: IndexClient, table: str, snapshot: str, as_json: bool) -> None:
     snapshots, refs = _load_snapshots(client, table)
     match = next(
         (
-            one
-            for one in snapshots
-            if str(one["snapshot-id"]) == snapshot or snapshot in refs.get(one["snapshot-id"], ())
+            candidate
+            for candidate in snapshots
+            if str(candidate["snapshot-id"]) == snapshot or snapshot in refs.get(candidate["snapshot-id"], ())
         ),
         None,
     )
@@ -156,17 +156,17 @@ def _print_instants(instants: list[TimelineInstant], *, as_json: bool) -> None:
         for instant in instants:
             click.echo(json.dumps(msgspec.structs.asdict(instant)))
     elif instants:
-        print_rows(("time", "action", "state", "what", "who", "details"), map(_instant_to_row, instants))
+        print_rows(("time", "action", "state", "what", "who", "details"), map(_make_instant_row, instants))
 
 
-def _instant_to_row(instant: TimelineInstant) -> tuple[str, ...]:
+def _make_instant_row(instant: TimelineInstant) -> tuple[str, ...]:
     entry_name = join_name((*instant.namespace, *([instant.name] if instant.name else [])))
     return (
         time_text(instant.requested_ms),
         instant.action,
         instant.state,
         entry_name,
-        instant.who,
+        instant.principal_name,
         _describe_change(instant.summary),
     )
 

@@ -65,7 +65,7 @@ def confine_job(client: SeamarkClient, request: JobRequest, scratch: str) -> Non
         scratch: The folder of the job's temporary files.
 
     Raises:
-        NotFound: The table does not exist.
+        NoSuchResource: The table does not exist.
         PermissionError: A folder of the table is outside the warehouse, or a symbolic link leads to it.
     """
     tempfile.tempdir = scratch

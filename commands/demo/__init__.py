@@ -1,1 +1,1 @@
-"""`seamark demo`, which shows what the server does for an unmodified reader."""
+"""`seamark demo`, which shows how an unmodified reader profits from the server."""

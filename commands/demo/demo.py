@@ -30,7 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from seamark.commands.demo.streaming import measure_stream, show_stream
 from seamark.commands.terminal import print_bars, show_count
-from seamark.connector.client.errors import ClientError, NotFound
+from seamark.connector.client.errors import ClientError, NoSuchResource
 from seamark.connector.client.indexes import IndexClient
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.decoding import from_json
@@ -225,7 +225,7 @@ def build(catalog: RestCatalog, client: IndexClient, progress: Progress, task: T
     with catalog.load_table(TABLE).transaction() as transaction:
         transaction.set_properties({f"seamark.index.{INDEX}": DEFINITION})
     while _CLOCK.monotonic() < started_s + BUILD_S:
-        with contextlib.suppress(NotFound):
+        with contextlib.suppress(NoSuchResource):
             index = client.index(TABLE, INDEX)
             progress.update(task, completed=index.files)
             if index.files == index.files_total:

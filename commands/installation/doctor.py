@@ -18,7 +18,7 @@ import urllib3
 
 from seamark.commands.connecting import find_server_url
 from seamark.commands.installation.engine_files import (
-    Finding,
+    CheckResult,
     SparkSetup,
     check_spark,
     check_trino,
@@ -36,7 +36,7 @@ from seamark.commands.options import (
 )
 from seamark.commands.terminal import print_json, say
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import ClientError, Unauthenticated, cause_text
+from seamark.connector.client.errors import ClientError, LoginRequired, cause_text
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.lazy_module import LazyModule
 from seamark.formats.runtime.tls import build_client_context
@@ -93,7 +93,7 @@ def doctor(
         url = url or find_server_url(config, {"home": flags["home"]})
     except Misconfigured as error:
         findings.append(
-            Finding("server", error.message, "Start it: seamark serve --home ./seamark-home", is_fault=True)
+            CheckResult("server", error.message, "Start it: seamark serve --home ./seamark-home", is_fault=True)
         )
     else:
         findings += check_server(url, token)
@@ -113,7 +113,7 @@ def _check_spark_setup(spark: str) -> SparkSetup:
     return read_running_spark(spark) if spark.startswith(_WEB) else SparkSetup(read_properties(Path(spark)))
 
 
-def _print_findings(findings: list[Finding]) -> None:
+def _print_findings(findings: list[CheckResult]) -> None:
     for finding in findings:
         mark = "!" if finding.is_fault else "~" if finding.fix else " "
         say(f"{mark} {finding.subject}: {finding.text}")
@@ -123,22 +123,22 @@ def _print_findings(findings: list[Finding]) -> None:
     say(f"\n{len(findings)} checks, {faults} at fault" if faults else f"\n{len(findings)} checks, nothing at fault")
 
 
-def _run_check(subject: str, check: Callable[[], Iterator[Finding]]) -> list[Finding]:
+def _run_check(subject: str, check: Callable[[], Iterator[CheckResult]]) -> list[CheckResult]:
     try:
         return list(check())
     except (OSError, ValueError) as error:
         fix = "Give the path of a properties file, or for Spark the URL of its web interface"
         reason = (error.strerror if isinstance(error, OSError) else None) or error
-        return [Finding(subject, f"it cannot be read: {reason}", fix, is_fault=True)]
+        return [CheckResult(subject, f"it cannot be read: {reason}", fix, is_fault=True)]
 
 
-def check_server(url: str, token: str | None) -> Iterator[Finding]:
+def check_server(url: str, token: str | None) -> Iterator[CheckResult]:
     """Check that the server is reachable and ready, has the same time, and accepts this token."""
     clock = SystemClock()
     try:
         pool = urllib3.PoolManager(retries=False, timeout=TIMEOUT_S, ssl_context=build_client_context())
     except ValueError as error:
-        yield Finding("server", str(error), "Name a file of certificates (PEM) in SEAMARK_CA, or unset it", True)
+        yield CheckResult("server", str(error), "Name a file of certificates (PEM) in SEAMARK_CA, or unset it", True)
         return
     try:
         ready = pool.request("GET", f"{url.rstrip('/')}/readyz")
@@ -148,12 +148,12 @@ def check_server(url: str, token: str | None) -> Iterator[Finding]:
         if "SEAMARK_CA" in reason:
             reason, _, fix = reason.partition("; ")
             fix = fix[:1].upper() + fix[1:]
-        yield Finding("server", f"{url} does not answer: {reason}", fix, is_fault=True)
+        yield CheckResult("server", f"{url} does not answer: {reason}", fix, is_fault=True)
         return
     if ready.status == 200:
-        yield Finding("server", f"{url} is ready")
+        yield CheckResult("server", f"{url} is ready")
     else:
-        yield Finding(
+        yield CheckResult(
             "server",
             f"{url} is not ready: {_read_checks(ready)}",
             "Repair what it names; the server's log has details",
@@ -162,21 +162,21 @@ def check_server(url: str, token: str | None) -> Iterator[Finding]:
     skew_s = _measure_skew_s(ready.headers.get("Date"), clock.now_ms() / 1000)
     if abs(skew_s) > SKEW_S_MAX:
         fix = "Synchronise both clocks (NTP): tokens and signed requests have end times"
-        yield Finding("clock", f"it differs from the server's by {skew_s:.0f} s", fix)
+        yield CheckResult("clock", f"it differs from the server's by {skew_s:.0f} s", fix)
     try:
         with_client = SeamarkClient(url, token=token)
     except ValueError as error:
-        yield Finding("token", str(error), "Set --url and --token", is_fault=True)
+        yield CheckResult("token", str(error), "Set --url and --token", is_fault=True)
         return
     try:
         next(with_client.namespaces(), None)
-        yield Finding("token", "accepted" if token else "none is needed to list namespaces")
+        yield CheckResult("token", "accepted" if token else "none is needed to list namespaces")
         yield from services.check_services(with_client)
-    except Unauthenticated:
+    except LoginRequired:
         fix = "Create one on the server (seamark token create NAME), and set SEAMARK_TOKEN"
-        yield Finding("token", "the server refuses it" if token else "the server requires one", fix, is_fault=True)
+        yield CheckResult("token", "the server refuses it" if token else "the server requires one", fix, is_fault=True)
     except ClientError as error:
-        yield Finding("catalog", error.message, "The server's log has details", is_fault=True)
+        yield CheckResult("catalog", error.message, "The server's log has details", is_fault=True)
     finally:
         with_client.close()
 

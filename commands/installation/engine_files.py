@@ -27,7 +27,7 @@ RUNTIME_NAME = re.compile(r"iceberg-spark-runtime-(\d+\.\d+)_\d+\.\d+")
 
 
 @dataclass(frozen=True)
-class Finding:
+class CheckResult:
     """The result of one check.
 
     Attributes:
@@ -116,7 +116,7 @@ def _request_ui(pool: urllib3.PoolManager, url: str) -> Any:
         raise ValueError(f"{url} does not answer with JSON") from None
 
 
-def check_spark(subject: str, setup: SparkSetup, url: str | None) -> Iterator[Finding]:
+def check_spark(subject: str, setup: SparkSetup, url: str | None) -> Iterator[CheckResult]:
     """Check Iceberg's jar, the session extensions, and every Iceberg catalog."""
     subject, conf = f"Spark, {subject}", setup.properties
     yield from _check_runtime(subject, setup)
@@ -124,9 +124,9 @@ def check_spark(subject: str, setup: SparkSetup, url: str | None) -> Iterator[Fi
     catalogs = [name for name in catalogs if "." not in name]
     if not catalogs:
         fix = f"Add the line: {_SPARK_CATALOG}sea {CATALOG_CLASS}; seamark connect spark prints all lines"
-        yield Finding(subject, "it defines no Iceberg catalog", fix, is_fault=True)
+        yield CheckResult(subject, "it defines no Iceberg catalog", fix, is_fault=True)
     if EXTENSIONS not in conf.get("spark.sql.extensions", ""):
-        yield Finding(
+        yield CheckResult(
             subject, "MERGE INTO, CALL and branches are not enabled", f"Add the line: spark.sql.extensions {EXTENSIONS}"
         )
     for name in catalogs:
@@ -135,10 +135,10 @@ def check_spark(subject: str, setup: SparkSetup, url: str | None) -> Iterator[Fi
         yield from _check_rest(f"{subject}, catalog {name}", catalog_conf, "type", "uri", prefix, " ", url)
         if catalog_conf.get("cache-enabled", "true") != "false":
             fix = f"Add the line: {prefix}cache-enabled false"
-            yield Finding(f"{subject}, catalog {name}", "Spark caches tables and misses commits of others", fix)
+            yield CheckResult(f"{subject}, catalog {name}", "Spark caches tables and misses commits of others", fix)
 
 
-def _check_runtime(subject: str, setup: SparkSetup) -> Iterator[Finding]:
+def _check_runtime(subject: str, setup: SparkSetup) -> Iterator[CheckResult]:
     property_values = [
         value for key, value in setup.properties.items() if key.startswith("spark.jars") or "ClassPath" in key
     ]
@@ -147,30 +147,30 @@ def _check_runtime(subject: str, setup: SparkSetup) -> Iterator[Finding]:
     if not versions:
         fix = f"Add the line: spark.jars.packages {RUNTIME}"
         if setup.jars:
-            yield Finding(subject, "Iceberg's jar is not on its class path", fix, is_fault=True)
+            yield CheckResult(subject, "Iceberg's jar is not on its class path", fix, is_fault=True)
         else:
-            yield Finding(subject, "it names no Iceberg jar", f"{fix}, unless the jar is in Spark's folder jars")
+            yield CheckResult(subject, "it names no Iceberg jar", f"{fix}, unless the jar is in Spark's folder jars")
     elif spark and spark not in versions:
         fix = f"Use iceberg-spark-runtime-{spark}_…, if Iceberg has one for this Spark, or Spark {min(versions)}"
         text = f"it is Spark {spark}, and Iceberg's jar is for Spark {', '.join(sorted(versions))}"
-        yield Finding(subject, text, fix, is_fault=True)
+        yield CheckResult(subject, text, fix, is_fault=True)
 
 
-def check_trino(path: Path, url: str | None) -> Iterator[Finding]:
+def check_trino(path: Path, url: str | None) -> Iterator[CheckResult]:
     """Check a catalog file of Trino, `etc/catalog/NAME.properties`."""
     subject, properties = f"Trino, {path}", read_properties(path)
     if properties.get("connector.name") != "iceberg":
         text = f"connector.name is {properties.get('connector.name', 'missing')}"
-        yield Finding(subject, text, "Set connector.name=iceberg", is_fault=True)
+        yield CheckResult(subject, text, "Set connector.name=iceberg", is_fault=True)
     yield from _check_rest(subject, properties, "iceberg.catalog.type", "iceberg.rest-catalog.uri", "", "=", url)
     systems = [key for key in properties if re.fullmatch(r"fs\.[a-z0-9-]+\.enabled", key) and properties[key] == "true"]
     if not systems:
         fix = (
             "Add fs.native-local.enabled=true and local.location=/ for local files, or fs.native-s3.enabled=true for S3"
         )
-        yield Finding(subject, "no file system is enabled, so Trino cannot read data files", fix, is_fault=True)
+        yield CheckResult(subject, "no file system is enabled, so Trino cannot read data files", fix, is_fault=True)
     if "fs.native-local.enabled" in systems and properties.get("local.location") != "/":
-        yield Finding(
+        yield CheckResult(
             subject,
             "local.location is not /, so absolute paths of data files are not found",
             "Set local.location=/",
@@ -186,20 +186,22 @@ def _check_rest(
     prefix: str,
     equals: str,
     url: str | None,
-) -> Iterator[Finding]:
+) -> Iterator[CheckResult]:
     """Check that a catalog has type `rest` and the server's address."""
     if catalog_conf.get(type_key) != "rest":
         text = f"{prefix}{type_key} is {catalog_conf.get(type_key, 'missing')}"
-        yield Finding(subject, text, f"Set {prefix}{type_key}{equals}rest", is_fault=True)
+        yield CheckResult(subject, text, f"Set {prefix}{type_key}{equals}rest", is_fault=True)
     uri = catalog_conf.get(uri_key, "").rstrip("/")
     if not uri:
         value = url or "http://127.0.0.1:8181"
-        yield Finding(subject, f"{prefix}{uri_key} is missing", f"Set {prefix}{uri_key}{equals}{value}", is_fault=True)
+        yield CheckResult(
+            subject, f"{prefix}{uri_key} is missing", f"Set {prefix}{uri_key}{equals}{value}", is_fault=True
+        )
     elif uri.endswith("/v1"):
         fix = f"Set {prefix}{uri_key}{equals}{uri.removesuffix('/v1')}"
-        yield Finding(subject, f"{uri} ends in /v1, which engines append themselves", fix, is_fault=True)
+        yield CheckResult(subject, f"{uri} ends in /v1, which engines append themselves", fix, is_fault=True)
     elif url is not None and "${" not in uri and uri != url.rstrip("/"):
         fix = f"Set {prefix}{uri_key}{equals}{url}, unless another server is meant"
-        yield Finding(subject, f"{uri} is not the address of this server, {url}", fix)
+        yield CheckResult(subject, f"{uri} is not the address of this server, {url}", fix)
     else:
-        yield Finding(subject, f"connects to {uri}")
+        yield CheckResult(subject, f"connects to {uri}")

@@ -9,14 +9,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from seamark.commands.installation.engine_files import Finding
+from seamark.commands.installation.engine_files import CheckResult
 
 JAVA_SPARK, JAVA_TRINO = 17, 25
 _JVMS = Path("/usr/lib/jvm")
 _START_S = 20
 
 
-def check_java() -> Iterator[Finding]:
+def check_java() -> Iterator[CheckResult]:
     """Check the Java of Spark and of Trino.
 
     A variable that does not name a JDK is a fault; a missing Java is not.
@@ -26,24 +26,26 @@ def check_java() -> Iterator[Finding]:
     version = None if java is None else java_version(java)
     if home and java is None:
         fix = "Set JAVA_HOME to the folder that contains bin/java, or unset it"
-        yield Finding("Java for Spark", f"JAVA_HOME is {home}, which has no bin/java", fix, is_fault=True)
+        yield CheckResult("Java for Spark", f"JAVA_HOME is {home}, which has no bin/java", fix, is_fault=True)
     elif version is None:
         fix = f"To use Spark, install a JDK {JAVA_SPARK} or newer: apt-get install openjdk-17-jdk-headless"
-        yield Finding("Java for Spark", "java is not on the PATH" if java is None else f"{java} does not start", fix)
+        yield CheckResult(
+            "Java for Spark", "java is not on the PATH" if java is None else f"{java} does not start", fix
+        )
     elif version < JAVA_SPARK:
         fix = f"Spark 4 needs {JAVA_SPARK} or newer: set JAVA_HOME to its home"
-        yield Finding("Java for Spark", f"{java} is version {version}", fix)
+        yield CheckResult("Java for Spark", f"{java} is version {version}", fix)
     else:
-        yield Finding("Java for Spark", f"{java} is version {version}")
+        yield CheckResult("Java for Spark", f"{java} is version {version}")
     java_25, home_25 = os.environ.get("JAVA25"), java_25_home()
     if home_25 is not None:
-        yield Finding("Java for Trino", f"{home_25} is version {_release_version(home_25)}")
+        yield CheckResult("Java for Trino", f"{home_25} is version {_release_version(home_25)}")
     elif java_25:
         fix = f"Set JAVA25 to the home of a JDK {JAVA_TRINO} or newer, or unset it"
-        yield Finding("Java for Trino", f"JAVA25 is {java_25}, which is no JDK {JAVA_TRINO}", fix, is_fault=True)
+        yield CheckResult("Java for Trino", f"JAVA25 is {java_25}, which is no JDK {JAVA_TRINO}", fix, is_fault=True)
     else:
         fix = f"To run Trino on this machine, install a JDK {JAVA_TRINO} below {_JVMS}, or set JAVA25 to its home"
-        yield Finding("Java for Trino", f"there is no JDK {JAVA_TRINO}", fix)
+        yield CheckResult("Java for Trino", f"there is no JDK {JAVA_TRINO}", fix)
 
 
 def java_version(java: str) -> int | None:

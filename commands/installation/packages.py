@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-from seamark.commands.installation.engine_files import RUNTIME_NAME, Finding
+from seamark.commands.installation.engine_files import RUNTIME_NAME, CheckResult
 from seamark.connector.client.engines import RUNTIME
 
 KERNELS = ("index.kernels._scan", "index.kernels._bloom", "iceberg.manifests._manifest")
@@ -33,21 +33,21 @@ setup.py has the same list.
 """
 
 
-def check_installation() -> Iterator[Finding]:
+def check_installation() -> Iterator[CheckResult]:
     version = ".".join(map(str, sys.version_info[:3]))
     old = sys.version_info < (3, 11)
-    yield Finding("Python", version, "Install Python 3.11 or newer" if old else "", is_fault=old)
+    yield CheckResult("Python", version, "Install Python 3.11 or newer" if old else "", is_fault=old)
     missing = [name for name in KERNELS if importlib.util.find_spec(f"seamark.formats.{name}") is None]
     if missing:
         first = "" if shutil.which("cc") else f"{_choose_compiler_command()}, then "
-        yield Finding("compiled kernels", f"{missing[0]} is missing", f"Run: {first}make venv", is_fault=True)
+        yield CheckResult("compiled kernels", f"{missing[0]} is missing", f"Run: {first}make venv", is_fault=True)
     else:
-        yield Finding("compiled kernels", "present")
+        yield CheckResult("compiled kernels", "present")
     for extra in EXTRAS:
         lacking = lacking_modules(extra)
         text = f"lacks {', '.join(lacking)}" if lacking else "installed"
         fix = f"To use it, run: pip install 'seamark[{extra}]'" if lacking else ""
-        yield Finding(f"extra {extra}", text, fix)
+        yield CheckResult(f"extra {extra}", text, fix)
     yield from _check_iceberg_jar()
 
 
@@ -60,7 +60,7 @@ def _choose_compiler_command() -> str:
     return next((command for program, command in INSTALLERS.items() if shutil.which(program)), "install a C compiler")
 
 
-def _check_iceberg_jar() -> Iterator[Finding]:
+def _check_iceberg_jar() -> Iterator[CheckResult]:
     """Check that PySpark, if it is installed, finds Iceberg without a download, and that their versions match."""
     try:
         spark = ".".join(metadata.version("pyspark").split(".")[:2])
@@ -69,13 +69,13 @@ def _check_iceberg_jar() -> Iterator[Finding]:
     jars = sorted(jar for folder in _list_jar_folders() for jar in folder.glob("*iceberg-spark-runtime-*.jar"))
     fitting = [jar for jar in jars if (match := RUNTIME_NAME.search(jar.name)) is not None and match[1] == spark]
     if fitting:
-        yield Finding("Iceberg's jar", str(fitting[-1]))
+        yield CheckResult("Iceberg's jar", str(fitting[-1]))
     elif jars:
         fix = f"Iceberg's jar must be for Spark {spark}; Seamark is tested with: pip install 'seamark[spark]'"
-        yield Finding("Iceberg's jar", f"{jars[-1].name} is not for Spark {spark}", fix)
+        yield CheckResult("Iceberg's jar", f"{jars[-1].name} is not for Spark {spark}", fix)
     else:
         fix = f"Spark downloads it from Maven Central by --packages {RUNTIME}; in a checkout: make jars"
-        yield Finding("Iceberg's jar", "it is not on this machine", fix)
+        yield CheckResult("Iceberg's jar", "it is not on this machine", fix)
 
 
 def _list_jar_folders() -> Iterator[Path]:

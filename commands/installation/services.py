@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from seamark.commands.installation.engine_files import Finding
+from seamark.commands.installation.engine_files import CheckResult
 from seamark.commands.programs import JOB_WORKER
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
@@ -25,7 +25,7 @@ _RUNS = 200
 _SHOWN = 5
 
 
-def check_worker(settings: Settings) -> Iterator[Finding]:
+def check_worker(settings: Settings) -> Iterator[CheckResult]:
     """Check that a worker process can use a remote warehouse, with the keys that these settings give to jobs."""
     try:
         is_local = parse_location(settings.warehouse_uri()).is_local
@@ -36,39 +36,39 @@ def check_worker(settings: Settings) -> Iterator[Finding]:
     problem = asyncio.run(storage_problem(settings, SystemClock(), JOB_WORKER))
     if problem:
         fix = "Set the server's S3 keys and SEAMARK_CA so that its worker processes reach the storage as it does"
-        yield Finding("worker processes", problem, fix, is_fault=True)
+        yield CheckResult("worker processes", problem, fix, is_fault=True)
     else:
-        yield Finding("worker processes", f"they reach the storage of {settings.warehouse_uri()}")
+        yield CheckResult("worker processes", f"they reach the storage of {settings.warehouse_uri()}")
 
 
-def check_services(client: SeamarkClient) -> Iterator[Finding]:
+def check_services(client: SeamarkClient) -> Iterator[CheckResult]:
     """Check that a server runs table services, and that their last jobs did not fail."""
     try:
         state = service_jobs(client).get("services") or {"running": True}
         runs = list(client.timeline(action=MAINTENANCE, newest_first=True, limit=_RUNS))
     except ClientError as error:
-        yield Finding("table services", error.message, "The server's log has details", is_fault=True)
+        yield CheckResult("table services", error.message, "The server's log has details", is_fault=True)
         return
     if state["running"]:
-        yield Finding("table services", "a server runs them")
+        yield CheckResult("table services", "a server runs them")
     elif state.get("enabled", True):
         fix = "Repair the cause that the message names; the server tries again by itself"
-        yield Finding("table services", f"they do not run: {state['problem']}", fix, is_fault=True)
+        yield CheckResult("table services", f"they do not run: {state['problem']}", fix, is_fault=True)
     else:
         fix = "Set services_workers to 1 or more, or run seamark indexer and seamark run beside the server"
-        yield Finding("table services", f"they do not run: {state['problem']}", fix)
+        yield CheckResult("table services", f"they do not run: {state['problem']}", fix)
     failed = [run for run in _find_failed_runs(runs) if _still_fails(client, run)]
     for run in failed[:_SHOWN]:
         name = ".".join((*run.namespace, run.name))
         text = f"the last run of {run.summary['service']} failed: {run.summary['error']}"
-        yield Finding(
+        yield CheckResult(
             f"table {name}",
             text,
             f"Repair the cause that the message names; seamark health {name} shows the table",
             is_fault=True,
         )
     if len(failed) > _SHOWN:
-        yield Finding(
+        yield CheckResult(
             "table services", f"{len(failed) - _SHOWN:,} more jobs failed", "seamark services lists them", is_fault=True
         )
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from seamark.commands.installation.engine_files import Finding
+from seamark.commands.installation.engine_files import CheckResult
 from seamark.formats.runtime.clock import SystemClock
 from seamark.formats.runtime.errors import ConfigError, RetryLater, SeamarkError
 from seamark.metaserver.objects.router import open_objects
@@ -21,12 +21,14 @@ TIMEOUT_S = 20.0
 _CONTENT = b"Written by seamark doctor. It can be deleted."
 
 
-def check_warehouse(settings: Settings) -> Iterator[Finding]:
+def check_warehouse(settings: Settings) -> Iterator[CheckResult]:
     """Check that the warehouse can be written and read. A local folder that does not exist is not created."""
     try:
         root = Warehouse(settings.warehouse_uri(), settings.allowed_locations).roots[0]
     except ConfigError as error:
-        yield Finding("warehouse", error.message, "Set --warehouse to a folder or to s3://BUCKET/PATH", is_fault=True)
+        yield CheckResult(
+            "warehouse", error.message, "Set --warehouse to a folder or to s3://BUCKET/PATH", is_fault=True
+        )
         return
     if root.is_local and not Path(root.file_path).exists():
         yield _check_creatable(Path(root.file_path))
@@ -36,23 +38,23 @@ def check_warehouse(settings: Settings) -> Iterator[Finding]:
     except (SeamarkError, TimeoutError) as error:
         text = error.message if isinstance(error, SeamarkError) else f"no answer within {TIMEOUT_S:g} s"
         fix = SERVER_STORAGES[root.scheme].suggest_fix(error)
-        yield Finding("warehouse", f"{root} cannot be written: {text}", fix, is_fault=True)
+        yield CheckResult("warehouse", f"{root} cannot be written: {text}", fix, is_fault=True)
     else:
-        yield Finding("warehouse", f"{root} can be written and read")
+        yield CheckResult("warehouse", f"{root} can be written and read")
 
 
-def _check_creatable(folder: Path) -> Finding:
+def _check_creatable(folder: Path) -> CheckResult:
     parent = folder
     while not parent.exists() and parent != parent.parent:
         parent = parent.parent
     if parent.is_dir() and os.access(parent, os.W_OK | os.X_OK):
-        return Finding("warehouse", f"file://{folder} does not exist; the server creates it")
+        return CheckResult("warehouse", f"file://{folder} does not exist; the server creates it")
     fix = f"Let this account write {parent}, or set --warehouse to another folder"
-    return Finding("warehouse", f"file://{folder} cannot be created", fix, is_fault=True)
+    return CheckResult("warehouse", f"file://{folder} cannot be created", fix, is_fault=True)
 
 
 async def _probe(settings: Settings, root: str) -> None:
-    """Write, read and delete an object. The errors are those of the storage."""
+    """Write, read and delete an object. Errors of the storage are raised unchanged."""
     clock = SystemClock()
     location = f"{root}/seamark-doctor-{clock.uuid4()}"
     async with asyncio.timeout(TIMEOUT_S), open_objects(settings, clock) as objects:

@@ -3,7 +3,7 @@
 `seamark advise TABLE` proposes layouts and indexes, `seamark advise apply` makes one of these changes, and
 `seamark advise ttl` lists columns that no query reads.
 
-Exit codes: 0 on success, also without advice, 1 when the server refuses or cannot be reached, 2 for
+Exit codes: 0 on success, even without advice, 1 when the server refuses or cannot be reached, 2 for
 invalid arguments.
 """
 
@@ -105,7 +105,7 @@ def _show_days(days: float | None) -> str:
 def apply_command(client: IndexClient, table: str, proposal_id: str, days: int, wait_s: float, as_json: bool) -> None:
     """Apply the proposal ID of `seamark advise TABLE`, and compare the prediction with a measurement.
 
-    An id always means the same change, also if the order of the proposals changes.
+    An id always means the same change, even if the order of the proposals changes.
     """
     proposals = load_advice(client, table, days=days)["proposals"]
     proposal = next((proposal for proposal in proposals if proposal["id"] == proposal_id), None)

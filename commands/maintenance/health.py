@@ -1,6 +1,6 @@
 """`seamark health`: shows the problems of a table, their costs for queries, and their remedies.
 
-Exit codes: 0 on success, also when there are problems, 1 when the server refuses or cannot be reached, 2
+Exit codes: 0 on success, even if there are problems, 1 when the server refuses or cannot be reached, 2
 for invalid arguments.
 """
 

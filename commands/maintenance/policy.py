@@ -1,4 +1,4 @@
-"""`seamark policy`: lists, shows and changes what the table services do with a table, or with a namespace's
+"""`seamark policy`: lists, shows and changes the work of the table services on a table, or on a namespace's
 tables.
 
 Exit codes: 0 on success, 1 when the server refuses or cannot be reached, 2 for invalid arguments.
@@ -17,7 +17,7 @@ from seamark.commands.connecting import server_command
 from seamark.commands.options import parse_properties
 from seamark.commands.terminal import print_json, print_result, print_rows, say
 from seamark.connector.client.catalog import namespace_properties
-from seamark.connector.client.errors import NotFound
+from seamark.connector.client.errors import NoSuchResource
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.policies import change_namespace_properties, change_table_properties, load_policy
@@ -50,14 +50,14 @@ def policy() -> None:
 @click.argument("namespace", required=False)
 @server_command
 def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> None:
-    """List what the tables of NAMESPACE, or all tables that you may see, have set or inherit.
+    """List the policies that the tables of NAMESPACE, or all tables that you may see, have set or inherit.
 
     Tables that follow only the server's defaults are left out. The command makes one request for each table.
     """
     namespaces = client.namespaces() if namespace is None else [split_name(namespace)]
     policies = []
     for name in sorted(name for levels in namespaces for name in client.tables(levels)):
-        with contextlib.suppress(NotFound):  # The table was dropped in the meantime.
+        with contextlib.suppress(NoSuchResource):  # The table was dropped in the meantime.
             properties = load_policy(client, name)["properties"]
             if changed := [entry for entry in properties if entry["source"] in ("table", "namespace")]:
                 policies.append((name, changed))
@@ -67,7 +67,7 @@ def list_policies(client: IndexClient, namespace: str | None, as_json: bool) -> 
         tables = "No table" if namespace is None else f"No table of {namespace}"
         say(f"{tables} has a policy of its own or inherits one.")
     else:
-        rows = [(join_name(name), *_entry_to_row(entry)) for name, entries in policies for entry in entries]
+        rows = [(join_name(name), *_make_entry_row(entry)) for name, entries in policies for entry in entries]
         print_rows(("table", "property", "value", "set by"), rows)
 
 
@@ -160,7 +160,7 @@ def _print_policy(client: IndexClient, table: str, as_json: bool) -> None:
     if as_json:
         print_json(current)
         return
-    print_rows(("property", "value", "set by"), map(_entry_to_row, current["properties"]))
+    print_rows(("property", "value", "set by"), map(_make_entry_row, current["properties"]))
     if not current["runs"]:
         say("The server runs no table services (services_workers = 0); `seamark run` follows this policy.")
 
@@ -179,7 +179,7 @@ def _check_changes(updates: Sequence[str], removals: Sequence[str], where: str) 
     return check_properties(changes)
 
 
-def _entry_to_row(entry: dict[str, Any]) -> tuple[str, ...]:
+def _make_entry_row(entry: dict[str, Any]) -> tuple[str, ...]:
     source = entry["source"]
     if source == "namespace":
         source = f"namespace {'.'.join(entry['namespace'])}"

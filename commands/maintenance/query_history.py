@@ -1,6 +1,6 @@
 """`seamark history`: shows which statements read a table, as the server has recorded them.
 
-Exit codes: 0 on success, also without statements, 1 when the server refuses or cannot be reached, 2 for
+Exit codes: 0 on success, even without statements, 1 when the server refuses or cannot be reached, 2 for
 invalid arguments.
 """
 

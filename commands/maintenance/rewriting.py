@@ -96,7 +96,7 @@ def rewriting_command(
                     report = run_on_spark(
                         client, on_spark, table, on, master, submit_options, wait_s=wait_s, **arguments
                     )
-            print_result(report, _text(report, table, verb, dry_run=dry_run), as_json=as_json)
+            print_result(report, _format_result(report, table, verb, dry_run=dry_run), as_json=as_json)
             if report.errors:
                 raise click.ClickException(
                     f"{show_count(len(report.errors), 'part', 'are')} of {table} not rewritten: {report.errors[0]}"
@@ -113,7 +113,7 @@ def rewriting_command(
     return decorate
 
 
-def _text(report: RewriteReport, table: str, verb: str, *, dry_run: bool) -> str:
+def _format_result(report: RewriteReport, table: str, verb: str, *, dry_run: bool) -> str:
     if not report.files_before and not report.conflicts:
         return f"{table} has nothing to {verb}."
     became, about = ("would become", "about ") if dry_run else ("became", "")

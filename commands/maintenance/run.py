@@ -203,16 +203,16 @@ def statistics_command(client: IndexClient, table: str, full: bool, dry_run: boo
 @click.option("--dry-run", is_flag=True, help="Show which manifests would be replaced; commit nothing.")
 @server_command
 def manifests_command(client: IndexClient, table: str, min_count: int, dry_run: bool, as_json: bool) -> None:
-    """List the files of TABLE in fewer manifests, sorted by partition.
+    """Rewrite the manifests of TABLE: fewer manifests list its files, sorted by partition.
 
     Files stay the same. If other commits replace the manifests in the meantime, nothing is changed.
     """
     with handle_failures(f"The manifests of {table} are not rewritten"):
         report = rewrite_manifests(client, table, min_count=min_count, dry_run=dry_run)
-    print_result(report, _manifests_text(report, table, dry_run=dry_run), as_json=as_json)
+    print_result(report, _format_manifests_result(report, table, dry_run=dry_run), as_json=as_json)
 
 
-def _manifests_text(report: Mapping[str, Any], table: str, *, dry_run: bool) -> str:
+def _format_manifests_result(report: Mapping[str, Any], table: str, *, dry_run: bool) -> str:
     lines = []
     if report["conflicts"]:
         lines.append(f"Other commits have replaced manifests of {table} meanwhile; run it again.")
@@ -259,7 +259,7 @@ def expire_command(
     older_than_ms = _time_before(older_than)
     with handle_failures(f"Snapshots of {table} are not expired"):
         totals = expire(client, table, older_than_ms=older_than_ms, retain_last=retain_last, dry_run=dry_run)
-    print_result(totals, _expiration_text(totals, table, dry_run=dry_run), as_json=as_json)
+    print_result(totals, _format_expiration_result(totals, table, dry_run=dry_run), as_json=as_json)
 
 
 def _describe_removal(count: int, *, dry_run: bool) -> str:
@@ -268,7 +268,7 @@ def _describe_removal(count: int, *, dry_run: bool) -> str:
     return "was removed" if count == 1 else "were removed"
 
 
-def _expiration_text(totals: ExpirationTotals, table: str, *, dry_run: bool) -> str:
+def _format_expiration_result(totals: ExpirationTotals, table: str, *, dry_run: bool) -> str:
     if not totals.snapshots and not totals.refs:
         return f"{table} has no expired snapshots."
     refs = f" and {totals.refs:,} branches and tags" if totals.refs else ""

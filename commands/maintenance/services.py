@@ -63,18 +63,18 @@ def services(client: IndexClient, table: str | None, limit: int, as_json: bool) 
     else:
         heads = ("started", "table", "service", "on", "seconds", "result")
         running = sorted(jobs, key=lambda job: -job["started-ms"])
-        rows = [*map(_waiting_row, reversed(waiting)), *map(_running_row, running), *map(_run_to_row, runs)]
+        rows = [*map(_make_waiting_row, reversed(waiting)), *map(_make_running_row, running), *map(_run_to_row, runs)]
         print_rows(heads, rows, right_aligned=("seconds",))
 
 
-def _waiting_row(job: dict[str, Any]) -> tuple[str, ...]:
+def _make_waiting_row(job: dict[str, Any]) -> tuple[str, ...]:
     failures = job["failures"]
     after = f", after {failures:,} failed {'run' if failures == 1 else 'runs'}" if failures else ""
     due = f"not before {time_text(job['due-ms'])}{after}"
     return "", ".".join((*job["namespace"], job["table"])), job["service"], "", "", f"waiting, {due}"
 
 
-def _running_row(job: dict[str, Any]) -> tuple[str, ...]:
+def _make_running_row(job: dict[str, Any]) -> tuple[str, ...]:
     name = ".".join((*job["namespace"], job["table"]))
     return time_text(job["started-ms"]), name, job["service"], job["launcher"], "", _describe_progress(job["progress"])
 

@@ -57,7 +57,7 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
     folders of the tables. A dropped table whose files are left looks like a table: compare the list with what you
     expect. Grants, tokens, the timeline and properties of namespaces are not in the warehouse.
 
-    What is not certain is listed and not registered, such as two files that may be the newest of a table. Choose by
+    Uncertain cases are listed and not registered, such as two files that may be the newest of a table. Choose by
     --names.
     """
     choices = _read_choices(names_file)
@@ -84,7 +84,7 @@ def rebuild(dry_run: bool, names_file: Path | None, as_json: bool, config: Path 
 async def _rebuild(
     context: CatalogContext, choices: dict[str, FoundName | None], *, dry_run: bool, has_stream_log: bool
 ) -> Rebuilt:
-    caller = Caller(who=f"cli:{account_name()}", request_id="rebuild")
+    caller = Caller(principal_name=f"cli:{account_name()}", request_id="rebuild")
     folders = await list_folders(context.objects, context.warehouse)
     reader = FileReader(context.documents)
     results = [result async for result in reader.read_folders(folders)]
@@ -187,5 +187,5 @@ def _show(rebuilt: Rebuilt, *, dry_run: bool) -> None:
         more = show_count(len(rebuilt.findings) - _SHOWN_MAX, "more file", "were")
         say(f"{more} not registered; --json lists them")
     done = "would be registered" if dry_run else "registered"
-    counts = f"{rebuilt.known:,} known before, {len(rebuilt.findings):,} not registered"
+    counts = f"{rebuilt.registered_before:,} known before, {len(rebuilt.findings):,} not registered"
     say(f"{show_count(len(rows), 'name')} {done}, {counts}; {show_count(rebuilt.index_files, 'index file')}")

@@ -47,7 +47,7 @@ def restore(file: Path, advance: bool, overwrite: bool, as_json: bool, config: P
             await restore_backup(info, reader, writer)
         say(f"Restored {show_count(info.count_rows(), 'row')} of {time_text(info.created_ms)}", err=True)
         clock = SystemClock()
-        caller = Caller(who=f"cli:{account_name()}", request_id="restore")
+        caller = Caller(principal_name=f"cli:{account_name()}", request_id="restore")
         async with (
             open_store(settings.database_url(), clock=clock) as store,
             open_context(settings, store, clock) as context,

@@ -31,7 +31,7 @@ def rollback(
     dry_run: bool,
     as_json: bool,
 ) -> None:
-    """Make the snapshot that was current at a time the current one of TABLE.
+    """Set the current snapshot of TABLE to the snapshot that was current at a time.
 
     The later snapshots stay until they expire, so a rollback can be rolled back. Schema, properties, branches and
     names do not change. If a table had no snapshot at the time, or if the snapshot has expired, nothing changes.

@@ -34,7 +34,10 @@ from seamark.metaserver.settings.settings import Settings
 
 BACKOFF_S_MAX = 30.0
 STEADY_S = 10.0
-"""If a worker ran for at least this time, its start did not fail, and it is restarted immediately."""
+"""The minimum time for which a worker has to run before it is restarted immediately.
+
+A shorter run counts as a failed start.
+"""
 EXIT_CONFIG = 2
 EXIT_FAILED = 1
 

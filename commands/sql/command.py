@@ -23,7 +23,7 @@ from seamark.commands.connecting import add_suggestions, find_server_url, to_com
 from seamark.commands.options import Misconfigured, parse_size, settings_flags
 from seamark.commands.terminal import escape_for_terminal, open_console, show_count, show_size
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, ClientError
+from seamark.connector.client.errors import ClientError, InvalidRequest
 from seamark.connector.sql.choice import AUTO, ENGINES
 from seamark.connector.sql.cubes.plans import CUBE_USES, ON
 from seamark.connector.sql.rows import json_rows
@@ -144,7 +144,7 @@ def sql(
                 result.close()
     except ValueError as error:
         raise click.UsageError(escape_for_terminal(str(error))) from None
-    except BadRequest as error:
+    except InvalidRequest as error:
         raise Misconfigured(escape_for_terminal(error.message)) from None
     except ClientError as error:
         raise to_command_error(error, has_token=token is not None) from None

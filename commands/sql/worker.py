@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from seamark.commands.confinement import landlock
 from seamark.commands.confinement.jobs import PATHS, give_up_privileges
-from seamark.connector.client.errors import BadRequest, ClientError, Refused, Unavailable
+from seamark.connector.client.errors import ClientError, InvalidRequest, Refused, Unavailable
 from seamark.connector.client.file_systems import client_storage
 from seamark.connector.client.storage import confine, open_confined_folders
 from seamark.connector.read.tables import OpenTable
@@ -79,12 +79,12 @@ class StatementAnswers:
         """Write data.
 
         Raises:
-            BadRequest: The answer exceeds the limit of bytes.
+            InvalidRequest: The answer exceeds the limit of bytes.
         """
         content = bytes(data)
         self._left -= len(content)
         if self._left < 0:
-            raise BadRequest("The rows have more bytes than sql_bytes_limit; select fewer rows or columns")
+            raise InvalidRequest("The rows have more bytes than sql_bytes_limit; select fewer rows or columns")
         self._pending.append(content)
         self._size += len(content)
         if self._size >= _FLUSH_BYTES:
@@ -262,7 +262,7 @@ def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
     """Restrict this process to files below the tables' locations, which are below `roots`.
 
     Raises:
-        BadRequest: The server does not give out the storage keys of a table.
+        InvalidRequest: The server does not give out the storage keys of a table.
     """
     folders = []
     for table in tables:
@@ -270,7 +270,7 @@ def _confine(tables: list[OpenTable], roots: tuple[str, ...]) -> None:
         locations = [table.metadata.location, *(properties[name] for name in PATHS if name in properties)]
         storage = client_storage(locations[0])
         if storage is not None and not storage.has_keys(table.storage.properties):
-            raise BadRequest(
+            raise InvalidRequest(
                 f"The statement cannot read {'.'.join(table.name)}: the server gives out no keys for its storage; an "
                 "operator can set s3_client_access to gateway or static"
             )
@@ -294,13 +294,15 @@ def _limit_batches(request: StatementRequest, result: SqlResult, status: dict[st
     """Yield at most `rows_max` rows.
 
     Raises:
-        BadRequest: There are more rows, and the answer must not be truncated.
+        InvalidRequest: There are more rows, and the answer must not be truncated.
     """
     left = request.rows_max
     for batch in result.batches:
         if batch.num_rows > left:
             if not request.truncates:
-                raise BadRequest(f"The statement has more than {request.rows_max:,} rows (sql_rows_limit); add LIMIT")
+                raise InvalidRequest(
+                    f"The statement has more than {request.rows_max:,} rows (sql_rows_limit); add LIMIT"
+                )
             status["truncated"] = True
             if left:
                 yield batch.slice(0, left)

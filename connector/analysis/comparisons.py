@@ -76,7 +76,7 @@ def compare_literals(op: str, left: Literal, right: Literal) -> bool | None:
     """
     if "null" in (left.kind, right.kind):
         return False
-    values = _value(left), _value(right)
+    values = _to_comparable(left), _to_comparable(right)
     if left.kind == right.kind == "boolean":
         return _OPERATORS[op](left.value == "TRUE", right.value == "TRUE") if op in ("=", "<>") else None
     if None in values or class_of_literal(left) != class_of_literal(right):
@@ -84,7 +84,7 @@ def compare_literals(op: str, left: Literal, right: Literal) -> bool | None:
     return _OPERATORS[op](*values)
 
 
-def _value(literal: Literal) -> object:
+def _to_comparable(literal: Literal) -> object:
     """Return a value that can be compared with the values of literals of the same class, or None.
 
     Texts are compared by code points, which is the same order as by UTF-8 bytes.

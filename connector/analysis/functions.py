@@ -46,7 +46,7 @@ def compare_function(op: str, node: exp.Expr, literal: Literal, reader: Comparis
             return reader.compare(op, node.this, literal)
         case exp.Add() | exp.Sub() | exp.Mul() | exp.Neg() | exp.DateAdd():
             return compare_moved(op, node, literal, reader)
-        # `/` in a dialect in which the quotient of two integers is an integer.
+        # In the dialect of this `/`, the quotient of two integers is an integer.
         case exp.Div() if node.args.get("typed"):
             return compare_quotient(op, node.this, literal, node.expression, reader)
         case exp.DateDiff() if unit_of(node) == "DAY":

@@ -141,7 +141,7 @@ class Queries:
 
     def read_subqueries(self, expressions: Iterable[exp.Expr], visible: _Visible) -> list[tuple[exp.Expr, Relation]]:
         """Return the subqueries in these expressions, with their nodes."""
-        return [(node, self.read(node, visible)) for each in expressions for node in _queries_in(each)]
+        return [(node, self.read(node, visible)) for each in expressions for node in _find_queries(each)]
 
     def literal_rows(self, node: exp.Expr) -> LiteralRows | None:
         """Return the rows of VALUES, or of UNNEST of one array, or None if one of the values is not a literal."""
@@ -186,7 +186,7 @@ class Queries:
             raise UnsupportedStatement
         expressions = [*node.expressions, *_list_arguments(node, ("where", "order", *_BELOW))]
         conditions = [join.on for join in tables.joins if join.on is not None]
-        windows = list(_windows_in([*expressions, *conditions]))
+        windows = list(_find_windows([*expressions, *conditions]))
         passes = _passes_conditions(node)
         subqueries = self.read_subqueries(expressions, visible)
         on_subqueries = [
@@ -383,10 +383,10 @@ def _find_grouping_keys(node: exp.Expr) -> list[exp.Expr]:
     group = node.args.get("group")
     if group is None or _list_arguments(group, set(group.args) - {"expressions"}):
         return []
-    return [key for element in group.expressions for key in _keys_in(element, node.expressions)]
+    return [key for element in group.expressions for key in _find_keys(element, node.expressions)]
 
 
-def _keys_in(element: exp.Expr, projections: list[exp.Expr]) -> list[exp.Expr]:
+def _find_keys(element: exp.Expr, projections: list[exp.Expr]) -> list[exp.Expr]:
     match element:
         case exp.Literal():  # The literal is the number of an output in SELECT.
             number = int(element.this) if str(element.this).isdigit() else 0
@@ -478,7 +478,7 @@ def _is_star(projection: exp.Expr) -> bool:
     return isinstance(projection.this if type(projection) is exp.Column else projection, exp.Star)
 
 
-def _windows_in(expressions: Iterable[exp.Expr]) -> Iterator[exp.Window]:
+def _find_windows(expressions: Iterable[exp.Expr]) -> Iterator[exp.Window]:
     """Yield the window functions of a block, without those of its subqueries."""
     pending = list(expressions)
     while pending:
@@ -552,7 +552,7 @@ def _parse_alias(node: exp.Expr) -> tuple[str | None, tuple[str, ...]]:
     return canonical_name(alias.name), tuple(canonical_name(column.name) for column in columns)
 
 
-def _queries_in(expression: exp.Expr) -> Iterator[exp.Expr]:
+def _find_queries(expression: exp.Expr) -> Iterator[exp.Expr]:
     """Yield the outermost queries in an expression.
 
     The function is not recursive, because sqlglot parses a chain of ORs into a tree as deep as the chain is long.

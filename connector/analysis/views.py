@@ -274,7 +274,7 @@ class ViewPlanner:
                 }
             )
             names |= {planned: view for planned, view in created_views.items() if view is not None}
-            requests.made.update(
+            requests.plan_snapshots.update(
                 (planned.table, view.plan_id) for planned, view in created_views.items() if view is not None
             )
             names, plans = _drop_incomplete(used, names, plans, planned_scans, dimensions)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.expressions.expression_json import parse_expression
@@ -25,7 +25,7 @@ def bind_exactly(where: str | Any, schema: Schema) -> Expression:
     The expression must represent the predicate exactly, because a wider expression would select other rows.
 
     Raises:
-        BadRequest: The predicate is invalid, or no expression represents the SQL exactly.
+        InvalidRequest: The predicate is invalid, or no expression represents the SQL exactly.
     """
     try:
         if not isinstance(where, str):
@@ -33,7 +33,7 @@ def bind_exactly(where: str | Any, schema: Schema) -> Expression:
         parsed = sql.parse_sql(where, schema, nan_above=True)
         if not parsed.exact:
             reason = f": {'; '.join(parsed.unused)}" if parsed.unused else ", for a literal that its column cannot hold"
-            raise BadRequest(f"Rows cannot be selected exactly by all parts of this predicate{reason}")
+            raise InvalidRequest(f"Rows cannot be selected exactly by all parts of this predicate{reason}")
         return bind(parsed.expression, schema, (), case_sensitive=True)
     except RequestError as error:
-        raise BadRequest(error.message) from None
+        raise InvalidRequest(error.message) from None

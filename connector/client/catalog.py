@@ -21,9 +21,9 @@ def namespace_properties(client: SeamarkClient, namespace: Name) -> dict[str, st
     """Return the properties of a namespace.
 
     Raises:
-        NotFound: The namespace does not exist.
+        NoSuchResource: The namespace does not exist.
     """
-    properties: dict[str, str] = client._json("GET", namespace_route(client, namespace))["properties"]
+    properties: dict[str, str] = client._request_json("GET", namespace_route(client, namespace))["properties"]
     return properties
 
 
@@ -32,17 +32,17 @@ def create_namespace(client: SeamarkClient, namespace: Name, properties: Mapping
 
     Raises:
         Refused: The namespace exists already. The status is 409.
-        NotFound: The parent namespace does not exist.
+        NoSuchResource: The parent namespace does not exist.
     """
     body = {"namespace": list(_split_levels(namespace)), "properties": dict(properties)}
-    _send(client, "POST", f"{client._catalog()}/namespaces", body)
+    _send(client, "POST", f"{client._get_catalog()}/namespaces", body)
 
 
 def drop_namespace(client: SeamarkClient, namespace: Name) -> None:
     """Drop an empty namespace.
 
     Raises:
-        NotFound: The namespace does not exist.
+        NoSuchResource: The namespace does not exist.
         Refused: The namespace is not empty. The status is 409.
     """
     _send(client, "DELETE", namespace_route(client, namespace))
@@ -63,8 +63,8 @@ def create_table(
         schema, partition_spec: The schema and the partition spec in Iceberg's JSON form.
 
     Raises:
-        BadRequest: An argument is invalid.
-        NotFound: The namespace does not exist.
+        InvalidRequest: An argument is invalid.
+        NoSuchResource: The namespace does not exist.
         Refused: The table exists already. The status is 409.
     """
     levels = split_table(table)
@@ -81,27 +81,27 @@ def drop_table(client: SeamarkClient, table: Name, *, purge: bool = False) -> No
         purge: Whether the server deletes the table's files after the retention time.
 
     Raises:
-        NotFound: The table does not exist.
+        NoSuchResource: The table does not exist.
     """
-    _send(client, "DELETE", client._standard_path(table), query={"purgeRequested": "true" if purge else "false"})
+    _send(client, "DELETE", client._make_standard_path(table), query={"purgeRequested": "true" if purge else "false"})
 
 
 def rename_table(client: SeamarkClient, table: Name, to: Name) -> None:
     """Rename a table.
 
     Raises:
-        NotFound: The table does not exist.
+        NoSuchResource: The table does not exist.
         Refused: The new name is taken. The status is 409.
     """
     body = {"source": _make_identifier(table), "destination": _make_identifier(to)}
-    _send(client, "POST", f"{client._catalog()}/tables/rename", body)
+    _send(client, "POST", f"{client._get_catalog()}/tables/rename", body)
 
 
 def list_views(client: SeamarkClient, namespace: Name) -> Iterator[tuple[str, ...]]:
     """Yield the names of the views of one namespace, each with all its levels.
 
     Raises:
-        NotFound: The namespace does not exist.
+        NoSuchResource: The namespace does not exist.
     """
     for identifier in client._list_names(f"namespaces/{namespace_path(_split_levels(namespace))}/views", "identifiers"):
         yield (*identifier["namespace"], identifier["name"])
@@ -111,9 +111,9 @@ def load_view(client: SeamarkClient, view: Name) -> dict[str, Any]:
     """Return the metadata of a view, in the form of Iceberg's view specification.
 
     Raises:
-        NotFound: The view does not exist.
+        NoSuchResource: The view does not exist.
     """
-    metadata: dict[str, Any] = client._json("GET", _make_view_route(client, view))["metadata"]
+    metadata: dict[str, Any] = client._request_json("GET", _make_view_route(client, view))["metadata"]
     return metadata
 
 
@@ -121,24 +121,24 @@ def rename_view(client: SeamarkClient, view: Name, to: Name) -> None:
     """Rename a view.
 
     Raises:
-        NotFound: The view does not exist.
+        NoSuchResource: The view does not exist.
         Refused: The new name is taken. The status is 409.
     """
     body = {"source": _make_identifier(view), "destination": _make_identifier(to)}
-    _send(client, "POST", f"{client._catalog()}/views/rename", body)
+    _send(client, "POST", f"{client._get_catalog()}/views/rename", body)
 
 
 def drop_view(client: SeamarkClient, view: Name) -> None:
     """Drop a view.
 
     Raises:
-        NotFound: The view does not exist.
+        NoSuchResource: The view does not exist.
     """
     _send(client, "DELETE", _make_view_route(client, view))
 
 
 def _make_view_route(client: SeamarkClient, view: Name) -> str:
-    return standard_path(client._catalog(), "views", split_table(view))
+    return standard_path(client._get_catalog(), "views", split_table(view))
 
 
 def list_dropped_entries(client: SeamarkClient, namespace: Name | None = None) -> Iterator[dict[str, Any]]:
@@ -164,8 +164,8 @@ def release_retained(client: SeamarkClient, entry_id: str) -> None:
     """Release the location of a dropped entry, so that other tables or views can use it. The files stay.
 
     Raises:
-        NotFound: There is no dropped entry with this id.
-        BadRequest: The entry can be restored.
+        NoSuchResource: There is no dropped entry with this id.
+        InvalidRequest: The entry can be restored.
     """
     _send(client, "DELETE", f"/api/v1/dropped/{quote(entry_id, safe='')}?release=true")
 
@@ -174,8 +174,8 @@ def purge_dropped(client: SeamarkClient, entry_id: str) -> None:
     """Delete the files to which the metadata of a dropped table refers.
 
     Raises:
-        NotFound: There is no dropped entry with this id.
-        BadRequest: The properties of the table forbid the deletion.
+        NoSuchResource: There is no dropped entry with this id.
+        InvalidRequest: The properties of the table forbid the deletion.
     """
     _send(client, "DELETE", f"/api/v1/dropped/{quote(entry_id, safe='')}")
 
@@ -184,7 +184,7 @@ def restore_dropped(client: SeamarkClient, entry_id: str, to: Name | None = None
     """Restore a dropped table or view, and return the restored entry.
 
     Raises:
-        NotFound: There is no dropped entry with this id.
+        NoSuchResource: There is no dropped entry with this id.
         Refused: The name is taken. The status is 409.
     """
     body = {} if to is None else _make_identifier(to)
@@ -198,7 +198,7 @@ def list_replicas(client: SeamarkClient) -> list[dict[str, Any]]:
 
     docs/reference/openapi.json defines the form of the result (listReplicas).
     """
-    replicas: list[dict[str, Any]] = client._json("GET", "/api/v1/replicas")["replicas"]
+    replicas: list[dict[str, Any]] = client._request_json("GET", "/api/v1/replicas")["replicas"]
     return replicas
 
 
@@ -216,7 +216,7 @@ def _send(
 
 
 def namespace_route(client: SeamarkClient, namespace: Name) -> str:
-    return f"{client._catalog()}/namespaces/{namespace_path(_split_levels(namespace))}"
+    return f"{client._get_catalog()}/namespaces/{namespace_path(_split_levels(namespace))}"
 
 
 def _split_levels(namespace: Name) -> Sequence[str]:

@@ -24,7 +24,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from seamark.connector.client.connections import ClientConnections, connection_retries, wait_s_of
-from seamark.connector.client.errors import ServerFailed, StorageFull, Unreachable, cause_text, parse_error
+from seamark.connector.client.errors import ServerFailed, ServerStorageFull, Unreachable, cause_text, parse_error
 from seamark.connector.client.names import (
     Name,
     check_url,
@@ -141,7 +141,7 @@ class SeamarkClient:
         Raises:
             ClientError: The server does not respond, or refuses the login.
         """
-        self._json("GET", "/v1/config")
+        self._request_json("GET", "/v1/config")
 
     # Contents of a table
 
@@ -165,7 +165,7 @@ class SeamarkClient:
         page_files: int | None = None,
     ) -> Iterator[pa.Table]:
         """Yield the pages of the table that `files` returns."""
-        return self._pages(table, "files", partition, at, page_files, {"content": content})
+        return self._read_pages(table, "files", partition, at, page_files, {"content": content})
 
     def stats(
         self,
@@ -196,7 +196,7 @@ class SeamarkClient:
     ) -> Iterator[pa.Table]:
         """Yield the pages of the table that `stats` returns."""
         more = {} if fields is None else {"fields": ",".join(fields)}
-        return self._pages(table, f"stats/{quote(column, safe='')}", partition, at, page_files, more)
+        return self._read_pages(table, f"stats/{quote(column, safe='')}", partition, at, page_files, more)
 
     def partitions(
         self,
@@ -207,7 +207,7 @@ class SeamarkClient:
         page_partitions: int | None = None,
     ) -> pa.Table:
         """Return the partitions with at least one file, and the totals of their files."""
-        return join_pages(self._pages(table, "partitions", partition, at, page_partitions, {}))
+        return join_pages(self._read_pages(table, "partitions", partition, at, page_partitions, {}))
 
     def timeline(
         self,
@@ -227,7 +227,7 @@ class SeamarkClient:
         path = "/api/v1/timeline" if table is None else f"{table_path(table)}/timeline"
         left = limit
         while left is None or left > 0:
-            answer = self._json("GET", path, {**query, **omit_none({"since": since, "limit": left})})
+            answer = self._request_json("GET", path, {**query, **omit_none({"since": since, "limit": left})})
             yield from self._convert(answer["instants"], list[TimelineInstant])
             if not answer["instants"] or answer["next-since"] is None:
                 return
@@ -257,9 +257,9 @@ class SeamarkClient:
             history: Whether to return all snapshots of the table.
 
         Raises:
-            NotFound: The table does not exist.
+            NoSuchResource: The table does not exist.
         """
-        path = self._standard_path(table)
+        path = self._make_standard_path(table)
         headers = {"X-Iceberg-Access-Delegation": "vended-credentials"}
         answer = self._request("GET", path, {"snapshots": "all" if history else "refs"}, headers=headers)
         try:
@@ -274,20 +274,20 @@ class SeamarkClient:
 
     def _list_names(self, path: str, key: str, parent: str = "") -> Iterator[Any]:
         query = {"pageSize": _PAGE_NAMES, "pageToken": "", **({"parent": parent} if parent else {})}
-        for page in self._list_pages(f"{self._catalog()}/{path}", query, "pageToken"):
+        for page in self._list_pages(f"{self._get_catalog()}/{path}", query, "pageToken"):
             yield from page[key]
 
-    def _catalog(self) -> str:
+    def _get_catalog(self) -> str:
         """Return the root of the routes of Iceberg's REST specification."""
         root = self._roots.get(self.url)
         if root is None:
-            config = self._json("GET", "/v1/config")
+            config = self._request_json("GET", "/v1/config")
             root = self._roots[self.url] = standard_root(config.get("defaults", {}), config.get("overrides", {}))
         return root
 
-    def _standard_path(self, table: Name) -> str:
+    def _make_standard_path(self, table: Name) -> str:
         """Return the path of a table in the routes of Iceberg's REST specification."""
-        return standard_path(self._catalog(), "tables", split_table(table))
+        return standard_path(self._get_catalog(), "tables", split_table(table))
 
     # Plans and other uses of a filter
 
@@ -300,14 +300,14 @@ class SeamarkClient:
             body: A PlanTableScanRequest of the specification.
 
         Raises:
-            BadRequest: The body is invalid.
+            InvalidRequest: The body is invalid.
         """
-        path = self._standard_path(table)
-        answer = self._json("POST", f"{path}/plan", {}, dict(body))
+        path = self._make_standard_path(table)
+        answer = self._request_json("POST", f"{path}/plan", {}, dict(body))
         plan_id = answer.get("plan-id", "")
         # The server responds as soon as it can, or after a time limit.
         while answer["status"] == "submitted":
-            answer = self._json("GET", f"{path}/plan/{quote(plan_id, safe='')}")
+            answer = self._request_json("GET", f"{path}/plan/{quote(plan_id, safe='')}")
         if answer["status"] != "completed":
             raise ServerFailed(
                 f"The plan of {'.'.join(split_table(table))} has the status {answer['status']}: {answer.get('error')}"
@@ -315,7 +315,7 @@ class SeamarkClient:
         yield answer
         left = list(answer.get("plan-tasks") or ())
         while left:
-            page = self._json("POST", f"{path}/tasks", {}, {"plan-task": left.pop(0)})
+            page = self._request_json("POST", f"{path}/tasks", {}, {"plan-task": left.pop(0)})
             left += page.get("plan-tasks") or ()
             yield page
 
@@ -339,11 +339,11 @@ class SeamarkClient:
             joins: See `plan_table`.
 
         Raises:
-            BadRequest: The predicate is invalid.
+            InvalidRequest: The predicate is invalid.
         """
         optional = omit_none({"where": where, "filter": filter, "limit": limit, "joins": list(joins) or None})
         body = {**at.to_query(), "files": files, **optional}
-        explanation = self._json("POST", f"{table_path(table)}/explain", {}, body)
+        explanation = self._request_json("POST", f"{table_path(table)}/explain", {}, body)
         return self._convert({**explanation, "json": explanation}, Explanation)
 
     def plan_table(
@@ -354,7 +354,7 @@ class SeamarkClient:
         filter: Any = None,
         case_sensitive: bool = True,
         at: At = CURRENT,
-        kept_max: float | None = None,
+        max_kept_fraction: float | None = None,
         lease_s: int | None = None,
         joins: Sequence[Mapping[str, Any]] = (),
     ) -> PlanTable:
@@ -366,21 +366,22 @@ class SeamarkClient:
             predicate: The predicate in SQL.
             filter: The predicate as an Iceberg expression in JSON.
             at: The id of a snapshot, or a branch or tag.
-            kept_max: The maximum fraction of files that the plan may keep. If it keeps more, no plan table is created.
+            max_kept_fraction: The maximum fraction of files that the plan may keep. If it keeps more, no plan table
+                is created.
             joins: Inner joins in the form of the route: `table` (levels of the name), `on` (columns of this table and
                 of the other table), and optionally predicate, snapshot-id and nested joins.
 
         Raises:
-            BadRequest: The predicate is invalid.
-            NotFound: The table does not exist.
+            InvalidRequest: The predicate is invalid.
+            NoSuchResource: The table does not exist.
         """
-        optional = {"predicate": predicate, "filter": filter, "kept-max": kept_max, "lease-s": lease_s}
+        optional = {"predicate": predicate, "filter": filter, "kept-max": max_kept_fraction, "lease-s": lease_s}
         body = {
             "case-sensitive": case_sensitive,
             **at.to_query(),
             **omit_none({**optional, "joins": list(joins) or None}),
         }
-        return self._convert(self._json("POST", f"{table_path(table)}/plan-tables", {}, body), PlanTable)
+        return self._convert(self._request_json("POST", f"{table_path(table)}/plan-tables", {}, body), PlanTable)
 
     def health(self, table: Name) -> dict[str, Any]:
         """Return counts and sizes of the current snapshot, and the `problems` of the table.
@@ -388,9 +389,9 @@ class SeamarkClient:
         docs/reference/openapi.json defines the form of the result (loadTableHealth).
 
         Raises:
-            NotFound: The table does not exist.
+            NoSuchResource: The table does not exist.
         """
-        return self._json("GET", f"{table_path(table)}/health")
+        return self._request_json("GET", f"{table_path(table)}/health")
 
     def expire_snapshots(
         self,
@@ -406,11 +407,11 @@ class SeamarkClient:
         the table.
 
         Raises:
-            BadRequest: The table's properties forbid the deletion of files.
-            Conflict: Other commits were faster in every attempt.
+            InvalidRequest: The table's properties forbid the deletion of files.
+            Conflict: Concurrent commits conflicted in every attempt.
         """
         body = omit_none({"older-than-ms": older_than_ms, "retain-last": retain_last, "dry-run": dry_run})
-        return self._json("POST", f"{table_path(table)}/expire-snapshots", {}, body, timeout_s=_EXPIRATION_S)
+        return self._request_json("POST", f"{table_path(table)}/expire-snapshots", {}, body, timeout_s=_EXPIRATION_S)
 
     def remove_orphan_files(
         self, table: Name, *, older_than_ms: int | None = None, dry_run: bool = False
@@ -420,10 +421,10 @@ class SeamarkClient:
         Repeat the call while `files-left` in the result is true.
 
         Raises:
-            BadRequest: The table's properties forbid the deletion of files, or the time is less than a day ago.
+            InvalidRequest: The table's properties forbid the deletion of files, or the time is less than a day ago.
         """
         body = omit_none({"older-than-ms": older_than_ms, "dry-run": dry_run})
-        return self._json("POST", f"{table_path(table)}/remove-orphan-files", {}, body, timeout_s=_EXPIRATION_S)
+        return self._request_json("POST", f"{table_path(table)}/remove-orphan-files", {}, body, timeout_s=_EXPIRATION_S)
 
     # Positions of rows
 
@@ -438,7 +439,7 @@ class SeamarkClient:
             partitions: Whether to return the partition of each row.
 
         Raises:
-            BadRequest: The keys have other columns or types than the index.
+            InvalidRequest: The keys have other columns or types than the index.
         """
         query = {**at.to_query(), "partitions": str(partitions).lower(), **omit_none({"index": index})}
         headers = {"Content-Type": ARROW_STREAM}
@@ -446,7 +447,7 @@ class SeamarkClient:
             "POST", f"{table_path(table)}/lookup", query, keys_stream(keys), accept=ARROW_STREAM, headers=headers
         )
         try:
-            return lookup_of(self._table(body))
+            return lookup_of(self._decode_table(body))
         except (KeyError, ValueError) as error:
             raise ServerFailed(f"{self._shown} sent a response that is not a lookup: {error}") from None
 
@@ -470,13 +471,15 @@ class SeamarkClient:
             schema_id: The schema to which the column names refer. The default is the current schema.
 
         Raises:
-            BadRequest: The predicate is invalid.
+            InvalidRequest: The predicate is invalid.
         """
         optional = omit_none({"where": where, "filter": filter, "meaning": meaning, "schema-id": schema_id})
         parameters = {"deletes": deletes, **optional, **at.to_query()}
         while True:
             body = json.dumps(parameters).encode()
-            page = self._table(self._request("POST", f"{table_path(table)}/bitmap", {}, body, accept=ARROW_STREAM))
+            page = self._decode_table(
+                self._request("POST", f"{table_path(table)}/bitmap", {}, body, accept=ARROW_STREAM)
+            )
             yield from file_rows_of(page)
             token = (page.schema.metadata or {}).get(b"next-page-token")
             if token is None:
@@ -496,11 +499,13 @@ class SeamarkClient:
             The groups, which may have equal dimensions, and a bit for each file, the lowest bit of a byte first.
 
         Raises:
-            NotFound: The table has no such cube.
+            NoSuchResource: The table has no such cube.
         """
         body = {"definition-id": definition_id, "columns": list(columns), "files": base64.b64encode(files).decode()}
         data = json.dumps(body).encode()
-        answer = self._table(self._request("POST", f"{table_path(table)}/cube-groups", {}, data, accept=ARROW_STREAM))
+        answer = self._decode_table(
+            self._request("POST", f"{table_path(table)}/cube-groups", {}, data, accept=ARROW_STREAM)
+        )
         covered = (answer.schema.metadata or {}).get(b"covered", b"")
         return answer.replace_schema_metadata(None), base64.b64decode(covered)
 
@@ -512,13 +517,13 @@ class SeamarkClient:
         except msgspec.ValidationError as error:
             raise ServerFailed(f"{self._shown} sent a response of an unexpected form: {error}") from None
 
-    def _table(self, body: bytes) -> pa.Table:
+    def _decode_table(self, body: bytes) -> pa.Table:
         try:
             return pa.ipc.open_stream(body).read_all()
         except pa.ArrowInvalid as error:
             raise ServerFailed(f"{self._shown} sent a response that is not an Arrow stream: {error}") from None
 
-    def _pages(
+    def _read_pages(
         self,
         table: Name,
         resource: str,
@@ -532,7 +537,7 @@ class SeamarkClient:
         page: dict[str, Any] = at.to_query()
         while True:
             body = self._request("GET", f"{table_path(table)}/{resource}", {**query, **page}, accept=ARROW_STREAM)
-            rows = self._table(body)
+            rows = self._decode_table(body)
             metadata = dict(rows.schema.metadata or {})
             token = metadata.pop(b"next-page-token", None)
             yield rows.replace_schema_metadata(metadata)
@@ -548,13 +553,13 @@ class SeamarkClient:
         """
         parameters = dict(query)
         while True:
-            page = self._json("GET", path, parameters)
+            page = self._request_json("GET", path, parameters)
             yield page
             parameters[token] = page.get("next-page-token")
             if not parameters[token]:
                 return
 
-    def _json(
+    def _request_json(
         self,
         method: str,
         path: str,
@@ -608,7 +613,7 @@ class SeamarkClient:
                 return answer.data
             failure = parse_error(answer.status, answer.data, answer.headers.get("X-Request-Id", ""))
             wait_s = wait_s_of(answer.status, answer.headers.get("Retry-After"), number, repeatable=repeatable)
-            if wait_s is None or number == self._retries or isinstance(failure, StorageFull):
+            if wait_s is None or number == self._retries or isinstance(failure, ServerStorageFull):
                 raise failure
             if wait_s >= _REPORTED_WAIT_S:
                 _log.warning("%s is busy; the request is repeated in %.0f s: %s", self._shown, wait_s, failure.message)

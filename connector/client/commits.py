@@ -85,10 +85,10 @@ class CommitClient:
         """Add the waiting rows of a stream table to its files; return their number.
 
         Raises:
-            NotFound: The table does not exist.
+            NoSuchResource: The table does not exist.
             Conflict: The flush conflicts with another commit.
         """
-        rows: int = self.client._json("POST", f"{table_path(table)}/flush")["rows"]
+        rows: int = self.client._request_json("POST", f"{table_path(table)}/flush")["rows"]
         return rows
 
 

@@ -2,13 +2,13 @@
 
 ClientError
 ├── Refused             4xx: a repeat is refused again; `message` explains what to do
-│   ├── BadRequest          400
-│   ├── Unauthenticated     401
-│   ├── Forbidden           403
-│   ├── NotFound            404
+│   ├── InvalidRequest      400
+│   ├── LoginRequired       401
+│   ├── AccessDenied        403
+│   ├── NoSuchResource      404
 │   └── Conflict            409 of a commit: a concurrent commit conflicts; nothing was changed
 ├── Unavailable         503 after all repeats: try later
-│   └── StorageFull         503 at once: a disk of the server is full
+│   └── ServerStorageFull   503 at once: a disk of the server is full
 ├── ServerFailed        another 5xx, or an invalid answer
 └── Unreachable         no answer: connection refused, timeout, or connection lost
 """
@@ -51,19 +51,19 @@ class Refused(ClientError):
     """Whether an earlier attempt of the same request has an unknown outcome."""
 
 
-class BadRequest(Refused):
+class InvalidRequest(Refused):
     pass
 
 
-class Unauthenticated(Refused):
+class LoginRequired(Refused):
     pass
 
 
-class Forbidden(Refused):
+class AccessDenied(Refused):
     pass
 
 
-class NotFound(Refused):
+class NoSuchResource(Refused):
     pass
 
 
@@ -75,7 +75,7 @@ class Unavailable(ClientError):
     pass
 
 
-class StorageFull(Unavailable):
+class ServerStorageFull(Unavailable):
     pass
 
 
@@ -89,10 +89,10 @@ class Unreachable(ClientError):
 
 _TAG = re.compile(r"<[^<>]*>")
 _BY_STATUS: dict[int, type[ClientError]] = {
-    400: BadRequest,
-    401: Unauthenticated,
-    403: Forbidden,
-    404: NotFound,
+    400: InvalidRequest,
+    401: LoginRequired,
+    403: AccessDenied,
+    404: NoSuchResource,
     503: Unavailable,
 }
 
@@ -108,7 +108,7 @@ def parse_error(status: int, body: bytes, request_id: str) -> ClientError:
         if status == 409 and error["type"] == "CommitFailedException":
             error_class = Conflict
         elif status == 503 and error["type"] == "StorageFullException":
-            error_class = StorageFull
+            error_class = ServerStorageFull
         return error_class(str(error["message"]), status=status, kind=str(error["type"]), request_id=request_id)
     except (ValueError, KeyError, TypeError):
         text = " ".join(_TAG.sub(" ", body[:400].decode("utf-8", "replace")).split())[:200]

@@ -50,15 +50,15 @@ class IndexClient(SeamarkClient):
 
     def indexes(self, table: Name) -> list[Index]:
         """Return all indexes of a table. Bucket indexes, which partition specs of the table define, are last."""
-        return [_to_index(index) for index in self._json("GET", f"{table_path(table)}/indexes")["indexes"]]
+        return [_to_index(index) for index in self._request_json("GET", f"{table_path(table)}/indexes")["indexes"]]
 
     def index(self, table: Name, name: str) -> Index:
         """Return an index, with its index files in `json`.
 
         Raises:
-            NotFound: The index does not exist.
+            NoSuchResource: The index does not exist.
         """
-        return _to_index(self._json("GET", _make_index_path(table, name)))
+        return _to_index(self._request_json("GET", _make_index_path(table, name)))
 
     def put_index(
         self,
@@ -78,7 +78,7 @@ class IndexClient(SeamarkClient):
             parameters: The parameters of the index kind, such as `fpp` of bloom.
 
         Raises:
-            BadRequest: The definition is invalid.
+            InvalidRequest: The definition is invalid.
         """
         fields = {
             "kind": kind,
@@ -87,13 +87,13 @@ class IndexClient(SeamarkClient):
             "measures": None if measures is None else list(measures),
         }
         body = omit_none({**fields, **parameters})
-        return _to_index(self._json("PUT", _make_index_path(table, name), {}, body))
+        return _to_index(self._request_json("PUT", _make_index_path(table, name), {}, body))
 
     def drop_index(self, table: Name, name: str) -> None:
         """Drop an index.
 
         Raises:
-            NotFound: The index does not exist. A repeat after a lost response also raises this error.
+            NoSuchResource: The index does not exist. A repeat after a lost response also raises this error.
         """
         self._request("DELETE", _make_index_path(table, name), {})
 
@@ -103,10 +103,10 @@ class IndexClient(SeamarkClient):
         Args:
             exclusive: Whether the server refuses the request (409) while another build of the index is running.
         """
-        return self._json("POST", f"{_make_index_path(table, name)}/builds", {}, {"exclusive": exclusive})
+        return self._request_json("POST", f"{_make_index_path(table, name)}/builds", {}, {"exclusive": exclusive})
 
     def build(self, table: Name, name: str, build_id: str) -> dict[str, Any]:
-        return self._json("GET", _build_path(table, name, build_id))
+        return self._request_json("GET", _build_path(table, name, build_id))
 
     def build_files(
         self, table: Name, name: str, build_id: str, *, page_files: int | None = None
@@ -142,7 +142,7 @@ class IndexClient(SeamarkClient):
             "index-files": [{"location": location, "size-in-bytes": size} for location, size in files],
             "replaces": list(replaces),
         }
-        return self._json("POST", f"{_build_path(table, name, build_id)}/index-files", {}, body)
+        return self._request_json("POST", f"{_build_path(table, name, build_id)}/index-files", {}, body)
 
     def finish_build(
         self, table: Name, name: str, build_id: str, *, outcome: str = "completed", reason: str | None = None
@@ -153,7 +153,7 @@ class IndexClient(SeamarkClient):
             outcome: `completed` or `rolled-back`.
         """
         body = {"outcome": outcome, "reason": reason}
-        return self._json("POST", f"{_build_path(table, name, build_id)}/finish", {}, body)
+        return self._request_json("POST", f"{_build_path(table, name, build_id)}/finish", {}, body)
 
     def list_unreferenced_files(self, table: Name, name: str, locations: Sequence[str]) -> dict[str, list[int]]:
         """Return the ordinals of data files that no snapshot contains, by the location of a live index file.
@@ -164,7 +164,9 @@ class IndexClient(SeamarkClient):
         Raises:
             Conflict: An index file is no longer live.
         """
-        answer = self._json("POST", f"{_make_index_path(table, name)}/unheld", {}, {"index-files": list(locations)})
+        answer = self._request_json(
+            "POST", f"{_make_index_path(table, name)}/unheld", {}, {"index-files": list(locations)}
+        )
         positions: dict[str, list[int]] = answer["unheld"]
         return positions
 
@@ -179,15 +181,15 @@ class IndexClient(SeamarkClient):
             check: Whether to exclude the file only if the server also finds it damaged or missing.
 
         Raises:
-            NotFound: The index file is not registered.
+            NoSuchResource: The index file is not registered.
         """
         body = {"location": location, "reason": reason, "check": check}
-        return self._json("POST", f"{_make_index_path(table, name)}/quarantine", {}, body)
+        return self._request_json("POST", f"{_make_index_path(table, name)}/quarantine", {}, body)
 
     def record_audit(self, table: Name, name: str, *, index_files: int, damaged: int, size_bytes: int) -> None:
         """Record that all live index files of an index were verified, and how many are damaged."""
         body = {"index-files": index_files, "damaged": damaged, "size-in-bytes": size_bytes}
-        self._json("POST", f"{_make_index_path(table, name)}/audits", {}, body)
+        self._request_json("POST", f"{_make_index_path(table, name)}/audits", {}, body)
 
     def rebuild_index_registry(self, table: Name) -> dict[str, Any]:
         """Register index files in the table's folder that the server does not list.
@@ -196,7 +198,7 @@ class IndexClient(SeamarkClient):
 
         docs/reference/openapi.json defines the form of the result (rebuildIndexRegistry).
         """
-        return self._json("POST", f"{table_path(table)}/indexes/rebuild-registry")
+        return self._request_json("POST", f"{table_path(table)}/indexes/rebuild-registry")
 
 
 def _make_index_path(table: Name, name: str) -> str:

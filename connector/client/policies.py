@@ -17,9 +17,9 @@ def load_policy(client: SeamarkClient, table: Name) -> dict[str, Any]:
     docs/reference/openapi.json defines the form of the result (loadTablePolicy).
 
     Raises:
-        NotFound: The table does not exist.
+        NoSuchResource: The table does not exist.
     """
-    return client._json("GET", f"{table_path(table)}/policy")
+    return client._request_json("GET", f"{table_path(table)}/policy")
 
 
 def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = None) -> dict[str, Any]:
@@ -28,25 +28,25 @@ def advise_ttl(client: SeamarkClient, table: Name, unread_days: int | None = Non
     docs/reference/openapi.json defines the form of the result (adviseTtl).
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: The request is invalid.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The request is invalid.
     """
     query = {} if unread_days is None else {"unread-days": str(unread_days)}
-    return client._json("GET", f"{table_path(table)}/ttl-advice", query)
+    return client._request_json("GET", f"{table_path(table)}/ttl-advice", query)
 
 
 def load_history(client: SeamarkClient, table: Name, *, days: int | None = None, limit: int | None = None) -> Any:
-    """Return the shapes of the statements that read a table, those with the most statements first.
+    """Return the shapes of the statements that read a table. Shapes with the most statements come first.
 
     docs/reference/openapi.json defines the form of the result (loadQueryHistory).
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: The request is invalid.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The request is invalid.
     """
     numbers = {"days": days, "limit": limit}
     query = {name: str(value) for name, value in numbers.items() if value is not None}
-    return client._json("GET", f"{table_path(table)}/history", query)
+    return client._request_json("GET", f"{table_path(table)}/history", query)
 
 
 def load_advice(client: SeamarkClient, table: Name, *, days: int | None = None) -> Any:
@@ -55,10 +55,10 @@ def load_advice(client: SeamarkClient, table: Name, *, days: int | None = None) 
     docs/reference/openapi.json defines the form of the result (adviseTable).
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: The request is invalid.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The request is invalid.
     """
-    return client._json("GET", f"{table_path(table)}/advice", {} if days is None else {"days": str(days)})
+    return client._request_json("GET", f"{table_path(table)}/advice", {} if days is None else {"days": str(days)})
 
 
 def record_applied_advice(client: SeamarkClient, table: Name, proposal: Mapping[str, Any]) -> Any:
@@ -66,7 +66,7 @@ def record_applied_advice(client: SeamarkClient, table: Name, proposal: Mapping[
 
     docs/reference/openapi.json defines the form of the result (recordAppliedAdvice).
     """
-    return client._json("POST", f"{table_path(table)}/advice/applied", {}, {"proposal": proposal})
+    return client._request_json("POST", f"{table_path(table)}/advice/applied", {}, {"proposal": proposal})
 
 
 def list_read_tables(client: SeamarkClient, *, days: int | None = None) -> Any:
@@ -74,7 +74,7 @@ def list_read_tables(client: SeamarkClient, *, days: int | None = None) -> Any:
 
     docs/reference/openapi.json defines the form of the result (listQueryHistory).
     """
-    return client._json("GET", "/api/v1/history", {} if days is None else {"days": str(days)})
+    return client._request_json("GET", "/api/v1/history", {} if days is None else {"days": str(days)})
 
 
 def effective_properties(client: SeamarkClient, table: Name) -> dict[str, str]:
@@ -89,10 +89,10 @@ def service_jobs(client: SeamarkClient, table: Name | None = None) -> dict[str, 
     docs/reference/openapi.json defines the form of the result (listRunningJobs).
 
     Raises:
-        NotFound: The table does not exist.
+        NoSuchResource: The table does not exist.
     """
     path = "/api/v1/jobs" if table is None else f"{table_path(table)}/jobs"
-    return client._json("GET", path)
+    return client._request_json("GET", path)
 
 
 def change_table_properties(
@@ -101,8 +101,8 @@ def change_table_properties(
     """Change the properties of a table with the REST operation `updateTable`.
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: The request is invalid.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The request is invalid.
         Conflict: A concurrent commit conflicts.
     """
     changes: list[dict[str, Any]] = []
@@ -119,8 +119,8 @@ def change_namespace_properties(
     """Change the properties of a namespace with the route of Iceberg's REST specification.
 
     Raises:
-        NotFound: The namespace does not exist.
-        BadRequest: The request is invalid.
+        NoSuchResource: The namespace does not exist.
+        InvalidRequest: The request is invalid.
     """
     changes = {"updates": dict(updates), "removals": list(removals)}
-    client._json("POST", f"{namespace_route(client, namespace)}/properties", {}, changes)
+    client._request_json("POST", f"{namespace_route(client, namespace)}/properties", {}, changes)

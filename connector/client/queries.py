@@ -43,11 +43,11 @@ def explain_query(
         namespace: The namespace of table names without a namespace.
 
     Raises:
-        BadRequest: The query cannot be parsed.
-        NotFound: A table does not exist.
+        InvalidRequest: The query cannot be parsed.
+        NoSuchResource: A table does not exist.
     """
     body = {"query": query, "dialect": dialect, "namespace": list(namespace)}
-    answer = client._json("POST", "/api/v1/explain-query", {}, body)
+    answer = client._request_json("POST", "/api/v1/explain-query", {}, body)
     tables = []
     for table in answer["tables"]:
         plan = client._convert({**table["plan"], "json": table["plan"]}, Explanation)

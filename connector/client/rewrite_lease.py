@@ -76,4 +76,4 @@ def _take(client: SeamarkClient, table: Name, holder: str, job: str, wait_s: flo
 
 def _request(client: SeamarkClient, table: Name, holder: str, job: str, *, release: bool = False) -> dict[str, Any]:
     body = {"holder": holder, "job": job, "release": release}
-    return client._json("POST", f"{table_path(table)}/rewrite-lease", {}, body)
+    return client._request_json("POST", f"{table_path(table)}/rewrite-lease", {}, body)

@@ -18,9 +18,9 @@ class SnapshotAtTime(NamedTuple):
     Attributes:
         table: The levels of the table's name.
         uuid: The UUID of the table.
-        current_id: The present snapshot; None if there is none.
+        current_id: The current snapshot, or None if the table has no snapshot.
         snapshot_id: The snapshot at the time; None if `problem` is set.
-        problem: Why the table cannot be moved back; empty if it can.
+        problem: The reason why the table cannot be moved back; otherwise empty.
     """
 
     table: tuple[str, ...]
@@ -38,7 +38,7 @@ def find_snapshot_at(client: SeamarkClient, table: Name, time_ms: int) -> Snapsh
     """Return the snapshot that was current at a time, by the table's log of snapshots.
 
     Raises:
-        NotFound: The table does not exist.
+        NoSuchResource: The table does not exist.
     """
     metadata: dict[str, Any] = msgspec.json.decode(client.load_table(table, history=True).metadata)
     name, uuid = tuple(split_table(table)), metadata["table-uuid"]
@@ -64,7 +64,7 @@ def list_tables_below(client: SeamarkClient, namespace: Sequence[str]) -> Iterat
 
 
 def move_back(client: SeamarkClient, targets: Sequence[SnapshotAtTime]) -> None:
-    """Make the snapshots of a time current, in one transaction: all tables, or none.
+    """Set the tables to their snapshots of a time, in one transaction: all tables, or no table.
 
     Raises:
         Conflict: Another commit has changed one of the tables.
@@ -88,4 +88,4 @@ def move_back(client: SeamarkClient, targets: Sequence[SnapshotAtTime]) -> None:
         for target in targets
     ]
     body = msgspec.json.encode({"table-changes": changes})
-    client._request("POST", f"{client._catalog()}/transactions/commit", {}, body, repeatable=False)
+    client._request("POST", f"{client._get_catalog()}/transactions/commit", {}, body, repeatable=False)

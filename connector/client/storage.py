@@ -252,7 +252,7 @@ class Storage:
         """
         path = _path_of(location)
         if path is not None:
-            return fs.LocalFileSystem(), self._local(path).path
+            return fs.LocalFileSystem(), self._require_local(path).path
         storage, remote_path = client_storage(location), location.partition(":")[2]
         if storage is not None and remote_path.startswith("//"):
             return storage.file_system(self.properties, _lent_keys), remote_path[2:]
@@ -297,9 +297,9 @@ class Storage:
     def local_path(self, location: str) -> LocalPath | None:
         """Return the path of a local file, or None for another storage."""
         path = _path_of(location)
-        return None if path is None else self._local(path)
+        return None if path is None else self._require_local(path)
 
-    def _local(self, path: str) -> LocalPath:
+    def _require_local(self, path: str) -> LocalPath:
         return _confine_path(path, self.local_root)
 
     def read(self, location: str) -> memoryview:

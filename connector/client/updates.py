@@ -18,8 +18,8 @@ def update_table(
 
     Raises:
         Conflict: A requirement is not met.
-        NotFound: The table does not exist.
-        BadRequest: The request is invalid.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The request is invalid.
     """
     body = {"requirements": list(requirements), "updates": list(updates)}
-    return client._json("POST", client._standard_path(table), {}, body)
+    return client._request_json("POST", client._make_standard_path(table), {}, body)

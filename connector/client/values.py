@@ -47,7 +47,7 @@ class TimelineInstant(msgspec.Struct, frozen=True, rename="kebab"):
     name: str
     uuid: str
     requested_ms: int
-    who: str
+    principal_name: str = msgspec.field(name="who")
     completed_ms: int | None = None
     snapshot_id: int | None = None
     metadata_location: str | None = None
@@ -120,7 +120,7 @@ class Explanation(msgspec.Struct, frozen=True, rename="kebab"):
     residuals_complete: bool
     json: dict[str, Any]
     """The JSON of the response."""
-    kept: tuple[dict[str, Any], ...] | None = None
+    kept_files: tuple[dict[str, Any], ...] | None = msgspec.field(default=None, name="kept")
     """The first files that the plan keeps, or None if they were not requested."""
     joins: tuple[dict[str, Any], ...] = ()
     """The outcome of each requested join. See `PlanTable`."""

@@ -132,25 +132,25 @@ class NameKinds:
         """
         sides = [find_projections(one) for one in (several.this, several.expression)]
         for ours, theirs in zip(*sides, strict=False):
-            name, other = _output_name(ours), _output_name(theirs)
+            name, other = _name_output(ours), _name_output(theirs)
             if name != other:
                 renamed[name].add(other)
                 renamed[other].add(name)
 
 
 def column_of_extreme(node: exp.Expr) -> exp.Expr:
-    """Return the expression whose least or greatest value `node` is, which has the same type; else `node` itself."""
+    """Return the expression whose minimum or maximum `node` is, which has the same type, or otherwise `node` itself."""
     is_extreme = isinstance(node, exp.Min | exp.Max) and not node.args.get("expressions")
     return node.this if is_extreme else node
 
 
 def literal_kind(nodes: Sequence[exp.Expr]) -> str | None:
     """Return the kind of the type that DuckDB gives to these constants, before it compares them with columns."""
-    kinds = {_literal_kind(one) for one in nodes if not isinstance(one, exp.Null)}
+    kinds = {_find_literal_kind(one) for one in nodes if not isinstance(one, exp.Null)}
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def _literal_kind(node: exp.Expr) -> str | None:
+def _find_literal_kind(node: exp.Expr) -> str | None:
     number = node.this if isinstance(node, exp.Neg) else node
     if isinstance(number, exp.Literal) and not number.is_string:
         # DuckDB reads longer numbers as DOUBLE.
@@ -224,7 +224,7 @@ def _find_with_query(table: exp.Table) -> exp.Expr | None:
     return None
 
 
-def _output_name(projection: exp.Expr) -> str:
+def _name_output(projection: exp.Expr) -> str:
     """Return the name of a column in the result. It is empty for a value without a name, whose kind is unknown."""
     return projection.alias_or_name.lower() if isinstance(projection, exp.Alias | exp.Column) else ""
 

@@ -73,7 +73,8 @@ def is_of_values(node: exp.In | exp.EQ, kinds: NameKinds) -> bool:
         isinstance(row, exp.Tuple)
         and len(row.expressions) == len(columns)
         and all(
-            _are_constants_of([one], kinds.kind(column)) for column, one in zip(columns, row.expressions, strict=True)
+            _are_constants_of([value], kinds.kind(column))
+            for column, value in zip(columns, row.expressions, strict=True)
         )
         for row in rows
     )

@@ -86,6 +86,7 @@ class DuckDBStatement:
         if len(text) > STATEMENT_MAX:
             raise UnsupportedStatement(f"it is longer than {STATEMENT_MAX} characters")
         self.text = text
+        self.parameters = parameters
         self._tree = _parse(text)
         _check(self._tree)
         check_relations(self._tree)
@@ -102,6 +103,12 @@ class DuckDBStatement:
         self.references = [self._read_reference(node) for node in self._nodes]
         """The references in the order of `to_marked_text`. A relation without a name, such as a function, is None."""
 
+    def parse_again(self) -> exp.Expr:
+        """Return the tree of the statement in DuckDB's dialect. Parameters are replaced by literals where possible."""
+        tree = _parse(self.text)
+        _bind_parameters(self.text, tree, self.parameters)
+        return tree
+
     def to_marked_text(self, tables: Mapping[int, Mapping[str, str]], *, utc: bool) -> str:
         """Return the statement in Trino's SQL. Reference n is replaced by `mark_name(n)`.
 
@@ -109,7 +116,7 @@ class DuckDBStatement:
             tables: The columns of the references to tables of the catalog, with their Iceberg types.
             utc: Whether the session's time zone is UTC.
         """
-        kinds = NameKinds(self._tree, tables.values(), self._sure_qualifiers(tables))
+        kinds = NameKinds(self._tree, tables.values(), self._find_sure_qualifiers(tables))
         rewrite_conditions(self._tree, kinds)
         for join in self._tree.find_all(exp.Join):
             for name in join.args.get("using") or ():
@@ -138,7 +145,7 @@ class DuckDBStatement:
         except (SqlglotError, ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
             raise UnsupportedStatement("it has no counterpart in Trino's SQL") from error
 
-    def _sure_qualifiers(self, tables: Mapping[int, Mapping[str, str]]) -> frozenset[str] | None:
+    def _find_sure_qualifiers(self, tables: Mapping[int, Mapping[str, str]]) -> frozenset[str] | None:
         """Return the qualifiers that only tables with known columns have.
 
         Return None if the columns of all tables are known.
@@ -358,12 +365,13 @@ def _find_replacements(node: exp.Expr, kinds: NameKinds, utc: bool) -> list[tupl
             return [] if is_of_values(node, kinds) else None
         case exp.EQ() if any(isinstance(one, exp.Subquery) for one in (node.this, node.expression)):
             sides = [
-                _find_only_column(one) if isinstance(one, exp.Subquery) else one for one in (node.this, node.expression)
+                _find_only_column(side) if isinstance(side, exp.Subquery) else side
+                for side in (node.this, node.expression)
             ]
             ours, theirs = map(kinds.kind, sides)
             return [] if ours not in (None, "double") and ours == theirs else None
         case exp.Expr() if type(node) in _ORDERED and any(
-            isinstance(one, exp.Subquery | exp.Any) for one in (node.this, node.expression)
+            isinstance(side, exp.Subquery | exp.Any) for side in (node.this, node.expression)
         ):
             return None if _find_ordered_kind([node.this, node.expression], kinds) is None else []
         case exp.In() if node.args.get("query") is not None:
@@ -410,7 +418,7 @@ def _find_ordered_kind(operands: Sequence[exp.Expr], kinds: NameKinds) -> str | 
 
 
 def _replace_pattern(node: exp.Expr, kinds: NameKinds) -> list[tuple[exp.Expr, exp.Expr]] | None:
-    """Return the replacements in a LIKE condition, also for the lower or upper case of a column.
+    """Return the replacements in a LIKE condition on a column, or on its lower or upper case.
 
     Trino has no `ILIKE`. It becomes a comparison in lower case, but only for ASCII characters. The analysis of `lower`
     leaves other characters to DuckDB.

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seamark.connector.client.errors import ClientError, NotFound
+from seamark.connector.client.errors import ClientError, NoSuchResource
 from seamark.connector.client.indexes import Index, IndexClient
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
@@ -154,7 +154,7 @@ def audit_index(
         on_verdict: Called with each verdict and the number of index files.
 
     Raises:
-        NotFound: The table or the index does not exist.
+        NoSuchResource: The table or the index does not exist.
         ClientError: The server refuses a request or cannot be reached.
         BadRequest: The definition is invalid, or the table has no UUID.
     """
@@ -223,7 +223,7 @@ def _report_problems(client: IndexClient, table: Name, name: str, verdict: Verif
     reason = "; ".join(verdict.problems)
     try:
         answer = client.quarantine_index_file(table, name, verdict.location, reason, check=verdict.is_unreadable)
-    except NotFound:
+    except NoSuchResource:
         return _NOT_LIVE  # The index file has been deleted since it was listed.
     return str(answer["state"])
 

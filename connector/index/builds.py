@@ -249,11 +249,11 @@ class _Run:
         }
 
     def report(self, ended: dict[str, Any]) -> BuildReport:
-        return BuildReport(self._progress(ended), self._left_files, tuple(self._left_reasons), ended)
+        return BuildReport(self._decode_progress(ended), self._left_files, tuple(self._left_reasons), ended)
 
     def catch_up(self) -> bool:
         """Index the missing files. Return False if the build has tried all of them before."""
-        source = self._source()
+        source = self._make_source()
         before = len(self._tried)
         self._left_files, self._left_reasons = 0, []
         groups = group_files(self._request_untried_files(source), self._choose_wave_limits())
@@ -263,14 +263,14 @@ class _Run:
                 self._register(written)
         return len(self._tried) > before
 
-    def _source(self) -> BuildSource:
+    def _make_source(self) -> BuildSource:
         return BuildSource.of(self._client, self._build_key[0], self._json, self._file_keys)
 
     def _request_untried_files(self, source: BuildSource) -> Iterator[DataFile]:
         """Yield the missing files that the build has not tried before. They are requested page by page."""
         for page in self._client.build_files(*self._build_key):
             if not source.knows(page["files"]):
-                source = self._source()
+                source = self._make_source()
             files = [source.file(listed) for listed in page["files"]]
             ids = file_ids(*zip(*((file.path, file.size_bytes, file.records) for file in files), strict=True))
             for file, file_id in zip(files, ids[:, 0].tolist(), strict=True):
@@ -288,7 +288,7 @@ class _Run:
             self._reasons[path] = reason
         if written.location is not None:
             self._json = self._client.register_index_files(*self._build_key, [(written.location, written.size_bytes)])
-        self._on_progress(self._progress(self._json))
+        self._on_progress(self._decode_progress(self._json))
 
     def _choose_wave_limits(self) -> GroupLimits:
         """Return limits with which every worker gets some groups of at least `_GROUP_FILES_MIN` files."""
@@ -297,7 +297,7 @@ class _Run:
         files = max(_GROUP_FILES_MIN, -(-progress["files-total"] // shares))
         return replace(self._limits, files=min(self._limits.files, files))
 
-    def _progress(self, json: dict[str, Any]) -> Progress:
+    def _decode_progress(self, json: dict[str, Any]) -> Progress:
         progress = json["progress"]
         return Progress(
             files_done=progress["files-done"],

@@ -20,7 +20,14 @@ from typing import Any
 
 import structlog
 
-from seamark.connector.client.errors import ClientError, NotFound, Refused, Unauthenticated, Unavailable, Unreachable
+from seamark.connector.client.errors import (
+    ClientError,
+    LoginRequired,
+    NoSuchResource,
+    Refused,
+    Unavailable,
+    Unreachable,
+)
 from seamark.connector.client.indexes import Index, IndexClient
 from seamark.connector.index.audits import verify_sample
 from seamark.connector.index.builds import (
@@ -205,7 +212,7 @@ class Indexer:
 
     def _list_tables(self) -> Iterator[Table]:
         for namespace in self.client.namespaces():
-            with suppress(NotFound):
+            with suppress(NoSuchResource):
                 yield from self.client.tables(namespace)
 
     def _maintain_table(self, table: Table, workers: Workers, round_: Round, due: list[_DueAudit]) -> None:
@@ -351,9 +358,9 @@ class Indexer:
         log = _log.bind(table=_format_table(table), index=index)
         try:
             action()
-        except (Unreachable, Unavailable, Unauthenticated):
+        except (Unreachable, Unavailable, LoginRequired):
             raise
-        except NotFound:
+        except NoSuchResource:
             log.info("gone")  # The index or the table was dropped or renamed during the round.
         except _FilesNotIndexed as error:
             round_.reason = round_.reason or str(error)

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.read.read_plan import ReadPlan
 from seamark.connector.read.scans import TaskReader
@@ -51,8 +51,8 @@ def pin_attributes(client: SeamarkClient, columns: Sequence[str]) -> list[str]:
     it has a partner is added.
 
     Raises:
-        BadRequest: A dimension table has no such column, no snapshot, or the type of a column is not supported.
-        NotFound: A dimension table does not exist.
+        InvalidRequest: A dimension table has no such column, no snapshot, or the type of a column is not supported.
+        NoSuchResource: A dimension table does not exist.
     """
     terms: dict[str, None] = {}
     opened: dict[str, OpenTable] = {}
@@ -66,7 +66,7 @@ def pin_attributes(client: SeamarkClient, columns: Sequence[str]) -> list[str]:
             opened[name] = open_table(client, tuple(name.split(".")), CURRENT)
         table = opened[name]
         if table.snapshot_id is None:
-            raise BadRequest(f"The dimension table {name} has no snapshot: append its rows first")
+            raise InvalidRequest(f"The dimension table {name} has no snapshot: append its rows first")
         key = _find_field(table, match["partner"], KEY_TYPES)
         attribute = _find_field(table, match["attribute"], ATTRIBUTE_TYPES)
         source = DimensionSource(table.name, table.snapshot_id, key.id)
@@ -79,7 +79,7 @@ def _find_field(table: OpenTable, name: str, types: frozenset[str]) -> Field:
     found = next((field for field in table.schema.fields if field.name.lower() == name.lower()), None)
     if found is None or found.type not in types:
         kind = "no such column" if found is None else f"the column has the type {found.type}"
-        raise BadRequest(f"{'.'.join(table.name)}.{name[:100]}: {kind}; the types are {', '.join(sorted(types))}")
+        raise InvalidRequest(f"{'.'.join(table.name)}.{name[:100]}: {kind}; the types are {', '.join(sorted(types))}")
     return found
 
 
@@ -87,8 +87,8 @@ def read_dimensions(client: SeamarkClient, terms: Iterable[Term]) -> Dimensions:
     """Read the dimension tables whose attributes the terms use, at the snapshots of the terms.
 
     Raises:
-        BadRequest: A snapshot has expired, a column has another type, or a key has several rows.
-        NotFound: A dimension table does not exist.
+        InvalidRequest: A snapshot has expired, a column has another type, or a key has several rows.
+        NoSuchResource: A dimension table does not exist.
     """
     wanted: defaultdict[DimensionSource, dict[int, str]] = defaultdict(dict)
     key_types: dict[DimensionSource, str] = {}
@@ -113,11 +113,13 @@ def _read_dimension(
     types = {source.key_id: key_type, **attributes}
     for field_id, kind in types.items():
         if field_id not in fields or fields[field_id].type != kind:
-            raise BadRequest(f"{name} has no column with the field id {field_id} and the type {kind} at this snapshot")
+            raise InvalidRequest(
+                f"{name} has no column with the field id {field_id} and the type {kind} at this snapshot"
+            )
     tasks = list(plan(client, opened))
     rows = sum(task.records for task in tasks)
     if rows > DIMENSION_ROWS_MAX:
-        raise BadRequest(
+        raise InvalidRequest(
             f"{name} has {rows:,} rows; a cube uses dimension tables of {DIMENSION_ROWS_MAX:,} rows at most"
         )
     names = [fields[field_id].name for field_id in types]
@@ -125,12 +127,14 @@ def _read_dimension(
     try:
         read = pa.Table.from_batches(TaskReader(read_plan, opened.storage).read_all(tasks), read_plan.arrow)
     except Unreadable as error:
-        raise BadRequest(f"The dimension table {name} cannot be read: {error}") from None
+        raise InvalidRequest(f"The dimension table {name} cannot be read: {error}") from None
     columns = {str(field_id): read[fields[field_id].name].cast(to_row_type(kind)) for field_id, kind in types.items()}
     table = pa.table({"key": columns[str(source.key_id)], **columns})
     table = table.filter(pc.is_valid(table["key"])).combine_chunks()
     if pc.count_distinct(table["key"]).as_py() != table.num_rows:
-        raise BadRequest(f"The column {fields[source.key_id].name} of {name} is not a key: a value has several rows")
+        raise InvalidRequest(
+            f"The column {fields[source.key_id].name} of {name} is not a key: a value has several rows"
+        )
     return table
 
 

@@ -1,11 +1,11 @@
-"""Applies a proposal of the advisor to a table, as the commands of the proposal do."""
+"""Applies a proposal of the advisor to a table, with the same effect as the commands of the proposal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import change_table_properties, record_applied_advice
@@ -22,7 +22,7 @@ _JOB = "seamark advise apply"
 def apply_proposal(client: IndexClient, table: Name, proposal: Mapping[str, Any], *, wait_s: float) -> dict[str, Any]:
     """Apply a proposal, and return it with its prediction and the measurement.
 
-    The prediction, and the measurement of the changed table, are stored by the server.
+    The server stores the prediction and the measurement of the changed table.
 
     Args:
         client: The client.
@@ -31,7 +31,7 @@ def apply_proposal(client: IndexClient, table: Name, proposal: Mapping[str, Any]
         wait_s: The maximum time to wait for another job that rewrites files of the table.
 
     Raises:
-        BadRequest: The proposal is made by hand, such as a new partition spec.
+        InvalidRequest: The proposal has to be applied by hand, for example a new partition spec.
         Refused: The server refuses a change.
     """
     change = proposal["change"]
@@ -53,5 +53,5 @@ def apply_proposal(client: IndexClient, table: Name, proposal: Mapping[str, Any]
             client.drop_index(table, change["index-name"])
         case _:
             statements = "; ".join(proposal["commands"])
-            raise BadRequest(f"An engine makes the change {proposal['title']!r}; run there: {statements}")
+            raise InvalidRequest(f"An engine makes the change {proposal['title']!r}; run there: {statements}")
     return dict(record_applied_advice(client, table, proposal))

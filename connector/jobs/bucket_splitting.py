@@ -44,7 +44,7 @@ def split_buckets(
         branch: The branch whose files are split.
 
     Raises:
-        BadRequest: The table has format version 1.
+        InvalidRequest: The table has format version 1.
         Unreadable: A file cannot be read.
         Refused: The server refuses a commit.
     """

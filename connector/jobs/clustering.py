@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from seamark.connector.arrow.arrays import Longs
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import effective_properties
 from seamark.connector.client.progress import advance
@@ -132,7 +132,7 @@ def cluster_incrementally(
         runner: Runs the rewrites, in this process or elsewhere.
 
     Raises:
-        BadRequest: The table has no clustering columns, or has format version 1.
+        InvalidRequest: The table has no clustering columns, or has format version 1.
         Unreadable: A file cannot be read.
         Refused: The server refuses a commit.
     """
@@ -140,7 +140,7 @@ def cluster_incrementally(
     inherited = effective_properties(client, table)
     layout = ClusteringLayout.of({**inherited, **opened.metadata.properties})
     if layout is None:
-        raise BadRequest(f"The table has no clustering columns; set the property {COLUMNS}")
+        raise InvalidRequest(f"The table has no clustering columns; set the property {COLUMNS}")
     names = [field.name for field in opened.schema.fields]
     joins = joins_of({**inherited, **opened.metadata.properties})
     tables = {name: JoinedTable(join.table, join.on) for name, join in joins.items()}
@@ -401,7 +401,7 @@ class _Spill:
             numbers: The number of the range of each row.
 
         Raises:
-            BadRequest: The files become too large.
+            InvalidRequest: The files become too large.
         """
         binary = pa.Array.from_buffers(pa.binary(keys.itemsize), len(keys), [None, pa.py_buffer(keys)])
         rows = batch.append_column(_ORIGIN, pa.array(origins)).append_column(_KEY, binary)
@@ -414,7 +414,7 @@ class _Spill:
                 self._distinct[number].update(np.unique(keys[is_selected])[:2].tolist())
             self._open_stream(number, rows.schema).write_batch(rows.filter(pa.array(is_selected)))
         if sum(sink.tell() for sink in self._sinks) > SPILL_BYTES:
-            raise BadRequest(
+            raise InvalidRequest(
                 f"sorting takes more than {SPILL_BYTES:,} bytes of temporary files; use the Spark job `cluster`"
             )
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import fields
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import effective_properties
 from seamark.connector.client.values import At
@@ -35,7 +35,7 @@ def expire_columns(
             time of the clock.
 
     Raises:
-        BadRequest: The table has no policy or an invalid policy, or a column cannot be dropped from files
+        InvalidRequest: The table has no policy or an invalid policy, or a column cannot be dropped from files
             (`drop_columns`).
         Unreadable: A file cannot be read.
     """
@@ -45,9 +45,9 @@ def expire_columns(
         policy = TtlPolicy.of({**effective_properties(client, table), **opened.metadata.properties})
         rules = [] if policy is None else policy.rules(opened.metadata, now_ms)
     except errors.BadRequest as error:
-        raise BadRequest(error.message) from None
+        raise InvalidRequest(error.message) from None
     if policy is None:
-        raise BadRequest(
+        raise InvalidRequest(
             f"No column of the table has a maximum age; set the property {COLUMNS}, for example to 'payload: 90 days'"
         )
     return _sum(

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from msgspec import structs
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import Name
 from seamark.connector.parquet.copy.source import SourceFile
 from seamark.connector.parquet.encryption.keys import ParquetKeys, keys_of_table
@@ -73,7 +73,7 @@ def merge_files(
         runner: Runs the rewrites, in this process or elsewhere.
 
     Raises:
-        BadRequest: The condition does not select whole partitions, or the table has format version 1.
+        InvalidRequest: The condition does not select whole partitions, or the table has format version 1.
     """
     opened, target = _open(client, table, branch)
     if target_bytes is not None:
@@ -126,13 +126,13 @@ def drop_columns(
             refused.
 
     Raises:
-        BadRequest: A column cannot be null or is required by the table's layout. Or the condition does not select whole
-            partitions, or files are encrypted or not Parquet, or the table has format version 1.
+        InvalidRequest: A column cannot be null or is required by the table's layout. Or the condition does not select
+            whole partitions, or files are encrypted or not Parquet, or the table has format version 1.
     """
     opened, target = _open(client, table, branch)
     ids = [_find_droppable(opened, name) for name in columns]
     if not ids:
-        raise BadRequest("Name at least one column to drop")
+        raise InvalidRequest("Name at least one column to drop")
     dropped = _DroppedColumns.of(opened.schema, frozenset(ids))
     sorted_policy = replace(CopyPolicy.of(target.properties), least_bytes=1, keep_order=True)
     policy = CopyPolicy.of(target.properties) if target.ordering is None else sorted_policy
@@ -227,12 +227,14 @@ class _DroppedColumns(NamedTuple):
         """Return the dropped columns with these ids.
 
         Raises:
-            BadRequest: A struct or the table would have no column left.
+            InvalidRequest: A struct or the table would have no column left.
         """
         remaining = _drop_columns(schema, ids)
         structs_left = [field.type for field in _list_fields(remaining.fields) if isinstance(field.type, StructType)]
         if not remaining.fields or not all(kind.fields for kind in structs_left):
-            raise BadRequest("These are all columns of the table or of a struct; drop the struct or the table instead")
+            raise InvalidRequest(
+                "These are all columns of the table or of a struct; drop the struct or the table instead"
+            )
         dropped_leaves = [
             leaf for leaf in leaves_of(schema) if leaf.id not in {leaf.id for leaf in leaves_of(remaining)}
         ]
@@ -280,11 +282,11 @@ def _select_tasks(
         whole_partitions: Whether a partition that the condition selects only in part is left out.
 
     Raises:
-        BadRequest: The condition selects a part of a partition, and `whole_partitions` is False.
+        InvalidRequest: The condition selects a part of a partition, and `whole_partitions` is False.
     """
     bound = bind_filter(where, opened)
     if not utc and any(predicate.kind.startswith("timestamp") for predicate in predicates_of(bound)):
-        raise BadRequest(
+        raise InvalidRequest(
             "The session's time zone is not UTC, so times in the condition are ambiguous; set it to UTC, or compare "
             "dates"
         )
@@ -298,7 +300,7 @@ def _select_tasks(
         if residual == TRUE:
             yield task
         elif residual != FALSE and not whole_partitions:
-            raise BadRequest(
+            raise InvalidRequest(
                 f"The condition selects a part of the partition of {task.path}; use a condition on the columns of the "
                 "partition spec so that it selects whole partitions"
             )
@@ -308,11 +310,11 @@ def _check_rewritable(tasks: Sequence[ScanTask]) -> None:
     """Check that all files can be rewritten. In other files, readers would still see the values.
 
     Raises:
-        BadRequest: A file cannot be rewritten.
+        InvalidRequest: A file cannot be rewritten.
     """
     unsupported_paths = [task.path for task in tasks if not is_rewritable(task)]
     if unsupported_paths:
-        raise BadRequest(
+        raise InvalidRequest(
             f"Columns cannot be dropped from {len(unsupported_paths):,} of {len(tasks):,} files, because they are not "
             f"Parquet or are encrypted by Iceberg's table encryption; the first is {unsupported_paths[0]}"
         )
@@ -322,21 +324,23 @@ def _find_droppable(opened: OpenTable, name: str) -> int:
     """Return the id of a column. All values of the column must be allowed to be null.
 
     Raises:
-        BadRequest: The table has no column with this name, or its values cannot be dropped.
+        InvalidRequest: The table has no column with this name, or its values cannot be dropped.
     """
     schema, metadata = opened.schema, opened.metadata
     column = _find_column(schema, name)
     if column is None:
-        raise BadRequest(f"There is no column {name!r}: the table's columns are {', '.join(_list_names(schema))[:500]}")
+        raise InvalidRequest(
+            f"There is no column {name!r}: the table's columns are {', '.join(_list_names(schema))[:500]}"
+        )
     path = _find_path(schema.fields, column.id)
     if path is None:
-        raise BadRequest(f"{name} is inside a list or map; drop the whole column")
+        raise InvalidRequest(f"{name} is inside a list or map; drop the whole column")
     field = path[-1]
     if reason := why_kept(metadata, field):
-        raise BadRequest(f"{name} {reason}; its values cannot be dropped from files")
+        raise InvalidRequest(f"{name} {reason}; its values cannot be dropped from files")
     parent = path[-2].type if len(path) > 1 else StructType(schema.fields)
     if isinstance(parent, StructType) and len(parent.fields) == 1:
-        raise BadRequest(f"{name} is the only column; drop the struct or the table that contains it")
+        raise InvalidRequest(f"{name} is the only column; drop the struct or the table that contains it")
     return field.id
 
 
@@ -344,13 +348,15 @@ def _find_column(schema: Schema, name: str) -> Column | None:
     """Return the column with this name, or the only column whose name differs from it only in case.
 
     Raises:
-        BadRequest: Several names differ from it only in case.
+        InvalidRequest: Several names differ from it only in case.
     """
     if (column := schema.column_named(name)) is not None:
         return column
     alike = {number for other, number in schema.index.by_name.items() if other.lower() == name.lower()}
     if len(alike) > 1:
-        raise BadRequest(f"{name!r} matches several columns that differ in case; write the name as the table has it")
+        raise InvalidRequest(
+            f"{name!r} matches several columns that differ in case; write the name as the table has it"
+        )
     return schema.column(alike.pop()) if alike else None
 
 

@@ -68,7 +68,7 @@ def write_partition_statistics(
     for row in listed:
         row["vectors"] = vectors[row["spec_id"], row["partition"]]
         row["position_delete_files"] -= row["vectors"]
-        row["values"] = _values_by_id(metadata, row)
+        row["values"] = _map_values_by_id(metadata, row)
     unified = _unify_fields(metadata)
     listed.sort(key=lambda row: [_sort_key(row["values"].get(field_id)) for field_id in unified])
     fields, arrays = [], []
@@ -121,7 +121,7 @@ def _unify_fields(metadata: TableMetadata) -> dict[int, tuple[str, str]]:
     return dict(sorted(fields.items()))
 
 
-def _values_by_id(metadata: TableMetadata, row: dict[str, Any]) -> dict[int, Any]:
+def _map_values_by_id(metadata: TableMetadata, row: dict[str, Any]) -> dict[int, Any]:
     """Return the values of a partition by field id."""
     spec = metadata.spec(row["spec_id"])
     values = json.loads(row["partition"])

@@ -8,7 +8,7 @@ from typing import Any
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import Name
 from seamark.connector.jobs.bucket_splitting import SPLIT_BY
 from seamark.formats.iceberg.metadata.clustering import CLUSTERED_BY
@@ -41,7 +41,7 @@ def undo_job(client: SeamarkClient, table: Name, snapshot_id: int | None = None,
         branch: The branch of the snapshot.
 
     Raises:
-        BadRequest: There is no such job, or it cannot be undone.
+        InvalidRequest: There is no such job, or it cannot be undone.
         Conflict: Later commits changed the files of the job.
     """
     if snapshot_id is None:
@@ -72,7 +72,7 @@ def _find_newest_id(client: SeamarkClient, table: Name, branch: str) -> int:
             return snapshot.snapshot_id
         parent = snapshot.parent_snapshot_id
         snapshot = None if parent is None else metadata.snapshot(parent)
-    raise BadRequest(
+    raise InvalidRequest(
         "The branch has no snapshot of a compaction, a clustering, a split of buckets or a rewrite of manifests that "
         "is not undone"
     )

@@ -47,8 +47,8 @@ def expire(
         dry_run: Report the files that the first request would delete, and delete nothing.
 
     Raises:
-        BadRequest: A property or an argument is invalid.
-        Conflict: Other commits were faster in all attempts.
+        InvalidRequest: A property or an argument is invalid.
+        Conflict: Concurrent commits conflicted in every attempt.
     """
     totals = ExpirationTotals()
     while True:
@@ -101,7 +101,7 @@ def remove_orphan_files(
             orphan files.
 
     Raises:
-        BadRequest: A property or an argument is invalid.
+        InvalidRequest: A property or an argument is invalid.
     """
     totals = OrphanTotals()
     while True:
@@ -134,8 +134,10 @@ def rewrite_manifests(
         The report. docs/reference/openapi.json defines its form (rewriteManifests).
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: The table has format version 1.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The table has format version 1.
     """
     body = omit_none({"dry-run": dry_run, "min-count": min_count})
-    return client._json("POST", f"{table_path(table)}/rewrite-manifests", {}, body, timeout_s=_MANIFESTS_TIMEOUT_S)
+    return client._request_json(
+        "POST", f"{table_path(table)}/rewrite-manifests", {}, body, timeout_s=_MANIFESTS_TIMEOUT_S
+    )

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.rewrite_lease import REWRITE_WAIT_S, rewrite_lease
 from seamark.connector.jobs.failures import FAILURES, format_error_line
 from seamark.connector.jobs.file_merges import drop_columns, merge_files
@@ -49,7 +49,7 @@ def run_statement(
 
     Raises:
         RewriteRunning: Another job still rewrites files of the table after `wait_s`.
-        BadRequest: The statement cannot be applied to the table, or files cannot be read. The commits of the
+        InvalidRequest: The statement cannot be applied to the table, or files cannot be read. The commits of the
             other files stay.
     """
     job = "MERGE FILES" if isinstance(statement, MergeFiles) else "DROP COLUMNS"
@@ -74,7 +74,7 @@ def _run(client: SeamarkClient, statement: TableStatement, *, utc: bool, runner:
 
 def _result_of(report: RewriteReport) -> StatementResult:
     if report.errors:
-        raise BadRequest(
+        raise InvalidRequest(
             f"{len(report.errors):,} parts of the table were not rewritten, but {report.files_before:,} files were; "
             f"the first error: {report.errors[0]}"
         )

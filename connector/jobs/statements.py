@@ -16,7 +16,7 @@ from typing import NamedTuple, NoReturn
 
 import msgspec
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 
 TEXT_MAX = 100_000
 _TOKEN = re.compile(
@@ -116,7 +116,7 @@ def parse_statement(text: str) -> TableStatement | None:
     """Return the parsed statement, or None if the text is another statement.
 
     Raises:
-        BadRequest: The statement has a mistake. The message has the position of the mistake.
+        InvalidRequest: The statement has a mistake. The message has the position of the mistake.
     """
     if len(text) > TEXT_MAX or not _BEGINS.match(text):
         return None
@@ -226,7 +226,7 @@ class _Parser:
         line = self._text.count("\n", 0, token.start) + 1
         column = token.start - self._text.rfind("\n", 0, token.start)
         near = repr(token.text[:40]) if token.kind != "end" else "the end"
-        raise BadRequest(
+        raise InvalidRequest(
             f"The statement is not valid at line {line}, column {column}, near {near}: expected {expected}"
         )
 

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from seamark.connector.arrow.distinct_values import add_values
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, ClientError, Refused
+from seamark.connector.client.errors import ClientError, InvalidRequest, Refused
 from seamark.connector.client.names import Name
 from seamark.connector.client.policies import effective_properties
 from seamark.connector.client.progress import advance, expect
@@ -88,7 +88,7 @@ def compute_statistics(
         dry_run: Report the files that would be read, and read and commit nothing.
 
     Raises:
-        BadRequest: The policy is invalid.
+        InvalidRequest: The policy is invalid.
         Unreadable: A file cannot be read.
         Refused: The server refuses the commit.
     """
@@ -117,7 +117,7 @@ class _Computation:
         self._client, self._metadata, self._newest, self._opened = client, metadata, newest, opened
         self._types = policy.column_types(opened.schema)
         if not self._types:
-            raise BadRequest("The table has none of the columns for which statistics are requested")
+            raise InvalidRequest("The table has none of the columns for which statistics are requested")
         self._snapshot_id = newest.snapshot.snapshot_id
         self._percent = policy.changed_percent
 
@@ -226,7 +226,7 @@ class _Computation:
                 updates.append({"action": "set-partition-statistics", **update})
                 report.size_bytes += size
             self._update(updates)
-        except (Refused, OSError, BadRequest):
+        except (Refused, OSError, InvalidRequest):
             for location in written:
                 with suppress(OSError):
                     storage.delete(location)

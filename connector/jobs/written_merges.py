@@ -16,7 +16,7 @@ from itertools import chain
 
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.values import At
 from seamark.connector.jobs.file_merges import GOOD_SIZE_FRACTION
@@ -35,7 +35,7 @@ from seamark.connector.write.table_writer import WrittenFiles, discard_on_error
 from seamark.connector.write.target import WriteTarget
 from seamark.formats.iceberg.files.parquet import Unreadable
 
-_FAILED = (BadRequest, Unreadable, Unwritable, OSError)
+_FAILED = (InvalidRequest, Unreadable, Unwritable, OSError)
 
 
 def merge_written(

@@ -115,7 +115,7 @@ def modes_of(schema: Schema, properties: Mapping[str, str], order: SortOrder) ->
     """Return the modes by column id. A column without an entry has no metrics.
 
     Raises:
-        BadRequest: A limit is not a number.
+        InvalidRequest: A limit is not a number.
     """
     default = properties.get(DEFAULT_MODE)
     columns = schema.index.by_id

@@ -106,7 +106,7 @@ class Dimension:
             () if join.is_extreme else scan.likes,
             join.transform,
             join.any_of,
-            None if join.unless is None else expression_of(join.unless),
+            None if join.exempt_condition is None else expression_of(join.exempt_condition),
             join.ops,
             join.exact,
         )

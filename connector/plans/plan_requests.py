@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from seamark.connector.client.errors import ClientError, NotFound, Refused
+from seamark.connector.client.errors import ClientError, NoSuchResource, Refused
 from seamark.connector.plans.async_client import JoinResult, Name, Seamark, TablePlanRequest, TablePlanResponse
 from seamark.connector.plans.joins import Dimension, PlannedScan, depth_first
 
@@ -42,7 +42,7 @@ class PlanRequests:
     def __init__(
         self,
         seamark: Seamark,
-        kept_max: float,
+        max_kept_fraction: float,
         until_s: float,
         *,
         hide_partitions: bool = False,
@@ -52,7 +52,7 @@ class PlanRequests:
 
         Args:
             seamark: The client of the server.
-            kept_max: The maximum fraction of the files that a plan may keep.
+            max_kept_fraction: The maximum fraction of the files that a plan may keep.
             until_s: The deadline of all requests, on the clock of the event loop.
             hide_partitions: Whether the statement is for DuckDB. If a property of a table would mislead DuckDB, each
                 scan of the table gets a plan, even without a filter.
@@ -64,11 +64,11 @@ class PlanRequests:
         self.misread: dict[Name, str] = {}
         """Tables that DuckDB would read wrongly, with the reasons."""
         self._seamark = seamark
-        self._kept_max = kept_max
+        self._max_kept_fraction = max_kept_fraction
         self._until_s = until_s
         self._failed = False
         self.why = ""
-        self.made: set[tuple[Name, int]] = set()
+        self.plan_snapshots: set[tuple[Name, int]] = set()
         """The ids of all plans that the server has returned, including unused plans."""
         self.missing: set[Name] = set()
         """Names that do not refer to a table, including names of views."""
@@ -92,8 +92,8 @@ class PlanRequests:
             elif planned.table in self._streams:
                 requests[planned] = _request_of(planned, planned.scan.snapshot_id, 1.0, joins)
             elif planned.scan.condition is not None or joins or self._hide_partitions:
-                requests[planned] = _request_of(planned, planned.scan.snapshot_id, self._kept_max, joins)
-        plans = await self._plans(requests)
+                requests[planned] = _request_of(planned, planned.scan.snapshot_id, self._max_kept_fraction, joins)
+        plans = await self._request_plans(requests)
         repeated = {}
         for planned, each in dimensions.items():
             plan = plans.get(planned)
@@ -102,7 +102,7 @@ class PlanRequests:
                 if planned.scan.condition is not None or planned.read in pins or planned.table in self._streams:
                     repeated[planned] = replace(requests[planned], joins=())
         repeated |= self._request_other_scans(groups, plans, repeated)
-        plans |= await self._plans(repeated)
+        plans |= await self._request_plans(repeated)
         _drop_inconsistent(groups, dimensions, plans)
         await self._drop_moved_refs(groups, dimensions, plans)
         effective = (_select_effective_joins(dimensions.get(planned, ()), plan) for planned, plan in plans.items())
@@ -152,9 +152,9 @@ class PlanRequests:
         _drop_inconsistent(groups, dimensions, plans)
 
     def _keeps_most(self, plan: TablePlanResponse) -> bool:
-        return plan.files > self._kept_max * plan.considered_files
+        return plan.files > self._max_kept_fraction * plan.considered_files
 
-    async def _plans(self, requests: Mapping[PlannedScan, TablePlanRequest]) -> Plans:
+    async def _request_plans(self, requests: Mapping[PlannedScan, TablePlanRequest]) -> Plans:
         answers = await self.all({one: self._plan(one) for one in dict.fromkeys(requests.values())})
         return {planned: answers[one] for planned, one in requests.items() if one in answers}
 
@@ -164,13 +164,13 @@ class PlanRequests:
         try:
             async with asyncio.timeout(left_s * _JOINS_SHARE if request.joins else None):
                 plan = await self._seamark.plan_table(request)
-        except NotFound:
+        except NoSuchResource:
             self.missing.add(request.table)
             raise
         if plan.misread:
             self.misread[request.table] = plan.misread
         if plan.plan_snapshot_id is not None:
-            self.made.add((request.table, plan.plan_snapshot_id))
+            self.plan_snapshots.add((request.table, plan.plan_snapshot_id))
         return plan
 
     async def all(self, questions: Mapping[K, Coroutine[Any, Any, T]]) -> dict[K, T]:
@@ -223,16 +223,16 @@ def find_used_joins(dimensions: Sequence[Dimension], plan: TablePlanResponse) ->
     """Return the columns by which files were left out, and the number of keys."""
     used = _select_effective_joins(dimensions, plan)
     return [
-        ("+".join(dict.fromkeys(column for column, _ in one.on)), outcome.keys or 0)
-        for one, outcome in used
-        if one in dimensions
+        ("+".join(dict.fromkeys(column for column, _ in dimension.on)), outcome.keys or 0)
+        for dimension, outcome in used
+        if dimension in dimensions
     ]
 
 
 def _request_of(
     planned: PlannedScan,
     snapshot_id: int | None,
-    kept_max: float,
+    max_kept_fraction: float,
     joins: Sequence[Dimension] = (),
     *,
     keep: bool = True,
@@ -245,7 +245,7 @@ def _request_of(
     filter = planned.scan.filter if keep else None
     ref = planned.scan.ref if snapshot_id is None else None
     past, wanted = planned.scan.is_past, tuple(join.request() for join in joins)
-    return TablePlanRequest(planned.table, filter, snapshot_id, kept_max, past, wanted, ref)
+    return TablePlanRequest(planned.table, filter, snapshot_id, max_kept_fraction, past, wanted, ref)
 
 
 def _select_effective_joins(

@@ -41,8 +41,11 @@ class Join:
     where: Condition | None = None
     """A condition that the other row also meets. For an extreme, it is the only condition on the other rows."""
     any_of: int | None = None
-    """The number of a group of alternatives. A row needs only one of the joins with the same number."""
-    unless: Condition | None = None
+    """The number of a group of alternatives.
+
+    A row needs a partner in at least one of the joins with the same number.
+    """
+    exempt_condition: Condition | None = None
     """A condition on rows of this table. Rows that meet it are needed without the join."""
     ops: tuple[str, ...] = ()
     exact: bool = False
@@ -132,5 +135,5 @@ class Scan:
     def columns(self) -> frozenset[str]:
         """The columns of this table in the condition, in `likes`, and in the conditions of joins."""
         likes = frozenset(one.column[1] for either in self.likes for one in either)
-        conditions = (self.condition, *(join.unless for join in self.joins))
+        conditions = (self.condition, *(join.exempt_condition for join in self.joins))
         return likes.union(*(columns_of(condition) for condition in conditions))

@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.read.tables import OpenTable, ScanTask, plan
 from seamark.formats.iceberg.metadata.replacement import is_replace
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
@@ -39,7 +39,7 @@ def list_snapshots_between(table: OpenTable, start: int | None, end: int) -> lis
     `table` must be opened with its history.
 
     Raises:
-        BadRequest: `start` is not an ancestor of `end`. Or `start` is None, and an ancestor of `end` has expired.
+        InvalidRequest: `start` is not an ancestor of `end`. Or `start` is None, and an ancestor of `end` has expired.
     """
     by_id = {snapshot.snapshot_id: snapshot for snapshot in table.history}
     path: list[Snapshot] = []
@@ -47,15 +47,17 @@ def list_snapshots_between(table: OpenTable, start: int | None, end: int) -> lis
     while snapshot_id is not None and snapshot_id != start:
         snapshot = by_id.get(snapshot_id)
         if snapshot is None and start is None and path:
-            raise BadRequest(
+            raise InvalidRequest(
                 f"Snapshot {snapshot_id} has expired, so the state before it is unknown; set a start snapshot"
             )
         if snapshot is None or len(path) > len(by_id):
-            raise BadRequest(f"Cannot find snapshot {snapshot_id}: it is not in the table's metadata, or has expired")
+            raise InvalidRequest(
+                f"Cannot find snapshot {snapshot_id}: it is not in the table's metadata, or has expired"
+            )
         path.append(snapshot)
         snapshot_id = snapshot.parent_snapshot_id
     if snapshot_id != start:
-        raise BadRequest(f"Snapshot {start} is not an ancestor of snapshot {end}")
+        raise InvalidRequest(f"Snapshot {start} is not an ancestor of snapshot {end}")
     return path[::-1]
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.fs
 
 from seamark.connector.arrow.filters import check_filter
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.read.lineage import LINEAGE, NAMES
 from seamark.connector.read.tables import OpenTable
 from seamark.formats.iceberg.expressions.arrow import to_row_type
@@ -64,19 +64,19 @@ class ReadPlan:
         """Check the columns and the filter.
 
         Raises:
-            BadRequest: A column is unknown, or a column or the filter has an unsupported type.
+            InvalidRequest: A column is unknown, or a column or the filter has an unsupported type.
         """
         column_names = {field.name for field in self.schema.fields}
         for name in self.names:
             if name not in column_names and name not in METADATA_COLUMNS:
-                raise BadRequest(f"Cannot read {name!r}: the table's columns are {', '.join(sorted(column_names))}")
+                raise InvalidRequest(f"Cannot read {name!r}: the table's columns are {', '.join(sorted(column_names))}")
         if len(set(self.names)) != len(self.names):
-            raise BadRequest(f"A column is repeated: {', '.join(self.names)}")
+            raise InvalidRequest(f"A column is repeated: {', '.join(self.names)}")
         try:
             check_filter(self.where)
             _ = self.arrow
         except ValueError as error:
-            raise BadRequest(f"The columns and the filter cannot be read: {error}") from None
+            raise InvalidRequest(f"The columns and the filter cannot be read: {error}") from None
 
     @cached_property
     def fields(self) -> list[Field]:

@@ -68,7 +68,7 @@ def bind_filter(where: str | Any | None, table: OpenTable) -> Expression:
         where: SQL text, Iceberg expression JSON, or None.
 
     Raises:
-        BadRequest: `bind_exactly` refuses the filter.
+        InvalidRequest: `bind_exactly` refuses the filter.
     """
     return TRUE if where is None else bind_exactly(where, table.schema)
 
@@ -135,7 +135,7 @@ def scan(
             If the server does not have them in time, the scan raises Unavailable.
 
     Raises:
-        BadRequest: A column cannot be read, or the predicate cannot be evaluated exactly.
+        InvalidRequest: A column cannot be read, or the predicate cannot be evaluated exactly.
     """
     if at == CURRENT:
         client = client.reading_fresh_rows(after)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import msgspec
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
@@ -121,7 +121,7 @@ def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = Fa
         history: Whether to include all snapshots.
 
     Raises:
-        BadRequest: The snapshot, branch or tag does not exist.
+        InvalidRequest: The snapshot, branch or tag does not exist.
     """
     if at.ref is not None or at.as_of_ms is not None:
         client = client.reading_commits()
@@ -138,18 +138,18 @@ def open_table(client: SeamarkClient, table: Name, at: At, *, history: bool = Fa
 
 def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Schema]:
     if len(at.to_query()) > 1:
-        raise BadRequest(f"{' and '.join(at.to_query())} cannot be combined; select the snapshot with one of them")
+        raise InvalidRequest(f"{' and '.join(at.to_query())} cannot be combined; select the snapshot with one of them")
     if at.ref is not None and at.ref != MAIN:
         ref = metadata.refs.get(at.ref)
         if ref is None:
             refs_text = ", ".join(sorted({MAIN, *metadata.refs})[:20])
-            raise BadRequest(f"Cannot find the branch or tag {at.ref[:100]!r}; the table has {refs_text}")
+            raise InvalidRequest(f"Cannot find the branch or tag {at.ref[:100]!r}; the table has {refs_text}")
         snapshot_id = ref.snapshot_id
         return snapshot_id, metadata.current_schema if ref.is_branch else _schema_of(metadata, snapshot_id)
     if at.as_of_ms is not None:
         earlier = [entry for entry in metadata.snapshot_log if entry.timestamp_ms <= at.as_of_ms]
         if not earlier:
-            raise BadRequest(f"The table has no snapshot at or before as-of={at.as_of_ms}")
+            raise InvalidRequest(f"The table has no snapshot at or before as-of={at.as_of_ms}")
         return earlier[-1].snapshot_id, _schema_of(metadata, earlier[-1].snapshot_id)
     if at.snapshot_id is not None:
         return at.snapshot_id, _schema_of(metadata, at.snapshot_id)
@@ -159,7 +159,7 @@ def _resolve_snapshot(metadata: TableMetadata, at: At) -> tuple[int | None, Sche
 def _schema_of(metadata: TableMetadata, snapshot_id: int) -> Schema:
     snapshot = metadata.snapshot(snapshot_id)
     if snapshot is None:
-        raise BadRequest(f"Cannot find snapshot {snapshot_id}: it is not in the table's metadata, or has expired")
+        raise InvalidRequest(f"Cannot find snapshot {snapshot_id}: it is not in the table's metadata, or has expired")
     schema = None if snapshot.schema_id is None else metadata.schema(snapshot.schema_id)
     return schema or metadata.current_schema
 

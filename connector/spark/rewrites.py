@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from pyspark.util import inheritable_thread_target
 
 from seamark.connector.arrow.casting import Unwritable
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.storage import confine, use_keys
 from seamark.connector.parquet.encryption.keys import has_keys
 from seamark.connector.read.tables import ScanTask
@@ -128,7 +128,7 @@ def _run_in_task(
         os.umask(umask)
     try:
         new = rewrite()
-    except (Unreadable, Unwritable, BadRequest) as error:
+    except (Unreadable, Unwritable, InvalidRequest) as error:
         return str(error)
     # The result leaves out the tasks, because the driver has them already.
     return None if new is None else replace(new, tasks=())
@@ -141,7 +141,7 @@ def _read_result(ended: Future[_Outcome], tasks: Sequence[ScanTask]) -> Rewritte
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         if not lines or has_keys():  # The message may quote a value of an encrypted file.
             lines = [type(error).__name__]
-        raise BadRequest(f"a Spark task failed: {lines[-1]}") from None
+        raise InvalidRequest(f"a Spark task failed: {lines[-1]}") from None
     if isinstance(outcome, str):
-        raise BadRequest(outcome)
+        raise InvalidRequest(outcome)
     return None if outcome is None else replace(outcome, tasks=tasks)

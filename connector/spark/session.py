@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.engines import EXTENSIONS, catalog_conf
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.plans.quotes import backquote
@@ -130,7 +130,7 @@ def read(
     name, *levels = split_name(table)
     uri, token = (spark.conf.get(f"spark.sql.catalog.{name}.{key}", "") for key in ("uri", "token"))
     if not uri:
-        raise BadRequest(f"{name!r} is not a catalog of this session; add it with connect(spark, {name!r}, uri)")
+        raise InvalidRequest(f"{name!r} is not a catalog of this session; add it with connect(spark, {name!r}, uri)")
     client = SeamarkClient(uri, token=token or None)
     opened = open_table(client, levels, at)
     suits_seamark = where is not None and _suits_seamark_reader(spark, client, opened, where)
@@ -176,7 +176,7 @@ def _resolve_column_names(spark: SparkSession, opened: OpenTable, columns: Seque
 def _suits_seamark_reader(spark: SparkSession, client: SeamarkClient, opened: OpenTable, where: str) -> bool:
     try:
         bound = bind_filter(where, opened)
-    except BadRequest:  # Spark may still support the predicate.
+    except InvalidRequest:  # Spark may still support the predicate.
         return False
     in_utc = is_utc(spark.conf.get("spark.sql.session.timeZone") or "")
     if not in_utc and any(predicate.kind.startswith("timestamp") for predicate in predicates_of(bound)):

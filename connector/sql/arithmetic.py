@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlglot import exp
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql.scopes import SqlValue, describe
 from seamark.connector.sql.types import (
     BOOLEAN,
@@ -76,7 +76,7 @@ def translate_decimal_operation(sign: str, left: SqlValue, right: SqlValue, node
             return SqlValue(f"CAST({wide[0].sql} {sign} {wide[1].sql} AS {duckdb_name(kind)})", kind)
         case "*":
             if a_type.scale + b_type.scale > PRECISION_MAX:
-                raise BadRequest(f"{describe(node)} has more than {PRECISION_MAX} digits after the decimal point")
+                raise InvalidRequest(f"{describe(node)} has more than {PRECISION_MAX} digits after the decimal point")
             kind = decimal(min(PRECISION_MAX, a_type.precision + b_type.precision), a_type.scale + b_type.scale)
             # DuckDB multiplies in a type of 18 digits if both operands have at most 18 digits.
             wide_type = decimal(PRECISION_MAX, a_type.scale) if kind.precision > 18 else a_type
@@ -122,11 +122,11 @@ def shift_by_interval(left: SqlValue, right: SqlValue, sign: str, node: exp.Expr
     if left.type == INTERVAL and sign == "+":
         left, right = right, left
     if right.type != INTERVAL or sign not in "+-" or not left.type.is_time:
-        raise BadRequest(f"{describe(node)}: {sign} is not defined for the types {left.type} and {right.type}")
+        raise InvalidRequest(f"{describe(node)}: {sign} is not defined for the types {left.type} and {right.type}")
     text = f"({left.sql} {sign} {right.sql})"
     if left.type == DATE:
         if right.sql.rpartition(" ")[2] not in ("DAY", "WEEK", "MONTH", "YEAR"):
-            raise BadRequest(
+            raise InvalidRequest(
                 f"{describe(node)}: an interval that is added to a date must have a unit of days or longer"
             )
         text = f"CAST({text} AS DATE)"

@@ -15,7 +15,7 @@ from datetime import datetime
 from sqlglot import exp
 
 from seamark.connector.analysis.lexer import TrinoToken, UnsupportedStatement, tokens_of
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.plans.async_client import Name
 from seamark.connector.plans.quotes import quote_name
 from seamark.connector.sql.literals import parse_target_type
@@ -67,7 +67,7 @@ def translate_change(
         now: The statement's time.
 
     Raises:
-        BadRequest: The statement is invalid.
+        InvalidRequest: The statement is invalid.
         UnsupportedInDuckDB: The statement is not translated.
     """
     tree = statement.tree
@@ -103,7 +103,7 @@ class _Change:
         translation = Translation(self._columns_of, self._now)
         query, query_columns = translation.query(tree.expression, NameScope((), {}))
         if len(query_columns) != len(chosen):
-            raise BadRequest(f"The statement has {len(query_columns)} values for {len(chosen)} columns")
+            raise InvalidRequest(f"The statement has {len(query_columns)} values for {len(chosen)} columns")
         converted = ", ".join(
             _convert_to_column_type(SqlValue(f"c{n}", kind), columns[name], name)
             for n, (name, (_, kind)) in enumerate(zip(chosen, query_columns, strict=True))
@@ -182,12 +182,12 @@ class _Change:
             if len(parts) == 2 and parts[0].lower() == self._catalog.lower():
                 parts = parts[1:]
             if len(parts) != 1:
-                raise BadRequest(
+                raise InvalidRequest(
                     f'{describe(target_node)} is not the name of a schema; write nested levels in quotes: "a.b"'
                 )
             target = f"{quote_name(self._catalog)}.{quote_name(parts[0])}"
         else:
-            target = self._duckdb_name(target_node)
+            target = self._write_duckdb_name(target_node)
         return DuckDBChange(f"{word} {kind}{exists} {target}{columns}", (), (), None, None)
 
     def _find_target_columns(self, table: exp.Expr) -> Mapping[str, SqlType]:
@@ -196,7 +196,7 @@ class _Change:
         check_args(table, frozenset(("this", "db", "catalog")))
         return self._columns_of(table)
 
-    def _duckdb_name(self, table: exp.Expr) -> str:
+    def _write_duckdb_name(self, table: exp.Expr) -> str:
         assert isinstance(table, exp.Table)
         name = self._name_of(table)
         return ".".join(map(quote_name, (self._catalog, ".".join(name[:-1]), name[-1])))
@@ -261,18 +261,18 @@ def _check_distinct(names: list[str]) -> list[str]:
     """Check that the names are distinct, and return them.
 
     Raises:
-        BadRequest: A name occurs twice.
+        InvalidRequest: A name occurs twice.
     """
     for name in names:
         if names.count(name) > 1:
-            raise BadRequest(f"The statement names the column {name[:100]!r} twice")
+            raise InvalidRequest(f"The statement names the column {name[:100]!r} twice")
     return names
 
 
 def _find_column(name: str, columns: Mapping[str, SqlType], table: exp.Expr) -> str:
     matches = [one for one in columns if one.lower() == name.lower()]
     if not matches:
-        raise BadRequest(f"{describe(table)} has no column {name[:100]!r}")
+        raise InvalidRequest(f"{describe(table)} has no column {name[:100]!r}")
     return matches[0]
 
 
@@ -280,12 +280,12 @@ def _convert_to_column_type(value: SqlValue, kind: SqlType, column: str) -> str:
     """Return the value, converted to the type of its column.
 
     Raises:
-        BadRequest: The conversion requires a CAST.
+        InvalidRequest: The conversion requires a CAST.
     """
     if value.type != kind and common_type(value.type, kind) != kind:
         narrows = value.type.is_number and kind.is_number and not value.type.is_float
         if not narrows:
-            raise BadRequest(
+            raise InvalidRequest(
                 f"The column {column[:100]!r} has the type {kind}, but its new value has {value.type}; use CAST"
             )
     # The writer converts nested values, and refuses values that do not fit the type.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql.statement import Kind
 
 AUTO, DUCKDB, TRINO, SPARK = "auto", "duckdb", "trino", "spark"
@@ -50,7 +50,7 @@ def choose(
         large_bytes: The size of the data files above which a query is large.
 
     Raises:
-        BadRequest: No engine can run the statement. The message has the reason.
+        InvalidRequest: No engine can run the statement. The message has the reason.
     """
     if wanted != AUTO:
         return _choose_forced(demand, wanted, available)
@@ -58,10 +58,10 @@ def choose(
         return _choose_for_query(demand, available, large_bytes)
     if demand.kind is Kind.MERGE:
         if SPARK not in available:
-            raise BadRequest("MERGE runs on Spark; set --spark to sc://host:port or to a master such as local[2]")
+            raise InvalidRequest("MERGE runs on Spark; set --spark to sc://host:port or to a master such as local[2]")
         return Choice(SPARK, "MERGE runs on Spark, because DuckDB has no MERGE for Iceberg tables")
     if demand.kind is Kind.OTHER:
-        raise BadRequest("The statement is not a query, INSERT, UPDATE, DELETE, MERGE, CREATE, ALTER or DROP")
+        raise InvalidRequest("The statement is not a query, INSERT, UPDATE, DELETE, MERGE, CREATE, ALTER or DROP")
     return Choice(DUCKDB, f"{demand.kind.value} commits through the catalog from this process")
 
 
@@ -70,7 +70,7 @@ def _choose_for_query(demand: StatementProfile, available: frozenset[str], large
     if demand.not_in_duckdb:
         if TRINO in available:
             return Choice(TRINO, f"DuckDB does not run it: {demand.not_in_duckdb}")
-        raise BadRequest(f"DuckDB does not run this statement, and no Trino is configured: {demand.not_in_duckdb}")
+        raise InvalidRequest(f"DuckDB does not run this statement, and no Trino is configured: {demand.not_in_duckdb}")
     if demand.bytes < large_bytes:
         return Choice(DUCKDB, f"{size}, less than {large_bytes:,}")
     if TRINO in available:
@@ -80,11 +80,11 @@ def _choose_for_query(demand: StatementProfile, available: frozenset[str], large
 
 def _choose_forced(demand: StatementProfile, wanted: str, available: frozenset[str]) -> Choice:
     if wanted not in ENGINES:
-        raise BadRequest(f"The engine is {wanted!r}; it must be {AUTO}, {', '.join(ENGINES)}")
+        raise InvalidRequest(f"The engine is {wanted!r}; it must be {AUTO}, {', '.join(ENGINES)}")
     if wanted not in available:
-        raise BadRequest(f"The engine {wanted} is not configured; set --{wanted} to its URL")
+        raise InvalidRequest(f"The engine {wanted} is not configured; set --{wanted} to its URL")
     if wanted == DUCKDB and demand.not_in_duckdb:
-        raise BadRequest(f"DuckDB does not run this statement: {demand.not_in_duckdb}")
+        raise InvalidRequest(f"DuckDB does not run this statement: {demand.not_in_duckdb}")
     if wanted == SPARK and demand.kind is Kind.QUERY:
-        raise BadRequest("Queries run on DuckDB or Trino here; Spark runs statements that write")
+        raise InvalidRequest("Queries run on DuckDB or Trino here; Spark runs statements that write")
     return Choice(wanted, "the user has chosen it")

@@ -14,7 +14,7 @@ from typing import Any
 import duckdb
 import pyarrow as pa
 
-from seamark.connector.client.errors import BadRequest, ClientError, ServerFailed
+from seamark.connector.client.errors import ClientError, InvalidRequest, ServerFailed
 from seamark.connector.read.read_plan import ReadPlan
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.sql.reads import PlannedTableRead, row_filter
@@ -91,9 +91,9 @@ class TableStream:
         return self.schema.__arrow_c_schema__()
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        return pa.RecordBatchReader.from_batches(self.schema, self._batches()).__arrow_c_stream__(requested_schema)
+        return pa.RecordBatchReader.from_batches(self.schema, self._read_batches()).__arrow_c_stream__(requested_schema)
 
-    def _batches(self) -> Iterator[pa.RecordBatch]:
+    def _read_batches(self) -> Iterator[pa.RecordBatch]:
         reader = TaskReader(self._plan, self._read.opened.storage)
         schema = self.schema
         try:
@@ -147,7 +147,7 @@ def execute(
         streams: The streams that the statement reads.
 
     Raises:
-        BadRequest: DuckDB refuses the statement, or the statement fails for some rows.
+        InvalidRequest: DuckDB refuses the statement, or the statement fails for some rows.
         ServerFailed: A file cannot be read.
     """
     try:
@@ -174,7 +174,7 @@ def _to_client_error(error: Exception, streams: Sequence[TableStream]) -> Client
     if isinstance(failure, ClientError):
         return failure
     if isinstance(failure, EncryptedFile):
-        return BadRequest(f"SQL cannot read encrypted files: {failure}", status=400)
+        return InvalidRequest(f"SQL cannot read encrypted files: {failure}", status=400)
     if isinstance(failure, Unreadable):
         return ServerFailed(f"A file of a table cannot be read: {failure}", status=500)
     if failure is not None:
@@ -182,4 +182,4 @@ def _to_client_error(error: Exception, streams: Sequence[TableStream]) -> Client
     reason = " ".join(str(error).partition("Stack Trace:")[0].split())[:500]
     if isinstance(error, duckdb.FatalException | duckdb.InternalException):
         return DuckDBFailed(f"DuckDB fails: {reason}", status=500)
-    return BadRequest(f"The statement fails: {reason}", status=400)
+    return InvalidRequest(f"The statement fails: {reason}", status=400)

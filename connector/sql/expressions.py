@@ -14,7 +14,7 @@ from datetime import datetime
 from sqlglot import exp
 
 from seamark.connector.analysis.conditions import COMPARISONS
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.plans.quotes import quote_text
 from seamark.connector.sql.arithmetic import (
     shift_by_interval,
@@ -85,7 +85,7 @@ class Expressions:
         """Translate an expression.
 
         Raises:
-            BadRequest: The expression is invalid.
+            InvalidRequest: The expression is invalid.
             UnsupportedInDuckDB: The expression is not translated.
         """
         kind = type(node)
@@ -98,7 +98,7 @@ class Expressions:
         else:
             value = self._functions(self, node, scope)
         if len(value.sql) > TEXT_MAX:  # Some translations repeat their operands, so nested expressions may become long.
-            raise BadRequest(f"An expression is too long: {describe(node)}")
+            raise InvalidRequest(f"An expression is too long: {describe(node)}")
         return value
 
     def values(self, nodes: Sequence[exp.Expr], scope: NameScope) -> list[SqlValue]:
@@ -123,7 +123,7 @@ class Expressions:
     def _translate_column(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         assert isinstance(node, exp.Column)
         if isinstance(node.this, exp.Star):
-            raise BadRequest("The star * is allowed only in SELECT and count(*)")
+            raise InvalidRequest("The star * is allowed only in SELECT and count(*)")
         return scope.column(node)
 
     def _translate_paren(self, node: exp.Expr, scope: NameScope) -> SqlValue:
@@ -198,10 +198,10 @@ class Expressions:
         value = self.value(node.this, scope)
         text, columns = self.query(query, scope)
         if len(columns) != 1:
-            raise BadRequest(f"{describe(node)}: the query must have one column; it has {len(columns)}")
+            raise InvalidRequest(f"{describe(node)}: the query must have one column; it has {len(columns)}")
         kind = common_type(value.type, columns[0][1])
         if kind is None:
-            raise BadRequest(f"{describe(node)} compares the types {value.type} and {columns[0][1]}; use CAST")
+            raise InvalidRequest(f"{describe(node)} compares the types {value.type} and {columns[0][1]}; use CAST")
         if kind.is_float or not kind.is_comparable:
             raise UnsupportedInDuckDB(
                 f"{describe(node)}: IN with a query whose column has the type {kind} is not translated"
@@ -216,7 +216,9 @@ class Expressions:
     def _translate_scalar_query(self, node: exp.Expr, scope: NameScope) -> SqlValue:
         text, columns = self.query(node, scope)
         if len(columns) != 1:
-            raise BadRequest(f"{describe(node)}: a query in an expression must have one column; it has {len(columns)}")
+            raise InvalidRequest(
+                f"{describe(node)}: a query in an expression must have one column; it has {len(columns)}"
+            )
         return SqlValue(f"({text})", columns[0][1])
 
     def _translate_like(self, node: exp.Expr, scope: NameScope) -> SqlValue:
@@ -278,7 +280,7 @@ class Expressions:
             return SqlValue(constant.sql, constant.type, node)
         value = self.value(inner, scope)
         if not value.type.is_number:
-            raise BadRequest(f"{describe(node)}: a value of the type {value.type} cannot be negated")
+            raise InvalidRequest(f"{describe(node)}: a value of the type {value.type} cannot be negated")
         return SqlValue(f"(-{value.sql})", value.type)
 
     def _translate_arithmetic(self, node: exp.Expr, scope: NameScope) -> SqlValue:
@@ -293,7 +295,7 @@ class Expressions:
                 "NULL" if operand_type == UNKNOWN else f"CAST(NULL AS {duckdb_name(operand_type)})", operand_type
             )
         if not (left.type.is_number and right.type.is_number):
-            raise BadRequest(f"{describe(node)}: {sign} is not defined for the types {left.type} and {right.type}")
+            raise InvalidRequest(f"{describe(node)}: {sign} is not defined for the types {left.type} and {right.type}")
         kind = common_type(left.type, right.type)
         assert kind is not None
         if kind.is_float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from sqlglot import exp
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql.arithmetic import divide_decimals
 from seamark.connector.sql.expressions import Expressions, FunctionTranslator
 from seamark.connector.sql.scopes import NameScope, SqlValue, UnsupportedInDuckDB, describe
@@ -71,7 +71,7 @@ def translate_function(expressions: Expressions, node: exp.Expr, scope: NameScop
     if isinstance(node, exp.Anonymous) and str(node.this).lower() == "every" and len(node.expressions) == 1:
         return _translate_all_or_any(expressions, exp.LogicalAnd(this=node.expressions[0].copy()), scope)
     if type(node) in _RANKS:
-        raise BadRequest(f"{describe(node)} requires OVER")
+        raise InvalidRequest(f"{describe(node)} requires OVER")
     raise UnsupportedInDuckDB(f"{describe(node)} is not translated")
 
 
@@ -79,7 +79,7 @@ def extract_part(name: str, kinds: tuple[str, ...], value: SqlValue, node: exp.E
     if value.type == ZONED and "timestamp" in kinds:
         value = SqlValue(f"CAST({value.sql} AS TIMESTAMP)", TIMESTAMP)
     if value.type.name not in (*kinds, "unknown"):
-        raise BadRequest(f"{describe(node)} is not defined for the type {value.type}")
+        raise InvalidRequest(f"{describe(node)} is not defined for the type {value.type}")
     return SqlValue(f"{name}({value.sql})", BIGINT)
 
 
@@ -120,7 +120,7 @@ def _translate_abs(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue
     check_args(node)
     value = e.value(node.this, scope)
     if not value.type.is_number:
-        raise BadRequest(f"{describe(node)} is not defined for the type {value.type}")
+        raise InvalidRequest(f"{describe(node)} is not defined for the type {value.type}")
     return SqlValue(f"abs({value.sql})", value.type)
 
 
@@ -161,7 +161,7 @@ def _translate_square_root(e: Expressions, node: exp.Expr, scope: NameScope) -> 
     check_args(node)
     value = e.value(node.this, scope)
     if not value.type.is_number:
-        raise BadRequest(f"{describe(node)} is not defined for the type {value.type}")
+        raise InvalidRequest(f"{describe(node)} is not defined for the type {value.type}")
     text = cast(value, DOUBLE).sql
     return SqlValue(f"(CASE WHEN {text} < 0 THEN CAST('nan' AS DOUBLE) ELSE sqrt({text}) END)", DOUBLE)
 
@@ -177,7 +177,7 @@ def _translate_greatest_or_least(e: Expressions, node: exp.Expr, scope: NameScop
     return SqlValue(f"(CASE WHEN {nulls} THEN NULL ELSE {name}({', '.join(one.sql for one in values)}) END)", kind)
 
 
-def _text_translator(name: str, kind: SqlType) -> FunctionTranslator:
+def _make_text_translator(name: str, kind: SqlType) -> FunctionTranslator:
     def translate(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
         check_args(node)
         arguments = [one for one in (node.this, node.args.get("expression")) if one is not None]
@@ -258,7 +258,7 @@ def _translate_sum(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue
         return SqlValue(f"sum({distinct}{value.sql})", DOUBLE)
     if value.type == REAL:
         return SqlValue(f"CAST(sum({distinct}CAST({value.sql} AS DOUBLE)) AS FLOAT)", REAL)
-    raise BadRequest(f"{describe(node)} is not defined for the type {value.type}")
+    raise InvalidRequest(f"{describe(node)} is not defined for the type {value.type}")
 
 
 def sum_decimals(value: SqlValue, distinct: str = "", over: str = "") -> SqlValue:
@@ -294,7 +294,7 @@ def _translate_average(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlV
         return SqlValue(f"avg({distinct}{cast(value, DOUBLE).sql})", DOUBLE)
     if value.type == REAL:
         return SqlValue(f"CAST(avg({distinct}CAST({value.sql} AS DOUBLE)) AS FLOAT)", REAL)
-    raise BadRequest(f"{describe(node)} is not defined for the type {value.type}")
+    raise InvalidRequest(f"{describe(node)} is not defined for the type {value.type}")
 
 
 def _translate_min_or_max(e: Expressions, node: exp.Expr, scope: NameScope) -> SqlValue:
@@ -413,10 +413,10 @@ _METHODS: dict[type[exp.Expr], FunctionTranslator] = {
     exp.Sqrt: _translate_square_root,
     exp.Greatest: _translate_greatest_or_least,
     exp.Least: _translate_greatest_or_least,
-    exp.Lower: _text_translator("lower", VARCHAR),
+    exp.Lower: _make_text_translator("lower", VARCHAR),
     exp.Upper: _translate_upper,
-    exp.Length: _text_translator("length", BIGINT),
-    exp.StartsWith: _text_translator("starts_with", BOOLEAN),
+    exp.Length: _make_text_translator("length", BIGINT),
+    exp.StartsWith: _make_text_translator("starts_with", BOOLEAN),
     exp.Substring: _translate_substring,
     exp.StrPosition: _translate_position,
     exp.Replace: _translate_replace,

@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime
 
 from sqlglot import exp
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.plans.quotes import quote_text
 from seamark.connector.sql.scopes import SqlValue, UnsupportedInDuckDB, describe
 from seamark.connector.sql.types import (
@@ -65,23 +65,23 @@ def parse_number(text: str, node: exp.Expr, *, negative: bool = False) -> SqlVal
         try:
             double = float(sign + text)
         except ValueError:
-            raise BadRequest(f"{text[:40]!r} is not a number") from None
+            raise InvalidRequest(f"{text[:40]!r} is not a number") from None
         return SqlValue(f"CAST('{double!r}' AS DOUBLE)", DOUBLE, node)
     match = _NUMBER.fullmatch(text)
     if match is None or not any(match.groups("")):
-        raise BadRequest(f"{text[:40]!r} is not a number")
+        raise InvalidRequest(f"{text[:40]!r} is not a number")
     whole, fraction = match[1].lstrip("0"), match[2]
     if fraction is None:
         size = int(whole or "0")
         if size >= _INT64 + negative:
-            raise BadRequest(f"{sign}{text[:40]} is out of the range of bigint")
+            raise InvalidRequest(f"{sign}{text[:40]} is out of the range of bigint")
         kind = INTEGER if size < _INT32 + negative else BIGINT
         return SqlValue(
             f"CAST({sign}{size} AS {duckdb_name(kind)})" if kind == BIGINT or negative else str(size), kind, node
         )
     kind = decimal(max(1, len(whole) + len(fraction)), len(fraction))
     if kind.precision > PRECISION_MAX:
-        raise BadRequest(f"{text[:40]} has more than {PRECISION_MAX} digits")
+        raise InvalidRequest(f"{text[:40]} has more than {PRECISION_MAX} digits")
     return SqlValue(f"CAST('{sign}{whole or '0'}.{fraction or '0'}' AS {duckdb_name(kind)})", kind, node)
 
 
@@ -89,7 +89,7 @@ def parse_typed_text(text: str, to: SqlType, node: exp.Expr) -> SqlValue:
     """Return the value of a typed text such as `DATE '…'`.
 
     Raises:
-        BadRequest: The text is not a value of the type.
+        InvalidRequest: The text is not a value of the type.
     """
     try:
         if to == VARCHAR:
@@ -119,7 +119,7 @@ def parse_typed_text(text: str, to: SqlType, node: exp.Expr) -> SqlValue:
             )
             return decimal_value if to.precision == 0 else cast(decimal_value, to)
     except (ValueError, OverflowError):
-        raise BadRequest(f"{text[:40]!r} is not a valid {to}") from None
+        raise InvalidRequest(f"{text[:40]!r} is not a valid {to}") from None
     raise UnsupportedInDuckDB(f"{describe(node)}: this text is not supported as a {to}")
 
 
@@ -130,7 +130,7 @@ def parse_target_type(node: exp.Expr, whole: exp.Expr) -> SqlType:
             return decimal(0, 0)  # The precision is the number of digits in the text.
         precision, scale = (*params, PRECISION_MAX, 0)[:2] if len(params) != 1 else (params[0], 0)
         if not (1 <= precision <= PRECISION_MAX and 0 <= scale <= precision):
-            raise BadRequest(f"{describe(whole)}: a decimal has 1 to {PRECISION_MAX} digits")
+            raise InvalidRequest(f"{describe(whole)}: a decimal has 1 to {PRECISION_MAX} digits")
         return decimal(precision, scale)
     target = _CASTS.get(node.this)
     if target is None or (target == VARCHAR and params):

@@ -14,7 +14,7 @@ from itertools import count
 
 from sqlglot import exp
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql.expressions import Expressions
 from seamark.connector.sql.functions import translate_function, translate_sort_key
 from seamark.connector.sql.scopes import (
@@ -50,7 +50,7 @@ TableColumns = Callable[[exp.Table], Mapping[str, SqlType]]
 """A function that returns the columns of a stored table, given a reference to the table.
 
 Raises:
-    BadRequest: The table does not exist.
+    InvalidRequest: The table does not exist.
 """
 
 
@@ -66,14 +66,14 @@ def translate(tree: exp.Expr, columns_of: TableColumns, now: datetime) -> DuckDB
     """Translate a query.
 
     Raises:
-        BadRequest: The query is invalid.
+        InvalidRequest: The query is invalid.
         UnsupportedInDuckDB: The query is not translated.
     """
     translation = Translation(columns_of, now)
     try:
         text, columns = translation.query(tree, NameScope((), _NOTHING))
     except RecursionError:
-        raise BadRequest("The statement is nested too deeply") from None
+        raise InvalidRequest("The statement is nested too deeply") from None
     return DuckDBQuery(text, columns, tuple(translation.tables))
 
 
@@ -170,7 +170,7 @@ class Translation:
             if not isinstance(key, exp.Column | exp.Literal | exp.Func | exp.Binary | exp.Paren | exp.Cast):
                 raise UnsupportedInDuckDB(f"GROUP BY {describe(key)} is not translated")
             number = _parse_ordinal(key)
-            value = self.expressions.value(key, scope) if number is None else _output_at(outputs, number, "GROUP BY")
+            value = self.expressions.value(key, scope) if number is None else _find_output(outputs, number, "GROUP BY")
             if not value.type.is_comparable:
                 raise UnsupportedInDuckDB(
                     f"GROUP BY {describe(key)}: values of the type {value.type} cannot be grouped"
@@ -196,8 +196,8 @@ class Translation:
             fields = tuple(VisibleColumn(name.lower(), (), value) for name, value in outputs)
             output_scope = NameScope(fields, scope.named, scope)
         return [
-            self._translate_order_key(one, outputs, numbers, output_scope, distinct=distinct)
-            for one in order.expressions
+            self._translate_order_key(key, outputs, numbers, output_scope, distinct=distinct)
+            for key in order.expressions
         ]
 
     def _translate_order_key(
@@ -220,12 +220,12 @@ class Translation:
         """
         key, number = node.this, _parse_ordinal(node.this)
         if number is not None:
-            value = _output_at(outputs, number, "ORDER BY")
+            value = _find_output(outputs, number, "ORDER BY")
             return translate_sort_key(SqlValue(str(number), value.type), node)
         if isinstance(key, exp.Column) and len(key.parts) == 1:
             output_numbers = numbers.get(key.name.lower(), ())
             if len(output_numbers) > 1 and len({outputs[n - 1][1].sql for n in output_numbers}) > 1:
-                raise BadRequest(f"ORDER BY {describe(key)} is ambiguous")
+                raise InvalidRequest(f"ORDER BY {describe(key)} is ambiguous")
             if output_numbers:
                 return translate_sort_key(
                     SqlValue(str(output_numbers[0]), outputs[output_numbers[0] - 1][1].type), node
@@ -238,7 +238,7 @@ class Translation:
         if distinct:
             same = [n for n, (_, one) in enumerate(outputs, 1) if one.sql == value.sql]
             if not same:
-                raise BadRequest(f"ORDER BY {describe(key)} must be in SELECT DISTINCT")
+                raise InvalidRequest(f"ORDER BY {describe(key)} must be in SELECT DISTINCT")
             return translate_sort_key(SqlValue(str(same[0]), value.type), node)
         return translate_sort_key(value, node)
 
@@ -246,14 +246,14 @@ class Translation:
         word = _WORDS[type(node)] + ("" if node.args.get("distinct") else " ALL")
         (left, ours), (right, theirs) = (self.query(node.args[side], outer) for side in ("this", "expression"))
         if len(ours) != len(theirs):
-            raise BadRequest(
+            raise InvalidRequest(
                 f"{word} combines queries with {len(ours)} and {len(theirs)} columns; they must have the same number"
             )
         columns = []
         for (name, left_type), (_, right_type) in zip(ours, theirs, strict=True):
             kind = common_type(left_type, right_type)
             if kind is None:
-                raise BadRequest(
+                raise InvalidRequest(
                     f"{word}: the column {name[:100]!r} has the types {left_type} and {right_type}; use CAST"
                 )
             if not kind.is_comparable and word != "UNION ALL":
@@ -286,14 +286,16 @@ class Translation:
         rows = [one.expressions if isinstance(one, exp.Tuple) else [one] for one in node.expressions]
         values = [self.expressions.values(row, outer) for row in rows]
         if len({len(row) for row in values}) != 1:
-            raise BadRequest("The rows of VALUES have different numbers of columns")
+            raise InvalidRequest("The rows of VALUES have different numbers of columns")
         columns: list[tuple[str, SqlType]] = []
         for number, column in enumerate(zip(*values, strict=True)):
             kind = UNKNOWN
             for value in column:
                 common = common_type(kind, value.type)
                 if common is None:
-                    raise BadRequest(f"Column {number + 1} of VALUES has the types {kind} and {value.type}; use CAST")
+                    raise InvalidRequest(
+                        f"Column {number + 1} of VALUES has the types {kind} and {value.type}; use CAST"
+                    )
                 kind = common
             columns.append((f"_col{number}", kind))
         texts = []
@@ -337,7 +339,7 @@ class Translation:
         together = (*fields, *right_fields)
         if on is None:
             if side or kind == "INNER":
-                raise BadRequest(f"{word} requires ON or USING")
+                raise InvalidRequest(f"{word} requires ON or USING")
             return f"{text} CROSS JOIN {other}", together
         if side == "FULL" and on.find(exp.Query) is not None:
             raise UnsupportedInDuckDB(f"A query in ON of a {word} is not translated")
@@ -359,7 +361,9 @@ class Translation:
             for side in (fields, right_fields):
                 matches = [one for one in side if one.name == name]
                 if len(matches) != 1:
-                    raise BadRequest(f"USING ({name[:100]}): each side of the join must have one column of this name")
+                    raise InvalidRequest(
+                        f"USING ({name[:100]}): each side of the join must have one column of this name"
+                    )
                 sides.append(use_column(matches[0]))
             kind = common_type(sides[0].type, sides[1].type)
             if kind is None or kind.is_float or not kind.is_comparable:
@@ -463,7 +467,7 @@ def _rename_columns(columns: Columns, alias: exp.Expr | None, node: exp.Expr) ->
     if not names:
         return list(columns)
     if len(names) != len(columns):
-        raise BadRequest(f"{describe(node)}: there are {len(names)} names for {len(columns)} columns")
+        raise InvalidRequest(f"{describe(node)}: there are {len(names)} names for {len(columns)} columns")
     return [(name, kind) for name, (_, kind) in zip(names, columns, strict=True)]
 
 
@@ -473,9 +477,9 @@ def _parse_ordinal(node: exp.Expr) -> int | None:
     return None
 
 
-def _output_at(outputs: Sequence[tuple[str, SqlValue]], number: int, clause: str) -> SqlValue:
+def _find_output(outputs: Sequence[tuple[str, SqlValue]], number: int, clause: str) -> SqlValue:
     if not 1 <= number <= len(outputs):
-        raise BadRequest(f"{clause} {number}: the query has {len(outputs)} columns")
+        raise InvalidRequest(f"{clause} {number}: the query has {len(outputs)} columns")
     return outputs[number - 1][1]
 
 
@@ -498,5 +502,5 @@ def _translate_limits(node: exp.Expr) -> list[str]:
 def _parse_row_count(node: exp.Expr) -> int:
     number = _parse_ordinal(node)
     if number is None or number > _ROWS_MAX:
-        raise BadRequest(f"{describe(node)} is not a number of rows")
+        raise InvalidRequest(f"{describe(node)} is not a number of rows")
     return number

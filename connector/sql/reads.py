@@ -18,7 +18,7 @@ from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.queries import version_of
 from seamark.connector.analysis.scans import scans_of, use_parsed_query
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, ClientError, NotFound
+from seamark.connector.client.errors import ClientError, InvalidRequest, NoSuchResource
 from seamark.connector.client.values import CURRENT, At
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import KnownTable, Name, TablePlanResponse, open_seamark, run_in_thread
@@ -82,7 +82,7 @@ class PlannedTableRead:
         return sum(task.size_bytes for task in self.tasks)
 
 
-class CatalogTables:
+class StatementTables:
     """The tables of one statement. Each table is opened once, so all references to it read the same snapshot."""
 
     def __init__(self, client: SeamarkClient, catalog: str, schema: str | None = None) -> None:
@@ -129,10 +129,10 @@ class CatalogTables:
                 # The table is opened with the schema of the snapshot, as in Trino.
                 if at.ref is not None:
                     opened = open_table(self._client, name, At(snapshot_id=opened.snapshot_id))
-            except NotFound as error:
+            except NoSuchResource as error:
                 if error.kind not in _NO_TABLE:  # A server that is not Seamark may have sent this response.
                     raise
-                raise NotFound(
+                raise NoSuchResource(
                     f"Table does not exist: {'.'.join(name)}", status=404, kind="NoSuchTableException"
                 ) from None
             table = self._opened[name, version] = _to_named_table(name, opened)
@@ -150,21 +150,23 @@ def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name
         schema: The schema of a reference without a schema.
 
     Raises:
-        BadRequest: The reference has no schema, or names another catalog.
+        InvalidRequest: The reference has no schema, or names another catalog.
     """
     parts = [part.name for part in node.parts]
     if len(parts) == 1 and schema is not None:
         parts.insert(0, schema)
     if len(parts) == 3 and parts[0].lower() != catalog.lower():
-        raise BadRequest(
+        raise InvalidRequest(
             f"{'.'.join(parts)[:200]}: the catalog is {catalog!r}. The name of a table has a schema and a name; write "
             'the levels of a nested namespace in quotes: "a.b".orders'
         )
     if len(parts) not in (2, 3):
-        raise BadRequest(f"{'.'.join(parts)[:200]}: a table must be written as schema.name or {catalog}.schema.name")
+        raise InvalidRequest(
+            f"{'.'.join(parts)[:200]}: a table must be written as schema.name or {catalog}.schema.name"
+        )
     *_, levels, name = parts
     if PLAN_MARK in name or not all(levels.split(".")) or not name:
-        raise BadRequest(f"{'.'.join(parts)[:200]} is not the name of a table")
+        raise InvalidRequest(f"{'.'.join(parts)[:200]} is not the name of a table")
     return (*levels.split("."), name)
 
 
@@ -172,7 +174,7 @@ def plan_reads(
     client: SeamarkClient,
     query: SqlStatement,
     tables: Sequence[StoredTable],
-    catalog: CatalogTables,
+    catalog: StatementTables,
     today: date,
     *,
     joins: bool = True,
@@ -253,7 +255,7 @@ def _bind_filter(scan: Scan, opened: OpenTable) -> Expression:
 
 
 def _find_scans(
-    query: SqlStatement, tables: Sequence[StoredTable], catalog: CatalogTables, today: date
+    query: SqlStatement, tables: Sequence[StoredTable], catalog: StatementTables, today: date
 ) -> list[Scan | None]:
     """Return the scan of each reference, or None if the analysis does not find it."""
     kinds: dict[tuple[str, ...], dict[str, str] | None] = {}
@@ -283,7 +285,7 @@ def _find_scans(
 
 
 def _request_join_plans(
-    client: SeamarkClient, scans: Mapping[int, Scan], tables: Sequence[StoredTable], catalog: CatalogTables
+    client: SeamarkClient, scans: Mapping[int, Scan], tables: Sequence[StoredTable], catalog: StatementTables
 ) -> dict[int, tuple[str, tuple[tuple[str, int], ...]]]:
     """Request plan tables if joins can leave out files.
 

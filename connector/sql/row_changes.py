@@ -19,7 +19,7 @@ import pyarrow as pa
 from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, ServerFailed
+from seamark.connector.client.errors import InvalidRequest, ServerFailed
 from seamark.connector.plans.async_client import Name
 from seamark.connector.read.lineage import NAMES, ROW_ID_NAME, has_lineage
 from seamark.connector.read.read_plan import ReadPlan, plan_read
@@ -56,7 +56,7 @@ def insert_rows(client: SeamarkClient, table: Name, rows: pa.RecordBatchReader) 
     """Append rows to a table with one commit, and return the number of rows.
 
     Raises:
-        BadRequest: The rows do not fit the table.
+        InvalidRequest: The rows do not fit the table.
         ClientError: The commit fails, or reading `rows` fails.
     """
     count = 0
@@ -83,8 +83,8 @@ def change_rows(client: SeamarkClient, table: Name, kind: str, compute: Callable
         compute: Computes the changed rows of the table that an attempt has opened.
 
     Raises:
-        BadRequest: The new values do not fit the table, or the table cannot be changed.
-        Conflict: Other commits were faster in all attempts.
+        InvalidRequest: The new values do not fit the table, or the table cannot be changed.
+        Conflict: Concurrent commits conflicted in every attempt.
     """
 
     def prepare(opened: OpenTable, target: WriteTarget) -> RowChange:
@@ -181,8 +181,8 @@ def _client_errors() -> Iterator[None]:
     try:
         yield
     except Unwritable as error:
-        raise BadRequest(f"The statement fails: {error}", status=400) from None
+        raise InvalidRequest(f"The statement fails: {error}", status=400) from None
     except EncryptedFile as error:
-        raise BadRequest(f"SQL cannot change encrypted files: {error}", status=400) from None
+        raise InvalidRequest(f"SQL cannot change encrypted files: {error}", status=400) from None
     except Unreadable as error:
         raise ServerFailed(f"A file of the table cannot be read: {error}", status=500) from None

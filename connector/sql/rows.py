@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 
 _CYCLE_DAYS = 146_097
 _DAY_MICROS = 86_400_000_000
@@ -44,24 +44,26 @@ def _format_far_times(column: pa.Array) -> list[str | None]:
     """Return dates and timestamps of any year in the form that Trino writes.
 
     Raises:
-        BadRequest: A nested value has such a time.
+        InvalidRequest: A nested value has such a time.
     """
     kind = column.type
     if pa.types.is_date32(kind):
-        return [None if day is None else _day_text(day) for day in column.cast(pa.int32()).to_pylist()]
+        return [None if day is None else _format_day(day) for day in column.cast(pa.int32()).to_pylist()]
     if not pa.types.is_timestamp(kind):
-        raise BadRequest("A nested value has a date or time outside the years 1 to 9999; select its fields separately")
+        raise InvalidRequest(
+            "A nested value has a date or time outside the years 1 to 9999; select its fields separately"
+        )
     zone = "" if kind.tz is None else " UTC"
     moments = column.cast(pa.timestamp("us", kind.tz)).cast(pa.int64()).to_pylist()
-    return [None if one is None else f"{_moment_text(one)}{zone}" for one in moments]
+    return [None if one is None else f"{_format_moment(one)}{zone}" for one in moments]
 
 
-def _moment_text(micros: int) -> str:
+def _format_moment(micros: int) -> str:
     days, micros_of_day = divmod(micros, _DAY_MICROS)
-    return f"{_day_text(days)} {(datetime(1970, 1, 1) + timedelta(microseconds=micros_of_day)).time().isoformat()}"
+    return f"{_format_day(days)} {(datetime(1970, 1, 1) + timedelta(microseconds=micros_of_day)).time().isoformat()}"
 
 
-def _day_text(days: int) -> str:
+def _format_day(days: int) -> str:
     """Return the text of a date, given its number of days since 1970-01-01.
 
     The calendar repeats its dates every 400 years, so the function uses a year that Python supports.

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from sqlglot import exp
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql.types import NESTED, UNREADABLE, SqlType
 from seamark.formats.iceberg.types.near_names import near_names
 
@@ -109,7 +109,7 @@ class NameScope:
         """Return the value of a column.
 
         Raises:
-            BadRequest: The name is unknown or ambiguous.
+            InvalidRequest: The name is unknown or ambiguous.
         """
         name = node.name.lower()
         qualifiers = tuple(part.name.lower() for part in node.parts[:-1])
@@ -117,13 +117,13 @@ class NameScope:
         while scope is not None:
             matches = [one for one in scope._by_name.get(name, ()) if _is_qualified(one, qualifiers)]
             if len(matches) > 1:
-                raise BadRequest(f"The column {describe(node)} is ambiguous; qualify it with the name of its table")
+                raise InvalidRequest(f"The column {describe(node)} is ambiguous; qualify it with the name of its table")
             if matches:
                 return use_column(matches[0])
             if qualifiers and any(one.value.type == NESTED for one in scope._by_name.get(qualifiers[0], ())):
                 raise UnsupportedInDuckDB(f"{describe(node)}: fields of a nested column are not translated")
             scope = scope.parent
-        raise BadRequest(f"The column {describe(node)} does not exist{self._hint(node, qualifiers)}")
+        raise InvalidRequest(f"The column {describe(node)} does not exist{self._make_hint(node, qualifiers)}")
 
     def find(self, node: exp.Column) -> VisibleColumn | None:
         """Return the only column of this query that the name means, or None if there is no such column."""
@@ -139,7 +139,7 @@ class NameScope:
             by_name[visible.name].append(visible)
         return by_name
 
-    def _hint(self, node: exp.Column, qualifiers: tuple[str, ...]) -> str:
+    def _make_hint(self, node: exp.Column, qualifiers: tuple[str, ...]) -> str:
         """Return a hint for an unknown column: similar names, or that a string needs single quotes."""
         candidates: dict[str, None] = {}
         scope: NameScope | None = self
@@ -157,12 +157,12 @@ class NameScope:
         """Return the columns to which `*` or `t.*` refers.
 
         Raises:
-            BadRequest: There are no such columns.
+            InvalidRequest: There are no such columns.
         """
         wanted = tuple(one.lower() for one in qualifiers)
         visible = [one for one in self.fields if not wanted or _is_qualified(one, wanted)]
         if not visible:
-            raise BadRequest(f"{'.'.join([*qualifiers, '*'])[:MESSAGE_NAME_MAX]} matches no column")
+            raise InvalidRequest(f"{'.'.join([*qualifiers, '*'])[:MESSAGE_NAME_MAX]} matches no column")
         return visible
 
 

@@ -23,7 +23,7 @@ from sqlglot import exp
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.engines import catalog_conf
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import join_name
 from seamark.connector.duckdb.session import connect
 from seamark.connector.plans.async_client import Name
@@ -36,7 +36,7 @@ from seamark.connector.sql.cubes.plans import CUBE_USES, ON, CubePlan, CubeSumma
 from seamark.connector.sql.cubes.queries import GROUPS
 from seamark.connector.sql.duckdb_engine import DuckDBFailed, DuckDBLimits, execute, open_connection, register_tables
 from seamark.connector.sql.queries import DuckDBQuery, translate
-from seamark.connector.sql.reads import CatalogTables, PlannedTableRead, plan_reads
+from seamark.connector.sql.reads import PlannedTableRead, StatementTables, plan_reads
 from seamark.connector.sql.row_changes import ComputedRows, change_rows, insert_rows
 from seamark.connector.sql.scopes import StoredTable, UnsupportedInDuckDB
 from seamark.connector.sql.spark_engine import SparkStatements, spark_text
@@ -91,7 +91,7 @@ class ChosenPlan:
     text: str = ""
     """The text of the statement that the engine receives."""
     cube: CubeSummary | None = None
-    """How the query uses cubes, or None if its tables have none."""
+    """The use of cubes by the query, or None if its tables have no cubes."""
 
 
 @dataclass
@@ -210,7 +210,7 @@ class SqlSession:
         """Run a statement.
 
         Raises:
-            BadRequest: The statement is invalid.
+            InvalidRequest: The statement is invalid.
             ClientError: The catalog or the engine fails.
         """
         planned = self._plan(parse(text))
@@ -235,7 +235,7 @@ class SqlSession:
         engines, now = self._engines, datetime.now(UTC)
         if statement.kind is not Kind.QUERY:
             return self._plan_change(statement)
-        tables = CatalogTables(self._reads, self._catalog, self._schema)
+        tables = StatementTables(self._reads, self._catalog, self._schema)
         query: DuckDBQuery | None = None
         reads: tuple[PlannedTableRead, ...] = ()
         reason = ""
@@ -258,11 +258,11 @@ class SqlSession:
         choice = choose(demand, engines.wanted, engines.available, large_bytes=engines.large_bytes)
         if choice.engine == DUCKDB and query is not None:
             return _PlannedStatement(statement, choice, query.text, query, reads, cube=cube)
-        return _PlannedStatement(statement, choice, self._trino_text(statement), None, reads)
+        return _PlannedStatement(statement, choice, self._write_for_trino(statement), None, reads)
 
     def _plan_change(self, statement: SqlStatement) -> _PlannedStatement:
         if not self._writes:
-            raise BadRequest(f"Only queries can be run here, not {statement.kind.value}; use `seamark sql`")
+            raise InvalidRequest(f"Only queries can be run here, not {statement.kind.value}; use `seamark sql`")
         demand = StatementProfile(statement.kind)
         choice = choose(demand, self._engines.wanted, self._engines.available)
         if choice.engine == SPARK:
@@ -270,24 +270,24 @@ class SqlSession:
                 statement, choice, spark_text(statement.tree, self._catalog, self._engines.spark_catalog, self._schema)
             )
         if choice.engine == TRINO:
-            return _PlannedStatement(statement, choice, self._trino_text(statement))
-        tables = CatalogTables(self._reads, self._catalog, self._schema)
+            return _PlannedStatement(statement, choice, self._write_for_trino(statement))
+        tables = StatementTables(self._reads, self._catalog, self._schema)
         now = datetime.now(UTC)
         change = self._translate_change(statement, tables, now)
         reads = self._plan_reads(change.query, change.tables, tables, now)
         return _PlannedStatement(statement, choice, change.text, None, reads, change)
 
-    def _translate_change(self, statement: SqlStatement, tables: CatalogTables, now: datetime) -> DuckDBChange:
+    def _translate_change(self, statement: SqlStatement, tables: StatementTables, now: datetime) -> DuckDBChange:
         try:
             return translate_change(statement, tables.columns_of, tables.name_of, self._catalog, now)
         except UnsupportedInDuckDB as why:
-            raise BadRequest(f"DuckDB does not run this statement: {why}") from None
+            raise InvalidRequest(f"DuckDB does not run this statement: {why}") from None
 
     def _plan_reads(
         self,
         query: SqlStatement | None,
         tables: Sequence[StoredTable],
-        catalog: CatalogTables,
+        catalog: StatementTables,
         now: datetime,
         joins: bool = True,
     ) -> tuple[PlannedTableRead, ...]:
@@ -295,7 +295,7 @@ class SqlSession:
         self._checked([read.named.opened for read in reads])
         return tuple(reads)
 
-    def _trino_text(self, statement: SqlStatement) -> str:
+    def _write_for_trino(self, statement: SqlStatement) -> str:
         """Return the text of the statement, with the name that the catalog has in Trino."""
         assert self._trino is not None
         new = []
@@ -358,7 +358,7 @@ class SqlSession:
 
     def _compute_rows(self, statement: SqlStatement, target: Name, opened: OpenTable) -> ComputedRows:
         """Return the rows that the statement changes in an open table."""
-        tables, now = CatalogTables(self._reads, self._catalog, self._schema), datetime.now(UTC)
+        tables, now = StatementTables(self._reads, self._catalog, self._schema), datetime.now(UTC)
         tables.hold(target, opened)
         change = self._translate_change(statement, tables, now)
         reads = self._plan_reads(change.query, change.tables, tables, now)

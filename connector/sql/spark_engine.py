@@ -16,7 +16,7 @@ from sqlglot import Dialect, exp
 from sqlglot.errors import ErrorLevel
 
 from seamark.connector.client.engines import EXTENSIONS, NO_HIVE, RUNTIME
-from seamark.connector.client.errors import BadRequest, ServerFailed, Unreachable
+from seamark.connector.client.errors import InvalidRequest, ServerFailed, Unreachable
 from seamark.connector.spark.java import NO_GATEWAY, missing_java
 from seamark.connector.sql.scopes import describe
 from seamark.formats.runtime.lazy_module import LazyModule
@@ -42,12 +42,12 @@ def spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: str | N
     """Return the statement in Spark's SQL, with the tables in `spark_catalog`.
 
     Raises:
-        BadRequest: An expression may have another meaning in Spark.
+        InvalidRequest: An expression may have another meaning in Spark.
     """
     copied = tree.copy()
     for node in copied.walk():
         if type(node) not in _SAME:
-            raise BadRequest(
+            raise InvalidRequest(
                 f"The statement runs on Spark, where {describe(node)} may mean something else; leave it out"
             )
         if isinstance(node, exp.Table) and (schema is not None or len(node.parts) > 1):
@@ -55,7 +55,7 @@ def spark_text(tree: exp.Expr, catalog: str, spark_catalog: str, schema: str | N
             if len(parts) == 1:
                 node.set("db", exp.to_identifier(schema, quoted=True))
             if len(parts) == 3 and parts[0].name.lower() != catalog.lower():
-                raise BadRequest(f"{describe(node)} is in another catalog than {catalog!r}")
+                raise InvalidRequest(f"{describe(node)} is in another catalog than {catalog!r}")
             node.set("catalog", exp.to_identifier(spark_catalog, quoted=True))
     return str(_SPARK.generate(copied, unsupported_level=ErrorLevel.RAISE))
 
@@ -112,13 +112,13 @@ class SparkStatements:
         """Run a statement.
 
         Raises:
-            BadRequest: Spark refuses the statement.
+            InvalidRequest: Spark refuses the statement.
             ServerFailed: The statement fails.
         """
         try:
             self._session.sql(text).collect()
         except (spark_errors.AnalysisException, spark_errors.ParseException) as error:
-            raise BadRequest(f"Spark refuses the statement: {_read_first_line(error)}", status=400) from None
+            raise InvalidRequest(f"Spark refuses the statement: {_read_first_line(error)}", status=400) from None
         except spark_errors.PySparkException as error:
             raise ServerFailed(f"Spark fails: {_read_first_line(error)}", status=500) from None
 

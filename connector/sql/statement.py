@@ -12,7 +12,7 @@ from sqlglot import Dialect, TokenType, exp
 from sqlglot.errors import SqlglotError
 
 from seamark.connector.analysis.lexer import TrinoToken, UnsupportedStatement, normalize_numerals, tokens_of
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.formats.iceberg.expressions.sql_parser import parse_statements, tokens_in
 
 CHARACTERS_MAX = 100_000
@@ -68,7 +68,7 @@ class SqlStatement:
         if self.kind is not Kind.INSERT:
             return self
         try:
-            start = _source_start(tokens_of(self.text), has_columns=isinstance(self.tree.this, exp.Schema))
+            start = _find_source_start(tokens_of(self.text), has_columns=isinstance(self.tree.this, exp.Schema))
         except UnsupportedStatement:
             return self
         words = [word for word in self.words if word.start >= start]
@@ -79,34 +79,34 @@ def parse(text: str) -> SqlStatement:
     """Parse one statement.
 
     Raises:
-        BadRequest: The text is not one statement, or is longer than the limits.
+        InvalidRequest: The text is not one statement, or is longer than the limits.
     """
     if len(text) > CHARACTERS_MAX:
-        raise BadRequest(f"The statement has {len(text):,} characters; the limit is {CHARACTERS_MAX:,}")
+        raise InvalidRequest(f"The statement has {len(text):,} characters; the limit is {CHARACTERS_MAX:,}")
     try:
         text = normalize_numerals(text)
     except UnsupportedStatement as error:
-        raise BadRequest(f"{str(error)!r} is not a number, and a name must not begin with a digit") from None
+        raise InvalidRequest(f"{str(error)!r} is not a number, and a name must not begin with a digit") from None
     try:
         words = tokens_in(_TRINO, text)
         if len(words) > TOKENS_MAX:
-            raise BadRequest(f"The statement has {len(words):,} words; the limit is {TOKENS_MAX:,}")
+            raise InvalidRequest(f"The statement has {len(words):,} words; the limit is {TOKENS_MAX:,}")
         longest = max((len(word.text) for word in words if word.token_type is TokenType.NUMBER), default=0)
         if longest > NUMBER_CHARACTERS_MAX:
-            raise BadRequest(
+            raise InvalidRequest(
                 f"The statement has a number of {longest:,} characters; the limit is {NUMBER_CHARACTERS_MAX}"
             )
         trees = [tree for tree in parse_statements(_TRINO, text, words) if tree is not None]
     except SqlglotError as error:
-        raise BadRequest(f"The statement cannot be parsed: {_clean_first_line(str(error))}") from None
+        raise InvalidRequest(f"The statement cannot be parsed: {_clean_first_line(str(error))}") from None
     except RecursionError:
-        raise BadRequest("The statement is nested too deeply") from None
+        raise InvalidRequest("The statement is nested too deeply") from None
     if len(trees) != 1:
-        raise BadRequest(f"The text has {len(trees)} statements; it must have one")
+        raise InvalidRequest(f"The text has {len(trees)} statements; it must have one")
     return SqlStatement(text, trees[0], words)
 
 
-def _source_start(tokens: Sequence[TrinoToken], *, has_columns: bool) -> int:
+def _find_source_start(tokens: Sequence[TrinoToken], *, has_columns: bool) -> int:
     """Return the position of the source in `INSERT INTO table [(columns)] source`.
 
     Raises:

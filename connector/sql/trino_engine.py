@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import pyarrow as pa
 
-from seamark.connector.client.errors import BadRequest, ServerFailed, Unreachable
+from seamark.connector.client.errors import InvalidRequest, ServerFailed, Unreachable
 from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class TrinoRows:
         """Run a statement.
 
         Raises:
-            BadRequest: Trino refuses the statement.
+            InvalidRequest: Trino refuses the statement.
             Unreachable: Trino does not respond.
             ServerFailed: The statement fails in Trino.
         """
@@ -116,7 +116,7 @@ class TrinoRows:
         self.schema = pa.schema(
             [(str(one.name), arrow_type(kind)) for one, kind in zip(columns, self.types, strict=True)]
         )
-        self._converted = [_converter(field.type) for field in self.schema]
+        self._converted = [_make_converter(field.type) for field in self.schema]
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         while True:
@@ -150,7 +150,7 @@ def arrow_type(kind: str) -> pa.DataType:
     return _PLAIN.get(kind, pa.string())
 
 
-def _converter(kind: pa.DataType) -> Callable[[Any], Any]:
+def _make_converter(kind: pa.DataType) -> Callable[[Any], Any]:
     if pa.types.is_timestamp(kind) and kind.tz is not None:
         return lambda value: value.astimezone(UTC)
     if pa.types.is_string(kind):
@@ -160,7 +160,7 @@ def _converter(kind: pa.DataType) -> Callable[[Any], Any]:
 
 def _to_client_error(error: Exception) -> Exception:
     if isinstance(error, trino_errors.TrinoUserError):
-        return BadRequest(f"Trino refuses the statement: {error.message}", status=400)
+        return InvalidRequest(f"Trino refuses the statement: {error.message}", status=400)
     if isinstance(error, trino_errors.TrinoQueryError):
         return ServerFailed(f"Trino fails: {error.message}", status=500)
     if isinstance(error, trino_errors.Error | OSError):

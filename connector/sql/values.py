@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sqlglot import exp
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql.scopes import SqlValue, UnsupportedInDuckDB, describe
 from seamark.connector.sql.types import UNKNOWN, SqlType, common_type, duckdb_name
 
@@ -24,13 +24,13 @@ def to_common_type(values: Sequence[SqlValue], node: exp.Expr) -> list[SqlValue]
     """Return the values, converted to their common type.
 
     Raises:
-        BadRequest: The values have no common type.
+        InvalidRequest: The values have no common type.
     """
     kind = UNKNOWN
     for value in values:
         common = common_type(kind, value.type)
         if common is None:
-            raise BadRequest(
+            raise InvalidRequest(
                 f"{describe(node)} has values of the types {kind} and {value.type}; convert one of them with CAST"
             )
         kind = common
@@ -45,10 +45,10 @@ def require_type(value: SqlValue, kind: SqlType, node: exp.Expr) -> SqlValue:
     """Return the value, which must have the type `kind` or be null.
 
     Raises:
-        BadRequest: The value has another type.
+        InvalidRequest: The value has another type.
     """
     if value.type not in (kind, UNKNOWN):
-        raise BadRequest(
+        raise InvalidRequest(
             f"{describe(node)} requires a value of the type {kind}, but the value has the type {value.type}"
         )
     return value

@@ -16,7 +16,7 @@ from seamark.connector.read.read_plan import plan_read
 from seamark.connector.read.scans import TaskReader
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.streams.stored_files import ServedStorage, ServerFiles, StoredRowsPort
-from seamark.connector.write.latest_rows import Batch, batch_of, column_of
+from seamark.connector.write.latest_rows import KeyedBatch, batch_of, column_of
 from seamark.connector.write.row_locations import MatchedRows, locate
 from seamark.formats.iceberg.expressions.expression import TRUE
 from seamark.formats.iceberg.files.parquet import EncryptedFile, Unreadable
@@ -84,7 +84,7 @@ def get_keyed_rows(
         raise Corrupt(f"The rows of the keys cannot be read: {error}") from None
     except ClientError as error:
         raise BadRequest(f"The rows of the keys cannot be read: {error}") from None
-    first_numbers = _first_numbers(keys, distinct)
+    first_numbers = _find_first_numbers(keys, distinct)
     numbers = np.concatenate([np.zeros(0, np.int64), *(first_numbers[matched.keys] for matched in located)])
     order = np.argsort(numbers, kind="stable")
     return rows.take(pa.array(order)), np.setdiff1d(first_numbers, numbers).tolist()
@@ -114,7 +114,7 @@ def _read_rows(opened: OpenTable, columns: Sequence[str], located: Sequence[Matc
     return pa.Table.from_batches(batches, read_plan.arrow)
 
 
-def _first_numbers(keys: pa.RecordBatch, distinct: Batch) -> Longs:
+def _find_first_numbers(keys: pa.RecordBatch, distinct: KeyedBatch) -> Longs:
     """Return the number of the first key of the request that is equal to each distinct key: int64[distinct keys]."""
     table = pa.Table.from_batches([keys])
     ordinals = distinct.keys.match([column_of(table, field) for field in distinct.keys.fields])

@@ -90,7 +90,7 @@ class KeyedRows:
     """Consecutive rows of a keyed stream: their keys, and the files with the latest row of each key.
 
     Attributes:
-        keys: The distinct keys of the rows, also of deleted rows.
+        keys: The distinct keys of the rows, including deleted rows.
         hashes: The hashes of these keys.
         files: The files.
         located: A version of the table, and the rows in its files that have one of the keys.
@@ -212,7 +212,7 @@ def encode_deletes(
     """Return the deletes of the rows that keyed rows replace in the current snapshot, and in files of earlier parts.
 
     Args:
-        parts: The keyed rows, in order. The rows of a part replace those of parts before it.
+        parts: The keyed rows, in order. The rows of a part replace the rows of earlier parts.
         metadata: The table's metadata.
         stored: Finds rows in the current snapshot.
         folder: The folder of fresh files. If it is None, the deletes are for a commit, which also removes data files

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from seamark.connector.client.client import ARROW_STREAM, SeamarkClient
 from seamark.connector.client.commits import back_off
-from seamark.connector.client.errors import BadRequest, ClientError, NotFound, Refused
+from seamark.connector.client.errors import ClientError, InvalidRequest, NoSuchResource, Refused
 from seamark.connector.client.names import Name, table_path
 from seamark.connector.read.scans import scan
 from seamark.connector.streams.reader import CHANGE_TYPE, EARLIEST, StreamReads, iterate
@@ -41,7 +41,7 @@ class LookupTable:
     """A copy of a table in memory, by key. Use `lookup_table`. Any number of threads may look up."""
 
     def __init__(self, reads: StreamReads, key: Sequence[str], columns: Sequence[str] | None, *, rows_max: int) -> None:
-        """Start the thread; the arguments are those of `lookup_table`."""
+        """Start the thread. The arguments are the same as in `lookup_table`."""
         self._reads, self._key, self._columns = reads, tuple(key), columns
         self._rows_max = rows_max
         self._rows: dict[Any, dict[str, Any]] = {}
@@ -65,7 +65,7 @@ class LookupTable:
         return len(self._rows)
 
     def get(self, key: Any) -> dict[str, Any] | None:
-        """Return the row with a key, None if there is none.
+        """Return the row with a key, or None if no row has the key.
 
         Args:
             key: The value of the key column; a tuple if the key has several columns.
@@ -83,7 +83,7 @@ class LookupTable:
             LookupFailed: The copy can no longer follow the table.
         """
         self._check()
-        rows = self._rows  # a reload replaces the dictionary
+        rows = self._rows  # A reload replaces the dictionary.
         return [rows.get(key) for key in keys]
 
     def close(self) -> None:
@@ -109,7 +109,7 @@ class LookupTable:
         while not self._closed.is_set():
             try:
                 self._follow()
-            except (BadRequest, NotFound) as error:
+            except (InvalidRequest, NoSuchResource) as error:
                 # Rows were removed, or the log no longer has the next rows. If the table can be read from the start,
                 # the copy is correct again.
                 if self._restarts == _RESTARTS_MAX:
@@ -141,7 +141,7 @@ class LookupTable:
             if batch is not None:
                 self._apply(batch.rows, rows)
             elif rows is not self._rows:
-                self._rows = rows  # the present rows are complete
+                self._rows = rows  # The present rows are complete.
                 self._failures = self._restarts = 0
                 self._loaded.set()
 
@@ -172,18 +172,18 @@ def lookup_table(
         client: The client.
         table: A table that has at most one row for each key, or whose later rows replace earlier rows.
         key: The columns of the key.
-        columns: The columns to keep, with those of the key; None for all.
+        columns: The columns to keep, in addition to the key columns, or None for all columns.
         rows_max: The maximum number of keys in memory.
-        timeout_s: How long to wait for the present rows.
+        timeout_s: The maximum time to wait for the present rows.
 
     Raises:
         LookupFailed: The table cannot be read.
         TimeoutError: The present rows were not read in time.
     """
     if not key:
-        raise BadRequest("key has no column; name the columns that identify a row")
+        raise InvalidRequest("key has no column; name the columns that identify a row")
     if columns is not None and (missing := [name for name in key if name not in columns]):
-        raise BadRequest(f"columns lacks {missing[0]!r}, which is a column of the key; add it")
+        raise InvalidRequest(f"columns lacks {missing[0]!r}, which is a column of the key; add it")
     copy = LookupTable(StreamReads(client, table, changes=True, skip_changes=False), key, columns, rows_max=rows_max)
     try:
         if not copy.wait_until_loaded(timeout_s):
@@ -206,13 +206,15 @@ def lookup(
         columns: The columns to return; None for all.
 
     Raises:
-        BadRequest: The keys do not fit the columns.
-        NotFound: The table does not exist.
+        InvalidRequest: The keys do not fit the columns.
+        NoSuchResource: The table does not exist.
     """
     names = list(keys)
     lengths = {len(values) for values in keys.values()}
     if not names or len(lengths) != 1:
-        raise BadRequest("keys has no column, or columns of different lengths; give one value for each key and column")
+        raise InvalidRequest(
+            "keys has no column, or columns of different lengths; give one value for each key and column"
+        )
     if not next(iter(lengths)):
         return scan(client, table, columns, where=False).to_arrow()
     if len(names) == 1:
@@ -242,8 +244,8 @@ def get_rows(
         after: Tokens of rows that the answer has to include (`StreamTableWriter.token`).
 
     Raises:
-        BadRequest: The keys do not fit the columns.
-        NotFound: The table does not exist.
+        InvalidRequest: The keys do not fit the columns.
+        NoSuchResource: The table does not exist.
         Refused: The keys have too many rows; the status is 413.
         Unavailable: The server does not have the rows of the tokens in time.
     """
@@ -253,7 +255,7 @@ def get_rows(
     headers = {"Content-Type": "application/json", **({AFTER_HEADER: after} if after else {})}
     path = f"{table_path(table)}/rows/get"
     answer = client._request("POST", path, {}, msgspec.json.encode(body), accept=ARROW_STREAM, headers=headers)
-    return client._table(answer).replace_schema_metadata(None)
+    return client._decode_table(answer).replace_schema_metadata(None)
 
 
 def _to_json(value: Any) -> Any:

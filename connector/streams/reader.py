@@ -20,7 +20,7 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 
 from seamark.connector.client.client import ARROW_STREAM, SeamarkClient
-from seamark.connector.client.errors import BadRequest, ServerFailed
+from seamark.connector.client.errors import InvalidRequest, ServerFailed
 from seamark.connector.client.names import Name, table_path
 from seamark.connector.client.values import CURRENT
 from seamark.connector.read.read_plan import plan_read
@@ -84,40 +84,40 @@ class StreamReads:
 
     def locate(self, at: str) -> str:
         """Return the position at `earliest`, `latest`, `snapshot:ID` or `time:MS`."""
-        answer = self.client._json("GET", f"{table_path(self.table)}/stream/position", {"at": at})
+        answer = self.client._request_json("GET", f"{table_path(self.table)}/stream/position", {"at": at})
         return str(answer["position"])
 
     def begin(self, from_: str | int | datetime) -> str:
         """Return the position at a place that `read_stream` accepts, without progress within files.
 
         Raises:
-            BadRequest: The position is within the files of a snapshot.
+            InvalidRequest: The position is within the files of a snapshot.
         """
         position, progress = _begin(self, from_)
         if progress is not None:
-            raise BadRequest("The position is within the files of a snapshot; only read_stream can go on there")
+            raise InvalidRequest("The position is within the files of a snapshot; only read_stream can continue there")
         return position
 
     def step(
         self, after: str, *, until: str | None = None, wait_s: float = 0.0, limit_bytes: int = _LIMIT_BYTES
     ) -> StreamStep:
-        """Return what follows a position.
+        """Return the rows after a position.
 
         Args:
             after: The position of the server, without progress within files.
             until: The position at which the read ends.
-            wait_s: How long the server waits for rows.
-            limit_bytes: The most bytes of rows; 0 to learn only the position after the rows.
+            wait_s: The maximum time for which the server waits for rows.
+            limit_bytes: The maximum number of bytes of rows. With 0, only the position after the rows is returned.
 
         Raises:
-            BadRequest: A snapshot after the position has removed rows.
-            NotFound: Rows after the position are no longer kept.
+            InvalidRequest: A snapshot after the position has removed rows.
+            NoSuchResource: Rows after the position are no longer kept.
         """
         query = {**self._query, "after": after, "wait": f"{wait_s:.3f}", "limit-bytes": str(limit_bytes)}
         query |= {} if until is None else {"until": until}
         path = f"{table_path(self.table)}/rows"
         body = self.client._request("GET", path, query, accept=ARROW_STREAM, timeout_s=wait_s + 60)
-        rows = self.client._table(body)
+        rows = self.client._decode_table(body)
         about = {name.decode(): value.decode() for name, value in (rows.schema.metadata or {}).items()}
         try:
             files = None
@@ -144,7 +144,7 @@ def read_stream(
     Args:
         client: The client.
         table: A table. It may be a stream table or any other; rows of streams are read before their flush.
-        from_: Where to begin: "earliest" (the present rows first), "latest" (only later rows), the id of a snapshot
+        from_: The start: "earliest" (the present rows first), "latest" (only later rows), the id of a snapshot
             (the rows after it), a time (the rows that the server received at or after it), or the position of a batch.
         columns: The columns to read; None for all.
         changes: Whether the batches have the column `_change_type`, with `insert`, `update` or `delete`. Without it, a
@@ -153,8 +153,8 @@ def read_stream(
         follow: Whether to wait for new rows. If False, the read ends after the present rows.
 
     Raises:
-        BadRequest: A snapshot has removed rows, or `from_` is not a place in the table's history.
-        NotFound: The table does not exist, or rows after the position are no longer kept.
+        InvalidRequest: A snapshot has removed rows, or `from_` is not a place in the table's history.
+        NoSuchResource: The table does not exist, or rows after the position are no longer kept.
     """
     reads = StreamReads(client, table, changes=changes, skip_changes=skip_changes)
     for batch in iterate(reads, from_, columns=columns, wait_s=WAIT_S if follow else 0.0):
@@ -173,9 +173,9 @@ def iterate(
 
     Args:
         reads: The table.
-        from_: Where to begin, as for `read_stream`.
+        from_: The start, as for `read_stream`.
         columns: The columns to read; None for all.
-        wait_s: How long to wait for rows before each further None.
+        wait_s: The maximum time to wait for rows before each further None.
     """
     position, progress = _begin(reads, from_)
     shape = _Shape(reads, columns)
@@ -191,7 +191,9 @@ def iterate(
             if last is not None:
                 yield StreamBatch(last[0], step.position)
         elif progress is not None:
-            raise BadRequest("The position is within files that are not read now; begin at earliest, latest or a time")
+            raise InvalidRequest(
+                "The position is within files that are not read now; begin at earliest, latest or a time"
+            )
         elif step.rows.num_rows:
             yield StreamBatch(shape.project(step.rows), step.position)
         elif step.is_end:
@@ -201,7 +203,7 @@ def iterate(
 
 
 class _Progress(NamedTuple):
-    """How far the files of a snapshot were read: all files before `path`, and `rows` rows of it."""
+    """The progress in the files of a snapshot: all files before `path` were read, and `rows` rows of `path`."""
 
     snapshot_id: int
     path: str
@@ -226,7 +228,7 @@ def _begin(reads: StreamReads, from_: str | int | datetime) -> tuple[str, _Progr
         snapshot, path, rows = progress
         return position, _Progress(int(snapshot), unquote(path), int(rows))
     except ValueError:
-        raise BadRequest(f"The position {from_[:100]!r} was not returned by read_stream") from None
+        raise InvalidRequest(f"The position {from_[:100]!r} was not returned by read_stream") from None
 
 
 class _Shape:
@@ -240,7 +242,7 @@ class _Shape:
     def read_files(self, step: FileStep, progress: _Progress | None) -> Iterator[tuple[pa.RecordBatch, _Progress]]:
         """Yield the rows of files, and the progress after them."""
         if progress is not None and progress.snapshot_id != step.snapshot_id:
-            raise BadRequest(
+            raise InvalidRequest(
                 f"The position is within snapshot {progress.snapshot_id}, and snapshot {step.snapshot_id} follows it: "
                 "the table was rolled back. Begin at earliest, latest or a snapshot"
             )
@@ -261,7 +263,7 @@ class _Shape:
             names = [*self._columns, *((CHANGE_TYPE,) if self._changes else ())]
             unknown = [name for name in names if name not in rows.schema.names]
             if unknown:
-                raise BadRequest(f"Cannot read {unknown[0]!r}: the columns are {', '.join(rows.schema.names)}")
+                raise InvalidRequest(f"Cannot read {unknown[0]!r}: the columns are {', '.join(rows.schema.names)}")
             rows = rows.select(names)
         plain = pa.schema([field.remove_metadata() for field in rows.schema])
         batch = pa.concat_batches(rows.to_batches())

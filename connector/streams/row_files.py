@@ -1,4 +1,4 @@
-"""Files of the rows of a stream, which the server encodes: in memory, because the server stores them itself.
+"""Encodes the files of the rows of a stream for the server. They are encoded in memory, because the server stores them.
 
 The server names this module in its extensions, and uses the functions as its port `RowFiles`
 (`metaserver/streams/row_files.py`).
@@ -41,9 +41,9 @@ from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.runtime.errors import BadRequest, Corrupt
 
 _SCHEMA_ID = b"seamark.schema-id"
-"""In the metadata of the Arrow schema: the id of the table's schema to which the rows conform."""
+"""The key in the metadata of the Arrow schema for the id of the table's schema to which the rows conform."""
 _KEY_IDS = b"seamark.key-ids"
-"""In the metadata of the Arrow schema: the ids of the key columns, for rows of a table with a key."""
+"""The key in the metadata of the Arrow schema for the ids of the key columns, if the table has a key."""
 
 
 class _Slice(Protocol):

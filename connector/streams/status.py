@@ -22,7 +22,7 @@ def list_streams(client: SeamarkClient) -> Iterator[dict[str, Any]]:
     """
     query = {"pageSize": _PAGE}
     while True:
-        page = client._json("GET", "/api/v1/streams", query)
+        page = client._request_json("GET", "/api/v1/streams", query)
         yield from page["streams"]
         if page["next-page-token"] is None:
             return
@@ -35,17 +35,27 @@ def load_stream(client: SeamarkClient, table: Name) -> dict[str, Any]:
     docs/reference/openapi.json defines the form of the answer (loadStream).
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: No row was ever appended to the table.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: No row was ever appended to the table.
     """
-    return client._json("GET", f"{table_path(table)}/stream")
+    return client._request_json("GET", f"{table_path(table)}/stream")
+
+
+def load_stream_topic(client: SeamarkClient, table: Name) -> str:
+    """Return the name of the topic to which Kafka producers write rows of a stream table themselves.
+
+    Raises:
+        NotFound: The table does not exist.
+        BadRequest: The table is no stream table, or the log of the server is not in Kafka.
+    """
+    return str(client._request_json("GET", f"{table_path(table)}/stream/topic")["topic"])
 
 
 def flush_stream(client: SeamarkClient, table: Name) -> int:
     """Add the waiting rows of a stream table to its files; return their number.
 
     Raises:
-        NotFound: The table does not exist.
+        NoSuchResource: The table does not exist.
         Refused: The flush conflicts with another commit; the status is 409.
     """
     return CommitClient(client).flush(table)
@@ -55,31 +65,31 @@ def pause_stream(client: SeamarkClient, table: Name, reason: str = "") -> str:
     """Refuse rows of a stream table until it is resumed; return the reason that refused writers read.
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: The table is no stream table.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The table is not a stream table.
     """
     body = {"reason": reason} if reason else {}
-    return str(client._json("POST", f"{table_path(table)}/stream/pause", {}, body)["paused"])
+    return str(client._request_json("POST", f"{table_path(table)}/stream/pause", {}, body)["paused"])
 
 
 def resume_stream(client: SeamarkClient, table: Name) -> None:
     """Accept rows of a paused stream table again.
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: The table is no stream table.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The table is not a stream table.
     """
-    client._json("POST", f"{table_path(table)}/stream/resume")
+    client._request_json("POST", f"{table_path(table)}/stream/resume")
 
 
 def drain_stream(client: SeamarkClient, table: Name, reason: str = "") -> int:
     """Pause a stream table, and add its waiting rows to its files; return their number.
 
     Raises:
-        NotFound: The table does not exist.
-        BadRequest: The table is no stream table.
+        NoSuchResource: The table does not exist.
+        InvalidRequest: The table is not a stream table.
         Unavailable: Another server has the log.
     """
     body = {"reason": reason} if reason else {}
-    rows: int = client._json("POST", f"{table_path(table)}/stream/drain", {}, body)["rows"]
+    rows: int = client._request_json("POST", f"{table_path(table)}/stream/drain", {}, body)["rows"]
     return rows

@@ -6,7 +6,7 @@
         writer.flush()                            every row so far is durable, and readers see it
 
 Requests have a producer and a sequence number, so that a repeat after a lost answer adds no row twice. Rows keep their
-order. A writer has one request under way at a time. Rows that are written meanwhile are in the next request.
+order. A writer sends one request at a time. The next request contains the rows that are written in the meantime.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class StreamTableWriter:
         buffer_bytes: int,
         timeout_s: float,
     ) -> None:
-        """Start the thread; the arguments are those of `stream_writer`."""
+        """Start the thread. The arguments are the same as in `stream_writer`."""
         self._client = client
         self._table = table
         self._producer = producer
@@ -124,8 +124,8 @@ class StreamTableWriter:
     def token(self) -> str:
         """Wait until all rows are durable, and return a token of them, for example for `seamark.scan(…, after=token)`.
 
-        A read with the token includes all rows of this writer so far, also if another server answers it. The token is
-        empty if the writer has no rows.
+        A read with the token includes all rows that this writer has sent, even if another server answers it. The token
+        is empty if the writer has no rows.
 
         Raises:
             StreamClosed: If a request failed.
@@ -235,7 +235,7 @@ def send_rows(
         body: The rows.
         content_type: The media type of the rows.
         producer: The name of the producer, and the number of the request.
-        timeout_s: How long the request is repeated while the server is busy or away.
+        timeout_s: The time for which the request is repeated while the server is busy or unavailable.
 
     Raises:
         Refused: The server refuses the rows.
@@ -274,11 +274,11 @@ def stream_writer(
     Args:
         client: The client.
         table: The table.
-        producer: A name that no other writer has used for this table; by default a random one.
-        request_rows: The most rows of a request.
-        request_bytes: The most bytes of a request, except for a row that is larger.
-        buffer_bytes: The memory of unsent rows, at which `write` waits.
-        timeout_s: How long a request is repeated while the server is busy or away.
+        producer: A name that no other writer has used for this table. By default, it is a random name.
+        request_rows: The maximum number of rows of a request.
+        request_bytes: The maximum number of bytes of a request. A single larger row is sent in a request of its own.
+        buffer_bytes: The maximum memory of unsent rows. When it is used, `write` waits.
+        timeout_s: The time for which a request is repeated while the server is busy or unavailable.
     """
     return StreamTableWriter(
         client,

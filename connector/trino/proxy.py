@@ -59,7 +59,13 @@ from seamark.connector.trino.protocol.plan_withdrawal import PlanSnapshotRef
 from seamark.connector.trino.protocol.queued_statements import QueuedStatements
 from seamark.connector.trino.protocol.sessions import prepare
 from seamark.connector.trino.protocol.table_statements import PATH as TABLE_STATEMENTS
-from seamark.connector.trino.protocol.table_statements import TableStatements, base_url, json_response
+from seamark.connector.trino.protocol.table_statements import (
+    NotAllowed,
+    TableStatements,
+    base_url,
+    json_response,
+    run_at_trino,
+)
 from seamark.connector.trino.rewriter import DENIED, RewriteLimits, Rewriter, RewriteResult
 from seamark.formats.protocol.wire import encode_json
 
@@ -85,7 +91,7 @@ _QUERY = re.compile(rb"\s*(?:select|with|values|table|\()", re.IGNORECASE)
 _log = structlog.get_logger("seamark.trino-proxy")
 
 _Outcome = tuple[web.StreamResponse, str]
-"""The response to a request and, for a statement, what was changed in it."""
+"""The response to a request and, for a statement, a summary of the changes in its text."""
 
 
 @dataclass(frozen=True)
@@ -233,7 +239,7 @@ class Proxy:
             return self._own(request, path), ""
         if path == STATEMENTS and request.method == "POST":
             candidates = [coordinator] if coordinator else self._coordinators.round_robin()
-            return await self._statement(request, content, candidates, target)
+            return await self._handle_statement(request, content, candidates, target)
         if renewing := self._waiting.plans_to_renew(path):
             # The leases are renewed before Trino can resolve the plans.
             await self._rewriter.renew(renewing)
@@ -264,7 +270,7 @@ class Proxy:
 
     # Statements
 
-    async def _statement(
+    async def _handle_statement(
         self, request: web.BaseRequest, content: ClientBody, candidates: Sequence[Coordinator], target: str
     ) -> _Outcome:
         body, is_complete = await read_at_most(content, self._settings.statement_bytes)
@@ -272,7 +278,7 @@ class Proxy:
             summary = f"unchanged; it is longer than {self._settings.statement_bytes} bytes"
             return await self._forward_unchanged(request, candidates, target, read_rest(body, content), summary)
         if self._tables.may_be_table_statement(body) and (
-            answered := await self._table_statement(request, body, candidates[0])
+            answered := await self._handle_table_statement(request, body, candidates[0])
         ):
             return answered
         begun_s = time.monotonic()
@@ -305,7 +311,7 @@ class Proxy:
         summary, header = f"original; {result.name}", _PLANNED if result.name in _HIDDEN_OUTCOMES else ""
         return await self._forward_unchanged(request, candidates[:1], target, body, summary, header, outcome="original")
 
-    async def _table_statement(
+    async def _handle_table_statement(
         self, request: web.BaseRequest, body: bytes, coordinator: Coordinator
     ) -> _Outcome | None:
         """Start a statement that maintains a table, or return None for another statement."""
@@ -384,6 +390,8 @@ class Proxy:
     ) -> web.Response | Failure:
         assert rewriting.statement is not None
         follow_headers = self._headers_of_followers(request, coordinator)
+        if rewriting.rights_check and (refusal := await self._find_refusal(coordinator, follow_headers, rewriting)):
+            return refusal
         headers = follow_headers.copy()
         headers.extend((name, value) for name, value in request.headers.items() if name.lower() == "content-type")
         if rewriting.prepared is not None:
@@ -407,6 +415,25 @@ class Proxy:
         if answer.is_allowed and (judge is None or answer.decision is RuleDecision.NO_RULES):
             answer.headers[PLAN_HEADER] = rewriting.summary if self._settings.plan_header else _REWRITTEN
         return _make_response(answer)
+
+    async def _find_refusal(
+        self, coordinator: Coordinator, headers: CIMultiDict[str], rewriting: RewriteResult
+    ) -> Failure | None:
+        """Return why Trino does not let the sender read the groups that a statement contains, or None if it does.
+
+        Raises:
+            aiohttp.ClientError: The connection breaks.
+            TimeoutError: Trino does not answer in time.
+        """
+        try:
+            async with asyncio.timeout(self._settings.hold_s):
+                query_id = await run_at_trino(rewriting.rights_check, partial(self._request, coordinator, headers))
+                decision = await self._judge(coordinator, headers, rewriting.used, query_id)
+        except NotAllowed as error:
+            return Failure(str(error.error.get("errorName", DENIED)), str(error))
+        if decision in (RuleDecision.NO_RULES, RuleDecision.NO_EFFECT):
+            return None
+        return Failure(FORBIDDEN if decision is RuleDecision.FORBIDDEN else RULES_UNREAD, decision.value)
 
     async def _judge(
         self,

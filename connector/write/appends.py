@@ -106,7 +106,7 @@ def open_destination(
     Raises:
         ValueError: The mode is unknown.
         Unwritable: The table's format version does not support the mode.
-        BadRequest: No Iceberg expression represents the predicate exactly.
+        InvalidRequest: No Iceberg expression represents the predicate exactly.
     """
     if mode not in WRITE_MODES:
         raise ValueError(f"there is no mode {mode!r}; the modes are {', '.join(WRITE_MODES)}")
@@ -163,13 +163,13 @@ def overwrite(
 ) -> dict[str, Any] | None:
     """Replace the rows that match a predicate. By default, all rows are replaced.
 
-    The other arguments and the result are those of `append`.
+    The other arguments and the result are the same as in `append`.
 
     Args:
         where: The predicate, as SQL or as the JSON of an Iceberg expression.
 
     Raises:
-        BadRequest: The predicate matches only some rows of a file.
+        InvalidRequest: The predicate matches only some rows of a file.
     """
     return _write_and_commit(
         client, rows, open_destination(client, table, OVERWRITE, where=where, branch=branch), producer, summary
@@ -187,7 +187,7 @@ def overwrite_partitions(
 ) -> dict[str, Any] | None:
     """Replace all rows of the partitions to which the new rows belong.
 
-    The arguments and the result are those of `append`.
+    The arguments and the result are the same as in `append`.
     """
     return _write_and_commit(
         client, rows, open_destination(client, table, OVERWRITE_PARTITIONS, branch=branch), producer, summary

@@ -28,7 +28,7 @@ import numpy as np
 from seamark.connector.arrow.arrays import Longs
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import back_off
-from seamark.connector.client.errors import BadRequest, Conflict
+from seamark.connector.client.errors import Conflict, InvalidRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.updates import update_table
 from seamark.connector.client.values import CURRENT, At
@@ -127,7 +127,7 @@ def bucket_sizes(
         target_bytes: The target size of one bucket in one partition.
 
     Raises:
-        BadRequest: A field has more than `BUCKETS_MAX` buckets.
+        InvalidRequest: A field has more than `BUCKETS_MAX` buckets.
     """
     if target_bytes < 1:
         raise ValueError(f"target_bytes is {target_bytes}; it must be at least 1")
@@ -136,7 +136,7 @@ def bucket_sizes(
     fields = bucket_fields(metadata.default_spec)
     for field in fields:
         if (count := width_of(canonical(field.transform))) > BUCKETS_MAX:
-            raise BadRequest(
+            raise InvalidRequest(
                 f"{field.name} has {count:,} buckets; sizes are reported for at most {BUCKETS_MAX:,} buckets"
             )
     partitions: list[_PartitionTotals] = []
@@ -238,7 +238,7 @@ def _compute_weighted_median(sizes: Sequence[int]) -> int:
 def _column_of(field: PartitionField, metadata: TableMetadata) -> str:
     column = metadata.current_schema.column(field.sources[0])
     if column is None:
-        raise BadRequest(
+        raise InvalidRequest(
             f"The source of partition field {field.name} is column {field.sources[0]}, which the table no longer has"
         )
     return column.name
@@ -257,7 +257,7 @@ def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | No
         column: The column of the bucket field. It is required if the spec has several bucket fields.
 
     Raises:
-        BadRequest: The number is not a repeated doubling, or the table has no buckets.
+        InvalidRequest: The number is not a repeated doubling, or the table has no buckets.
         Conflict: Other commits changed the spec in every attempt.
     """
     for attempt in range(1, _ATTEMPTS_MAX + 1):
@@ -282,23 +282,25 @@ def resize(client: SeamarkClient, table: Name, *, buckets: int, column: str | No
 def _choose_field(metadata: TableMetadata, column: str | None) -> PartitionField:
     by_column = {_column_of(field, metadata): field for field in bucket_fields(metadata.default_spec)}
     if not by_column:
-        raise BadRequest("The table's partition spec has no buckets; add them first: ADD PARTITION FIELD bucket(8, id)")
+        raise InvalidRequest(
+            "The table's partition spec has no buckets; add them first: ADD PARTITION FIELD bucket(8, id)"
+        )
     if column is None and len(by_column) > 1:
-        raise BadRequest(f"The table has buckets of {', '.join(by_column)}; give the column")
+        raise InvalidRequest(f"The table has buckets of {', '.join(by_column)}; give the column")
     if column is not None and column not in by_column:
-        raise BadRequest(f"The table has no buckets of {column[:200]}; it has buckets of {', '.join(by_column)}")
+        raise InvalidRequest(f"The table has no buckets of {column[:200]}; it has buckets of {', '.join(by_column)}")
     return by_column[next(iter(by_column)) if column is None else column]
 
 
 def _check_doubling(before: int, buckets: int, column: str) -> None:
     if 0 < buckets < before:
-        raise BadRequest(
+        raise InvalidRequest(
             f"{column} has {before} buckets, and {buckets} are fewer: the number of buckets can only grow, because a "
             "merge of buckets rewrites every file"
         )
     times, remainder = divmod(buckets, before)
     if remainder or times & (times - 1) or times < 1:
-        raise BadRequest(
+        raise InvalidRequest(
             f"{column} has {before} buckets; {buckets} is not {before} doubled: {2 * before}, {4 * before}, "
             f"{8 * before}, … With another number, rows of an old bucket would belong to all new buckets"
         )

@@ -28,7 +28,7 @@ import pyarrow.compute as pc
 
 from seamark.connector.arrow.arrays import Longs, single_array
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.values import At
 from seamark.connector.parquet.metrics import COLUMN_MODE, DEFAULT_MODE
@@ -102,7 +102,7 @@ def read_joined_tables(
     The clustering is computed from these snapshots. If the tables change later, only the layout becomes worse.
 
     Raises:
-        BadRequest: A table has more than `rows_max` rows.
+        InvalidRequest: A table has more than `rows_max` rows.
     """
     column_names = [*by, *(column for join in joins.values() for column in join.on)]
     rows_by_name = {}
@@ -113,7 +113,7 @@ def read_joined_tables(
             client, join.table, columns, at=At(ref=MAIN), limit=None if rows_max is None else rows_max + 1
         ).to_arrow()
         if rows_max is not None and rows.num_rows > rows_max:
-            raise BadRequest(f"{join.table} has more than {rows_max:,} rows; use the Spark job `cluster`")
+            raise InvalidRequest(f"{join.table} has more than {rows_max:,} rows; use the Spark job `cluster`")
         rows_by_name[name] = JoinedRows(rows, join.on)
     return rows_by_name
 
@@ -165,10 +165,10 @@ class Attributes:
             schema: The schema of the clustered rows.
 
         Raises:
-            BadRequest: A column is unknown or has a nested type, or the join keys have different types.
+            InvalidRequest: A column is unknown or has a nested type, or the join keys have different types.
         """
         if not by:
-            raise BadRequest("Name at least one attribute by which the rows are clustered")
+            raise InvalidRequest("Name at least one attribute by which the rows are clustered")
         self._tables = {name: joined.rows.combine_chunks() for name, joined in joins.items()}
         self._lookups: dict[str, tuple[tuple[str, ...], KeyMatcher]] = {}
         """For each joined table, the columns of the clustered rows and the lookup of their keys."""
@@ -201,14 +201,14 @@ class Attributes:
     def _add_join(self, name: str, join: JoinedRows, schema: pa.Schema) -> None:
         table = self._tables[name]
         if not join.on:
-            raise BadRequest(f"{name!r} is joined on no columns; set `on`")
+            raise InvalidRequest(f"{name!r} is joined on no columns; set `on`")
         for column in join.on.values():
             _check_column(column, table.schema, f"{name}.{column}")
         lookup = KeyMatcher([single_array(table[column]) for column in join.on.values()])
         sources = [self._resolve_column(text, schema) for text in join.on]
         tables = {source for source, _ in sources}
         if len(tables) > 1:
-            raise BadRequest(
+            raise InvalidRequest(
                 f"The join {name!r} has columns of several tables: {', '.join(join.on)}; use columns of one table"
             )
         source, columns = tables.pop(), tuple(column for _, column in sources)
@@ -219,7 +219,7 @@ class Attributes:
                 _choose_key_type(table.schema.field(target).type),
             )
             if source_type != target_type:
-                raise BadRequest(
+                raise InvalidRequest(
                     f"{column} has the type {source_type} and {name}.{target} has {target_type}; "
                     "their values are never equal"
                 )
@@ -236,7 +236,7 @@ class Attributes:
         name, column = self._resolve_column(text, schema)
         kind = (schema if not name else self._tables[name].schema).field(column).type
         if pa.types.is_nested(kind):
-            raise BadRequest(f"Rows cannot be clustered by {text!r}, because its type is {kind}")
+            raise InvalidRequest(f"Rows cannot be clustered by {text!r}, because its type is {kind}")
         return name, column
 
     def _resolve_column(self, text: str, schema: pa.Schema) -> tuple[str, str]:
@@ -256,7 +256,7 @@ class Attributes:
 
 def _check_column(column: str, schema: pa.Schema, text: str) -> None:
     if schema.names.count(column) != 1:
-        raise BadRequest(f"There is no column {text!r}; the columns are {', '.join(schema.names)[:500]}")
+        raise InvalidRequest(f"There is no column {text!r}; the columns are {', '.join(schema.names)[:500]}")
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class CompactionPolicy:
             inherited: The values of properties that the table does not set.
 
         Raises:
-            BadRequest: A value is not a number.
+            InvalidRequest: A value is not a number.
         """
         properties = {**inherited, **metadata.properties}
         return CompactionPolicy(
@@ -132,7 +132,7 @@ def compact(
     branch: str = MAIN,
     runner: BatchRunner = run_here,
 ) -> RewriteReport:
-    """Compact a branch of a table. The default policy is that of the table's properties.
+    """Compact a branch of a table. The default policy is the policy of the table's properties.
 
     Args:
         dry_run: Report the files that would be replaced, and commit nothing. The size of the new files is then an
@@ -141,7 +141,7 @@ def compact(
         runner: Runs the rewrites, in this process or elsewhere.
 
     Raises:
-        BadRequest: The table has format version 1.
+        InvalidRequest: The table has format version 1.
         Unreadable: A file cannot be read.
         Refused: The server refuses a commit.
     """

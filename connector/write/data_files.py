@@ -111,7 +111,7 @@ class FileWriter:
             first: The rows of the first row group, or None if there are no rows.
         """
         if self._writer is None:
-            options = _options_for(first, self._leaves, self._bloom_fpps, self._new.properties)
+            options = _choose_options(first, self._leaves, self._bloom_fpps, self._new.properties)
             self._stream = self._new.storage.open_output_stream(self.location)
             self._writer = pq.ParquetWriter(self._stream, self._new.arrow, **options)
             if self._new.key_values:
@@ -250,7 +250,7 @@ def encode_row_group(rows: pa.Table, schema: Schema, properties: Mapping[str, st
         Unwritable: A property is invalid.
     """
     leaves = leaves_of(schema)
-    options = _options_for(rows, leaves, _select_bloom_columns(schema, properties, leaves), properties)
+    options = _choose_options(rows, leaves, _select_bloom_columns(schema, properties, leaves), properties)
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, rows.schema, **options) as writer:
         if rows.num_rows:
@@ -258,7 +258,7 @@ def encode_row_group(rows: pa.Table, schema: Schema, properties: Mapping[str, st
     return bytes(sink.getvalue())
 
 
-def _options_for(
+def _choose_options(
     rows: pa.Table | None, leaves: list[LeafColumn], bloom_fpps: Mapping[str, float], properties: Mapping[str, str]
 ) -> dict[str, Any]:
     """Return the arguments of the Parquet writer.
@@ -269,7 +269,7 @@ def _options_for(
     options = writer_options_of(properties)
     options["use_dictionary"] = [leaf.path for leaf in leaves if rows is None or _has_repeats(rows, leaf)]
     if bloom_fpps:
-        options["bloom_filter_options"] = _bloom_options_for(
+        options["bloom_filter_options"] = _choose_bloom_options(
             bloom_fpps, properties, 0 if rows is None else rows.num_rows
         )
     return options
@@ -300,7 +300,7 @@ def writer_options_of(properties: Mapping[str, str]) -> dict[str, Any]:
 
     Raises:
         Unwritable: A property is invalid.
-        BadRequest: A value is not a number.
+        InvalidRequest: A value is not a number.
     """
     codec = properties.get(_CODEC, "zstd").lower()
     if codec not in _CODECS:
@@ -379,7 +379,7 @@ def _select_bloom_columns(schema: Schema, properties: Mapping[str, str], leaves:
     return fpps
 
 
-def _bloom_options_for(columns: Mapping[str, float], properties: Mapping[str, str], rows: int) -> dict[str, Any]:
+def _choose_bloom_options(columns: Mapping[str, float], properties: Mapping[str, str], rows: int) -> dict[str, Any]:
     """Return the Bloom filter options for row groups of `rows` rows, within the table's maximum size of a filter."""
     bits = as_int(properties, _BLOOM_BYTES, 1 << 20) * 8
     # A split-block filter sets 8 bits for each value: fpp = (1 - exp(-8 n / bits)) ** 8.

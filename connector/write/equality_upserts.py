@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.read.tables import OpenTable
 from seamark.connector.write.delete_files import WrittenDeletes, check_equality_deletes, write_equality_deletes
-from seamark.connector.write.latest_rows import Batch
+from seamark.connector.write.latest_rows import KeyedBatch
 from seamark.connector.write.row_changes import NOTHING, Report, RowChange
 from seamark.connector.write.row_locations import BatchKeys
 from seamark.connector.write.table_writer import WrittenFiles, discard_on_error, write_batches
@@ -59,7 +59,9 @@ def check_table(opened: OpenTable, target: WriteTarget, keys: Sequence[str]) -> 
     _select_specs(opened.metadata, keys)
 
 
-def write_equality_upsert(batch: Batch, opened: OpenTable, target: WriteTarget, *, deletes: bool = False) -> RowChange:
+def write_equality_upsert(
+    batch: KeyedBatch, opened: OpenTable, target: WriteTarget, *, deletes: bool = False
+) -> RowChange:
     """Delete all rows with the keys of the batch and, unless `deletes` is True, add the rows of the batch.
 
     Raises:

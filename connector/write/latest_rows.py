@@ -30,7 +30,7 @@ _NAN = np.uint64(2**64 - 1)
 
 
 @dataclass(frozen=True)
-class Batch:
+class KeyedBatch:
     """Rows with distinct keys. Row k of the batch has the key with ordinal k."""
 
     rows: pa.Table
@@ -46,7 +46,7 @@ def batch_of(
     keys: Sequence[str],
     precombine: str | None = None,
     columns: Sequence[str] | None = None,
-) -> Batch:
+) -> KeyedBatch:
     """Return the latest row of each key.
 
     The batch has all columns of the rows. With `columns`, it has only these columns, the keys and `precombine`.
@@ -79,7 +79,7 @@ def batch_of(
         None if precombine_field is None else column_of(table, precombine_field), precombine_field, table.num_rows
     )
     latest_rows = pa.array(select_latest(hashes_of(fields, key_columns), rank))
-    return Batch(
+    return KeyedBatch(
         table.take(latest_rows),
         BatchKeys(fields, [column.take(latest_rows) for column in key_columns]),
         precombine_field,

@@ -107,5 +107,8 @@ def _read_values(opened: OpenTable, located: LocatedKeys, ordinals: set[int]) ->
         rows_of_keys = MatchedRows(rows.task, rows.positions[chosen], rows.keys[chosen])
         values = [row for batch in reader.read(rows_of_keys.task, rows_of_keys.positions) for row in batch.to_pylist()]
         if len(values) != len(rows_of_keys.keys):
-            raise Unreadable(rows_of_keys.task.path, "it does not have rows that are live according to an index")
+            raise Unreadable(
+                rows_of_keys.task.path,
+                "according to an index, some of its rows are live, but the file does not have them",
+            )
         yield from zip(rows_of_keys.keys.tolist(), map(repr, values), strict=True)

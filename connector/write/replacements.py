@@ -23,7 +23,7 @@ from seamark.connector.arrow.arrays import Longs
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import back_off
-from seamark.connector.client.errors import BadRequest, Conflict, Refused
+from seamark.connector.client.errors import Conflict, InvalidRequest, Refused
 from seamark.connector.client.names import Name
 from seamark.connector.client.progress import count_part, expect
 from seamark.connector.client.values import At
@@ -57,8 +57,8 @@ NOT_BETTER = "not-worth"
 """The reasons why a rewrite was wasted, as constants.
 
 Other commits have replaced all its files, or deleted too many of its rows. Rows of its files are live again, for
-example after a rollback. The name refers to another table. Other commits were faster in every attempt. The new files
-are not better than the old files.
+example after a rollback. The name refers to another table. Concurrent commits conflicted in every attempt. Or the new
+files are not better than the old files.
 """
 _WAIT_S, _WAIT_MAX_S = 0.02, 0.5
 _NONE: Longs = np.zeros(0, dtype=np.int64)
@@ -85,11 +85,13 @@ def open_rewritable(client: SeamarkClient, table: Name, branch: str, *, history:
         history: Whether to load all snapshots.
 
     Raises:
-        BadRequest: The table has format version 1.
+        InvalidRequest: The table has format version 1.
     """
     opened = open_table(client, table, At(ref=branch), history=history)
     if opened.metadata.format_version == 1:
-        raise BadRequest("The table has format version 1; Seamark does not replace its files. Upgrade it to version 2")
+        raise InvalidRequest(
+            "The table has format version 1; Seamark does not replace its files. Upgrade it to version 2"
+        )
     return opened
 
 
@@ -308,7 +310,7 @@ def commit_replacement(
         other_tasks: The other tasks of the same plan.
 
     Raises:
-        Overtaken: The live rows are uncertain or too few, or other commits were faster in every attempt.
+        Overtaken: The live rows are uncertain or too few, or concurrent commits conflicted in every attempt.
         Unreadable: A delete file of another commit cannot be read.
     """
     storage = new.target.storage
@@ -476,7 +478,7 @@ def replace_batches(
             except (
                 Unreadable,
                 Unwritable,
-                BadRequest,
+                InvalidRequest,
             ) as error:
                 # The error of one batch does not affect the other batches.
                 report.errors.append(str(error))

@@ -16,7 +16,7 @@ from typing import Any
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import CommitClient, Producer, back_off, producer_json
-from seamark.connector.client.errors import BadRequest, Conflict, Refused, Unavailable
+from seamark.connector.client.errors import Conflict, InvalidRequest, Refused, Unavailable
 from seamark.connector.client.names import Name, table_path
 from seamark.connector.client.values import At
 from seamark.connector.parquet.encryption.keys import ParquetKeys
@@ -40,7 +40,7 @@ _STREAM_ENABLED = "seamark.stream.enabled"
 
 @dataclass(frozen=True)
 class Report:
-    """The result of a change. The counts of files are those of the committed attempt."""
+    """The result of a change. The counts of files describe the committed attempt."""
 
     inserted: int = 0
     """The number of keys without a stored row."""
@@ -60,7 +60,7 @@ class Report:
     snapshot_id: int | None = None
     """The committed snapshot, or None if there was nothing to change and no producer."""
     duplicate: bool = False
-    """Whether the producer had committed this change before. The other counts are then those of the repeated run."""
+    """Whether the producer had committed this change before. Then the other counts describe the repeated run."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def commit_row_change(
             return replace(change.report, attempts=attempt)
         try:
             answer = commit(client, table, {**fields, **change.body(opened)}, partial(change.discard, target))
-        except (Conflict, BadRequest) as error:
+        except (Conflict, InvalidRequest) as error:
             if attempt >= attempts:
                 raise
             if isinstance(error, Conflict):
@@ -199,20 +199,20 @@ def _open_flushed(client: SeamarkClient, table: Name, branch: str, *, history: b
     """
     opened = open_table(client, table, At(ref=branch), history=history)
     if branch == MAIN and as_bool(opened.metadata.properties, STREAM_ENABLED, False):
-        flushed = client._json("POST", f"{table_path(table)}/flush")["rows"]
+        flushed = client._request_json("POST", f"{table_path(table)}/flush")["rows"]
         if flushed:
             return open_table(client, table, At(ref=branch), history=history)
     return opened
 
 
 def _find_earlier_answer(client: SeamarkClient, table: Name, fields: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the response to an earlier commit of this change by the same producer, or None if there was none."""
+    """Return the response to the earlier commit of this change by the same producer; None if it was not committed."""
     question = {name: fields[name] for name in ("producer", "branch", "table-uuid") if name in fields}
     if "producer" not in question:
         return None
     try:
         return CommitClient(client).commit(table, {**question, "repeats-only": True})
-    except (Conflict, BadRequest):
+    except (Conflict, InvalidRequest):
         # Older servers, which do not support repeats-only, also refuse the request.
         return None
 
@@ -233,8 +233,8 @@ def check_supports_deletes(metadata: TableMetadata) -> None:
 def _should_retry(error: Refused, previous: TableMetadata, current: TableMetadata) -> bool:
     """Return whether a refused change should be prepared again.
 
-    A change is not prepared again if the name now refers to another table. An invalid change (BadRequest) is prepared
-    again only if the table was upgraded meanwhile, because the format versions have different delete files.
+    A change is not prepared again if the name now refers to another table. An invalid change (InvalidRequest) is
+    prepared again only if the table was upgraded meanwhile, because the format versions have different delete files.
     """
     if current.table_uuid != previous.table_uuid:
         return False

@@ -44,7 +44,7 @@ from seamark.connector.write.appends import Rows, to_batches
 from seamark.connector.write.data_files import divide_by_protection
 from seamark.connector.write.delete_files import DeletedRows, WrittenDeletes, write_deletes
 from seamark.connector.write.equality_upserts import EQUALITY, check_equality_arguments, write_equality_upsert
-from seamark.connector.write.latest_rows import Batch, Rank, batch_of, column_of, select_latest
+from seamark.connector.write.latest_rows import KeyedBatch, Rank, batch_of, column_of, select_latest
 from seamark.connector.write.read_conditions import check_unchanged
 from seamark.connector.write.rewrites import rewrite_files
 from seamark.connector.write.row_changes import COMMIT_ATTEMPTS_MAX, NOTHING, Report, RowChange, commit_row_change
@@ -200,7 +200,7 @@ def delete(
     return commit_row_change(client, table, prepare, history=read_snapshot_id is not UNSET, **options)
 
 
-def keys_of_rows(batches: Sequence[pa.RecordBatch], schema: Schema, key: Sequence[str] | None) -> Batch:
+def keys_of_rows(batches: Sequence[pa.RecordBatch], schema: Schema, key: Sequence[str] | None) -> KeyedBatch:
     """Return the key columns of the rows.
 
     Raises:
@@ -304,7 +304,7 @@ def read_scope(keys: BatchKeys, opened: OpenTable, parts: int = 1) -> Expression
     return keys.filter_expression(_SCOPE_VALUES_MAX // parts, specs, max(1, RANGES_MAX // parts))
 
 
-def compute_delete(client: SeamarkClient, opened: OpenTable, batch: Batch, strategy: str | None) -> RowDifference:
+def compute_delete(client: SeamarkClient, opened: OpenTable, batch: KeyedBatch, strategy: str | None) -> RowDifference:
     """Return the difference that deletes the rows with the keys of the batch."""
     return _deletion_of(locate(client, opened, batch.keys, strategy))
 
@@ -331,7 +331,7 @@ def _locate_matching(client: SeamarkClient, opened: OpenTable, where: Expression
 
 
 def compute_upsert(
-    client: SeamarkClient, opened: OpenTable, batch: Batch, strategy: str | None, mode: str
+    client: SeamarkClient, opened: OpenTable, batch: KeyedBatch, strategy: str | None, mode: str
 ) -> RowDifference:
     """Return the difference that replaces the rows with the keys of the batch by the rows of the batch.
 
@@ -398,7 +398,7 @@ class _Stored:
             keys.append(rows.keys)
         return _Stored(pa.Table.from_batches(batches, read_plan.arrow), np.concatenate(keys), by)
 
-    def later_than(self, batch: Batch) -> Mask:
+    def later_than(self, batch: KeyedBatch) -> Mask:
         """Return whether a stored row is later than the new row, for each key, as bool[keys]."""
         later = np.zeros(batch.keys.count, dtype=np.bool_)
         if self.by is not None:
@@ -408,7 +408,7 @@ class _Stored:
             later[self.keys[given_rank.is_before(stored_rank)]] = True
         return later
 
-    def complete(self, batch: Batch, wins: Mask, names: Sequence[str]) -> pa.Table:
+    def complete(self, batch: KeyedBatch, wins: Mask, names: Sequence[str]) -> pa.Table:
         """Return the batch's rows that replace stored rows.
 
         The values of the columns `names` come from the latest stored row.

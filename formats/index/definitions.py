@@ -41,7 +41,7 @@ from seamark.formats.index.keys.measures import (
     MEASURES_MAX,
     Measure,
     list_columns,
-    measured_types,
+    list_measured_types,
     parse_measure,
 )
 from seamark.formats.index.keys.terms import TEXT_MAX, Term, parse_term, resolve, resolve_id, split_arguments
@@ -113,7 +113,7 @@ class IndexDefinition:
         if self.measures:
             # The types of entries depend on the types of columns, so a promoted column makes another index.
             content[_MEASURES] = [measure.id_text for measure in self.measures]
-            content[_MEASURED_TYPES] = measured_types(self.measures)
+            content[_MEASURED_TYPES] = list_measured_types(self.measures)
         if self.mapping is not None:
             content[_MAPPING] = self.mapping
         return msgspec.json.encode(content).decode()
@@ -427,11 +427,11 @@ def _read_short(name: str, text: str, schema: Schema, schemas: tuple[Schema, ...
         )
     terms: list[Term] = []
     options: dict[str, Any] = {}
-    columns, *rest = split_arguments(call[2], ";")
-    if len(rest) > 1:
+    columns, *measure_lists = split_arguments(call[2], ";")
+    if len(measure_lists) > 1:
         raise BadRequest("A definition has one semicolon, between the dimensions and the measures of a cube")
     measures: list[Measure] = []
-    for part in split_arguments(rest[0]) if rest else ():
+    for part in split_arguments(measure_lists[0]) if measure_lists else ():
         if _OPTION.fullmatch(part):
             columns += f",{part}"
         else:

@@ -213,7 +213,7 @@ class PackedColumn:
             return packed.base
         if packed.form == Form.FLOATS:
             return float(self.array(packed.codes + row * packed.width, f"<f{packed.width}", 1)[0])
-        code = int.from_bytes(self._bytes(packed.codes + row * packed.width, packed.width), "little")
+        code = int.from_bytes(self._read_bytes(packed.codes + row * packed.width, packed.width), "little")
         return packed.base + code
 
     def may_have_dots(self) -> bool:
@@ -234,9 +234,9 @@ class PackedColumn:
         if packed.ends == NONE or not self.rows:
             return False
         size = int(self.array(packed.ends, "<u4", self.rows)[-1])
-        return b".." in self._bytes(packed.tails, size)
+        return b".." in self._read_bytes(packed.tails, size)
 
-    def _bytes(self, offset: int, size: int) -> bytes:
+    def _read_bytes(self, offset: int, size: int) -> bytes:
         return self._memory[offset : offset + size].tobytes()
 
     def _read_string(self, row: int) -> bytes:
@@ -244,10 +244,10 @@ class PackedColumn:
         if packed.width == 0:
             return packed.common
         size = packed.lengths_width
-        length = int.from_bytes(self._bytes(packed.lengths + size * row, size), "little")
-        head = self._bytes(packed.codes + row * packed.width, packed.width)[::-1][:length]
+        length = int.from_bytes(self._read_bytes(packed.lengths + size * row, size), "little")
+        head = self._read_bytes(packed.codes + row * packed.width, packed.width)[::-1][:length]
         if length <= packed.width:
             return packed.common + head
-        end = int.from_bytes(self._bytes(packed.ends + 4 * row, 4), "little")
+        end = int.from_bytes(self._read_bytes(packed.ends + 4 * row, 4), "little")
         size = length - packed.width
-        return packed.common + head + self._bytes(packed.tails + end - size, size)
+        return packed.common + head + self._read_bytes(packed.tails + end - size, size)

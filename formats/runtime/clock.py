@@ -42,7 +42,7 @@ class Clock(Protocol):
         """
 
 
-def _uuid4(rand: bytes) -> uuid.UUID:
+def _make_uuid4(rand: bytes) -> uuid.UUID:
     return uuid.UUID(bytes=rand, version=4)
 
 
@@ -70,7 +70,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @cache
-def _machine() -> str:
+def _find_machine_id() -> str:
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -86,7 +86,7 @@ class SystemClock:
 
     @property
     def machine(self) -> str:
-        return _machine()
+        return _find_machine_id()
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
@@ -95,7 +95,7 @@ class SystemClock:
         return secrets.token_bytes(count)
 
     def uuid4(self) -> uuid.UUID:
-        return _uuid4(self.random_bytes(16))
+        return _make_uuid4(self.random_bytes(16))
 
     def uuid7(self) -> uuid.UUID:
         return self._uuids.generate(self.now_ms(), self.random_bytes(10))
@@ -132,7 +132,7 @@ class SimulatedClock:
         return self._random.randbytes(count)
 
     def uuid4(self) -> uuid.UUID:
-        return _uuid4(self.random_bytes(16))
+        return _make_uuid4(self.random_bytes(16))
 
     def uuid7(self) -> uuid.UUID:
         return self._uuids.generate(self.now_ms(), self.random_bytes(10))

@@ -211,10 +211,10 @@ class Connection(RequestHandler):
             self._header_bytes += len(data)
             if self._header_bytes > self._guard.limits.header_bytes:
                 self._leave_header()
-            elif self._header_timer is None and not self._in_flight():
+            elif self._header_timer is None and not self._is_in_flight():
                 self._arm()
 
-    def _in_flight(self) -> bool:
+    def _is_in_flight(self) -> bool:
         """Return whether a request is in flight.
 
         The result is also False between the moment in which a request is taken from the queue and the start of
@@ -274,7 +274,7 @@ class Connection(RequestHandler):
         self._header_timer = None
         if count != self._request_count or self.transport is None:
             return
-        if self._in_flight():  # The header after a request in flight is not late.
+        if self._is_in_flight():  # The header after a request in flight is not late.
             self._arm()
             return
         self._refuse("header too slow", self._guard.slow)
@@ -393,9 +393,9 @@ class Connections(web.Server):
         )
         self.limits = limits
         self.answers = answers
-        self.crowded = self._raw(429, TooManyRequests.type, "Too many connections; use those that are open")
-        self.slow = self._raw(408, RequestTimeout.type, "The header of the request took too long to arrive")
-        self.too_large = self._raw(431, HEADER_TOO_LARGE, "The header of the request is too large")
+        self.crowded = self._format_response(429, TooManyRequests.type, "Too many connections; use those that are open")
+        self.slow = self._format_response(408, RequestTimeout.type, "The header of the request took too long to arrive")
+        self.too_large = self._format_response(431, HEADER_TOO_LARGE, "The header of the request is too large")
         self._tls = tls
         self.is_shut = False
         self._addresses: Counter[str] = Counter()
@@ -480,7 +480,7 @@ class Connections(web.Server):
         assert sum(self._addresses.values()) == len(self._open) <= self.limits.connections
         assert self._open.issuperset(self._silent)
 
-    def _raw(self, status: int, kind: str, message: str) -> bytes:
+    def _format_response(self, status: int, kind: str, message: str) -> bytes:
         """Return the bytes of an answer that is sent without a request."""
         response = self.answers.respond(status, kind, message)
         body = response.body

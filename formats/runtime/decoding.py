@@ -44,7 +44,7 @@ def from_msgpack(data: Part, kind: type[T]) -> T: ...
 @overload
 def from_msgpack(data: Part, kind: Any) -> Any: ...
 def from_msgpack(data: Part, kind: Any) -> Any:
-    """Return the value of MessagePack of this type. The errors are those of `from_json`."""
+    """Return the value of MessagePack of this type. It raises the same errors as `from_json`."""
     return _make_msgpack_decoder(kind).decode(data)
 
 

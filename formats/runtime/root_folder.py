@@ -6,7 +6,7 @@ used. Therefore every access names a root, which the operator chooses, and a pat
 refuses a symbolic link in that path:
 
 - Linux 5.6 and later: one openat2(2) with RESOLVE_NO_SYMLINKS, from the root's path without links.
-- Otherwise, also if a container forbids openat2: one openat(2) with O_NOFOLLOW for each component.
+- Otherwise, for example if a container forbids openat2: one openat(2) with O_NOFOLLOW for each component.
 
 Files are then created, renamed and deleted by their names in the descriptor of their folder. The
 descriptor stays the same folder even if another folder gets its name. A path has no `..`, so that it

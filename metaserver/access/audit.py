@@ -95,7 +95,7 @@ class AuditLog:
     ) -> bool:
         """Queue a record. If it must not be lost, wait for space in the queue.
 
-        `kind` is the kind of the error, or None if there is no error.
+        `kind` is the kind of the error that the request caused, or None without an error.
 
         Returns:
             False for a refusal that is only counted, and for a record that is not written.
@@ -110,7 +110,7 @@ class AuditLog:
         record = AuditRecord(
             id=self._make_id(),
             at_ms=self._clock.now_ms(),
-            who=_clean(principal_name),
+            principal_name=_clean(principal_name),
             action=operation,
             resource=_clean(resource[:_STRANGER_TEXT_MAX] if unauthenticated else resource),
             outcome=outcome_of(status, kind),
@@ -137,11 +137,11 @@ class AuditLog:
                 AuditRecord(
                     id=self._make_id(),
                     at_ms=now_ms,
-                    who=_clean(left.who),
+                    principal_name=_clean(left.principal_name),
                     action=REFUSED,
                     resource=f"{left.count} more requests",
                     outcome="denied",
-                    status=_DENIED[0] if left.who == ANONYMOUS_NAME else _DENIED[1],
+                    status=_DENIED[0] if left.principal_name == ANONYMOUS_NAME else _DENIED[1],
                     request_id="",
                     remote=_clean(left.remote),
                 )

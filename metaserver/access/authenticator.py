@@ -4,7 +4,7 @@
 |---|---|
 | none | all clients, as admins, but only from this machine |
 | token | bearer tokens of this server, and access tokens made from them (`issued.py`) |
-| oidc | JWTs of the configured issuer |
+| oidc | JWTs of the configured issuers |
 | token+oidc | all of these |
 
 All modes but `none` also accept the logins that the server issues for its own processes: the table services, and the
@@ -75,14 +75,14 @@ class Authenticator:
         issuer: Issuer,
         service_tokens: ServiceTokens,
         statement_tokens: StatementTokens,
-        accepted: oidc.Oidc | None,
+        verifiers: Mapping[str, oidc.Oidc],
     ) -> None:
         self._mode = settings.auth
         self._host = settings.host.lower()
         self._is_here = memoize(1024)(self._names_this_machine)
         self._store = store
         self._clock = clock
-        self._oidc = accepted
+        self._verifiers = verifiers
         self.open = settings.auth == "none"
         """Whether the server accepts requests without a login."""
         self.issuer = issuer
@@ -133,17 +133,23 @@ class Authenticator:
             raise Unauthenticated(f"The token is unknown: it is neither a token of this server nor a JWT; {_HOWTO}")
         unverified = jwt.read(bearer)
         if self.issuer.is_ours(unverified):
-            return await self._login_issued(bearer, unverified, expired_too=False)
-        if self._oidc is None:
+            return await self._log_in_issued(bearer, unverified, expired_too=False)
+        if not self._verifiers:
             raise Unauthenticated("The token is from another issuer; this server accepts only its own tokens")
-        identity = await self._oidc.identify(bearer, unverified)
-        stored = await self._store.grants(identity.name)
-        return Login(Principal(identity.name, (*identity.roles, *stored), "oidc"), None, identity.expires_ms)
+        url = unverified.claims.get("iss")
+        verifier = self._verifiers.get(url) if isinstance(url, str) else None
+        if verifier is None:
+            raise Unauthenticated(f"The token is not from the issuer {' or '.join(self._verifiers)}")
+        identity = await verifier.identify(bearer, unverified)
+        grants = [*identity.roles, *await self._store.grants(identity.name)]
+        if identity.groups:
+            grants += await self._store.grants_of_any(identity.groups)
+        return Login(Principal(identity.name, tuple(grants), "oidc"), None, identity.expires_ms)
 
     async def login_secret(self, secret: str) -> Login:
         """Return the holder of a bearer token of this server."""
         self._check_tokens_accepted()
-        return await self._login_token(await self._store.token_by_digest(digest_of(secret)))
+        return await self._log_in_by_token(await self._store.token_by_digest(digest_of(secret)))
 
     async def login_expired(self, bearer: str) -> Login:
         """Return the holder of an access token of this server, even if it has expired.
@@ -151,18 +157,18 @@ class Authenticator:
         The token from which it was made must still be valid. An expired token alone proves nothing. Call this method
         only for a client that has also presented the token from which it was made.
         """
-        return await self._login_issued(bearer, jwt.read(bearer), expired_too=True)
+        return await self._log_in_issued(bearer, jwt.read(bearer), expired_too=True)
 
-    async def _login_issued(self, bearer: str, unverified: jwt.Unverified, *, expired_too: bool) -> Login:
+    async def _log_in_issued(self, bearer: str, unverified: jwt.Unverified, *, expired_too: bool) -> Login:
         self._check_tokens_accepted()
         issued = self.issuer.check(bearer, unverified, expired_too=expired_too)
         if not issued.digest:
             raise Unauthenticated("The token was issued while this server required no login; get a new token")
-        login = await self._login_token(await self._store.token_by_digest(issued.digest))
+        login = await self._log_in_by_token(await self._store.token_by_digest(issued.digest))
         ends_ms = [end for end in (issued.expires_ms, login.expires_ms) if end is not None]
         return msgspec.structs.replace(login, expires_ms=min(ends_ms, default=None))
 
-    async def _login_token(self, token: AccessToken | None) -> Login:
+    async def _log_in_by_token(self, token: AccessToken | None) -> Login:
         if token is None:
             raise Unauthenticated("The token is unknown; an operator creates tokens with: seamark token create")
         if not is_live(token, self._clock.now_ms()):
@@ -173,7 +179,7 @@ class Authenticator:
 
     def _check_tokens_accepted(self) -> None:
         if "token" not in self._mode:
-            raise Unauthenticated("This server accepts only tokens of its OIDC issuer")
+            raise Unauthenticated("This server accepts only tokens of its OIDC issuers")
 
     def identify_local(self, headers: Mapping[str, str], remote: str | None) -> Principal:
         """Return the principal of all clients of an `open` server.
@@ -217,6 +223,6 @@ async def open_authenticator(
     issuer = Issuer(keyring, clock, ttl_s=settings.oauth_token_ttl_s, leeway_s=settings.clock_leeway_s)
     async with AsyncExitStack() as stack:
         has_oidc = "oidc" in settings.auth
-        accepted = await stack.enter_async_context(oidc.open_oidc(settings, clock)) if has_oidc else None
+        verifiers = await stack.enter_async_context(oidc.open_oidc(settings, clock)) if has_oidc else {}
         service, statements = ServiceTokens(keyring, clock), StatementTokens(keyring, clock)
-        yield Authenticator(settings, store, clock, issuer, service, statements, accepted)
+        yield Authenticator(settings, store, clock, issuer, service, statements, verifiers)

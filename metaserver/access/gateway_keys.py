@@ -78,7 +78,7 @@ class GatewayKeys:
         namespace: tuple[str, ...] = (),
     ) -> VendedKeys:
         grant = ObjectGrant(
-            table_uuid, location, writable, principal_name, self._expires_ms(), pinned, staged, namespace
+            table_uuid, location, writable, principal_name, self._get_expiry_ms(), pinned, staged, namespace
         )
         key_id, key = self._keyring.signing_key(_PURPOSE)
         payload = key_id + msgspec.msgpack.encode(grant)
@@ -91,7 +91,7 @@ class GatewayKeys:
 
         At two times with equal texts, the keys for the same grant are equal.
         """
-        return f"{self._expires_ms()}-{self._keyring.signing_key(_PURPOSE)[0].hex()}"
+        return f"{self._get_expiry_ms()}-{self._keyring.signing_key(_PURPOSE)[0].hex()}"
 
     def open(self, token: str, access_key_id: str) -> tuple[ObjectGrant, str]:
         """Return the grant of a token, and the secret of its access key.
@@ -124,7 +124,7 @@ class GatewayKeys:
             raise Forbidden("The session token belongs to another access key; use both from one answer")
         return grant, secret
 
-    def _expires_ms(self) -> int:
+    def _get_expiry_ms(self) -> int:
         half = max(1, self._lifetime_ms // 2)
         return (self._clock.now_ms() // half + 2) * half
 

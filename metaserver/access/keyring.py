@@ -175,7 +175,7 @@ async def _unseal(protector: KeyProtector, stored: bytes) -> tuple[SigningKey, .
         return from_msgpack(await protector.open(stored, _ABOUT), tuple[SigningKey, ...])
     except WrongKey as error:
         raise ConfigError(
-            f"The signing keys in the database are encrypted with the key {error}, not with that of "
+            f"The signing keys in the database are encrypted with the key {error}, not with the key of "
             f"{protector.description}. Give all servers of a database the same key with --encryption-key-file or "
             "SEAMARK_ENCRYPTION_KEY. If the key is lost, create new signing keys with: seamark keys renew"
         ) from None

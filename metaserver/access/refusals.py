@@ -18,7 +18,7 @@ _OTHERS = "others"
 class UnrecordedRefusals(msgspec.Struct, frozen=True):
     """The number of refusals in one window that were not written."""
 
-    who: str
+    principal_name: str
     remote: str
     count: int
 

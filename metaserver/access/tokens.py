@@ -102,19 +102,19 @@ async def ensure_token(
         BadRequest: The name, a role or the secret is invalid.
         AlreadyExists: A live token with another secret has the name, or a token with another name has the secret.
     """
-    if await _exists(store, name, secret):
+    if await _token_exists(store, name, secret):
         return False
     try:
         await create_token(store, clock, name, ttl_s, grants, secret=secret)
     except (AlreadyExists, CommitConflict):
         # Another process may have created this token at the same time.
-        if await _exists(store, name, secret):
+        if await _token_exists(store, name, secret):
             return False
         raise
     return True
 
 
-async def _exists(store: PointerStore, name: str, secret: str) -> bool:
+async def _token_exists(store: PointerStore, name: str, secret: str) -> bool:
     """Return whether a token has this secret.
 
     Raises:

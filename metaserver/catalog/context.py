@@ -126,7 +126,8 @@ class CatalogContext:
             if root != parsed and root.holds(parsed):
                 return
         raise Forbidden(
-            f"{description} {str(parsed)!r} is outside the namespaces that {caller.who} may write; omit it, and the "
+            f"{description} {str(parsed)!r} is outside the namespaces that {caller.principal_name} may write; omit "
+            "it, and the "
             "server chooses a location"
         )
 
@@ -143,7 +144,7 @@ class CatalogContext:
         # checked.
         size_bytes = sum(len(key) + len(value) for key, value in properties.items())
         check = partial(check_client_properties, properties, "A table or view")
-        await self.large.run_by_size(caller.who, size_bytes, check)
+        await self.large.run_by_size(caller.principal_name, size_bytes, check)
         if caller.confined_to is None:
             return
         for key in PATH_PROPERTIES:
@@ -292,7 +293,7 @@ class CatalogContext:
                 uuid=entry.uuid,
                 requested_ms=requested_ms,
                 completed_ms=self.clock.now_ms(),
-                who=caller.who,
+                principal_name=caller.principal_name,
                 snapshot_id=snapshot_id,
                 metadata_location=entry.metadata_location,
                 fingerprint=fingerprint,

@@ -64,7 +64,9 @@ class DatabaseShares:
         now_s = self._clock.monotonic()
         # One task commits the changes of several principals together. It runs in the context of one of their
         # requests.
-        instants = (operation.instant.who for operation in operations if isinstance(operation, RecordInstant))
+        instants = (
+            operation.instant.principal_name for operation in operations if isinstance(operation, RecordInstant)
+        )
         senders = list(dict.fromkeys(principal for principal in instants if principal)) or [current_principal()]
         for number, operation in enumerate(operations):
             if type(operation).__name__.startswith(_ADDS_NOTHING):
@@ -72,9 +74,9 @@ class DatabaseShares:
             parts: list[tuple[str, object]] = [(senders[number % len(senders)], operation)]
             # Audit records are written by a task of the server itself.
             if isinstance(operation, SaveAudit):
-                parts = [(record.who, record) for record in operation.records]
-            elif isinstance(operation, RecordInstant) and operation.instant.who:
-                parts = [(operation.instant.who, operation)]
+                parts = [(record.principal_name, record) for record in operation.records]
+            elif isinstance(operation, RecordInstant) and operation.instant.principal_name:
+                parts = [(operation.instant.principal_name, operation)]
             for principal, part in parts:
                 if principal and principal != ANONYMOUS.name:
                     self._rows.add(principal, now_s, now_s + WINDOW_S)

@@ -48,7 +48,7 @@ from seamark.metaserver.store.port import InstantFilter
 _BATCH = 100
 _CHECKED_EVERY_S = 6 * 3600
 """The interval in which the server checks whether a retained entry still has files."""
-HOUSEKEEPER = Caller(who="seamark", request_id="housekeeping")
+HOUSEKEEPER = Caller(principal_name="seamark", request_id="housekeeping")
 
 
 class Dropped:
@@ -168,7 +168,7 @@ class Dropped:
         for row in expired:
             try:
                 await self._forget(HOUSEKEEPER, row)
-            except NotFound:  # Another replica was faster, or the row was restored.
+            except NotFound:  # Another replica did this first, or the row was restored.
                 continue
         return len(unfinished) + len(expired)
 
@@ -254,7 +254,7 @@ class Dropped:
             purge=True,
             dropped_ms=instant.requested_ms,
             expires_ms=instant.requested_ms,
-            who=instant.who,
+            principal_name=instant.principal_name,
         )
         return ReleaseLocations(
             uuid=instant.uuid, retained=dropped_entry if await has_files(self._context, entry) else None
@@ -290,7 +290,7 @@ def drop_operations(
             purge=purge,
             dropped_ms=requested_ms,
             expires_ms=requested_ms + retention_ms,
-            who=caller.who,
+            principal_name=caller.principal_name,
         )
     drop = DropEntry(kind=entry.kind, namespace=entry.namespace, name=entry.name, keep=keep, uuid=entry.uuid)
     summary = {"purge": purge, **({"dropped-id": keep.id} if keep else {})}

@@ -53,13 +53,15 @@ class MetricsReports:
             report_type=report_type,
             snapshot_id=snapshot_id,
             received_ms=self._context.clock.now_ms(),
-            who=caller.who,
+            principal_name=caller.principal_name,
             report=report,
         )
         now_s = self._context.clock.monotonic()
-        if not self._sent.has_room(caller.who, now_s, size):
-            raise TooManyRequests(f"{caller.who} has sent too many reports within a minute; this report is dropped", 30)
-        self._sent.add(caller.who, now_s, now_s + _WINDOW_S, size)
+        if not self._sent.has_room(caller.principal_name, now_s, size):
+            raise TooManyRequests(
+                f"{caller.principal_name} has sent too many reports within a minute; this report is dropped", 30
+            )
+        self._sent.add(caller.principal_name, now_s, now_s + _WINDOW_S, size)
         keep = self._context.settings.metrics_reports_limit
         await self._context.store.transact([SaveMetricsReport(report=stored, keep=keep)])
         return entry

@@ -39,7 +39,7 @@ class Namespaces:
         if "location" in properties:
             await self._context.check_location(caller, properties["location"], "The namespace's location")
             await check_outside(self._context, properties["location"], "The namespace's location")
-        properties = record_setters(caller.who, properties, {})
+        properties = record_setters(caller.principal_name, properties, {})
         created = self.with_location(Namespace(path=path, properties=properties))
         body = encode_json({"namespace": list(path), "properties": created.properties})
         await self._context.transact(
@@ -116,7 +116,7 @@ class Namespaces:
                 missing=[key for key in removed_names if key not in stored.properties],
             )
             properties = {key: value for key, value in stored.properties.items() if key not in removed_names} | updates
-            properties = record_setters(caller.who, properties, stored.properties)
+            properties = record_setters(caller.principal_name, properties, stored.properties)
             # Properties that are older than the limit may be removed.
             if updates:
                 _check_size(path, properties)
@@ -163,7 +163,7 @@ class Namespaces:
         if location is not None and location != stored.properties.get("location"):
             await self._context.check_location(caller, location, "The namespace's location")
             await check_outside(self._context, location, "The namespace's location")
-        properties = record_setters(caller.who, properties, stored.properties)
+        properties = record_setters(caller.principal_name, properties, stored.properties)
         await self._context.transact(
             [ReplaceNamespaceProperties(path=stored.path, expected_version=stored.version, properties=properties)]
         )
@@ -171,7 +171,7 @@ class Namespaces:
     async def _check_properties(self, caller: Caller, path: NamespacePath, properties: dict[str, str]) -> None:
         _check_size(path, properties)
         check = partial(check_client_properties, properties, "A namespace")
-        await self._context.large.run_by_size(caller.who, caller.request_bytes, check)
+        await self._context.large.run_by_size(caller.principal_name, caller.request_bytes, check)
 
     async def drop(self, caller: Caller, path: NamespacePath) -> None:
         """Drop a namespace.

@@ -81,7 +81,7 @@ def metadata_location(
 
 
 def version_of(location: str) -> int:
-    """Return the number at the start of the name of a metadata file; 0 if it has none."""
+    """Return the number at the start of the name of a metadata file, or 0 if the name has no number."""
     number = _NUMBER.match(location.rpartition("/")[2])
     return 0 if number is None else int(number[1])
 

@@ -13,7 +13,7 @@ from heapq import heappop, heappush
 _GRAIN_S = 5.0
 """The length of an interval. Amounts that end within the same interval end together, at its end."""
 _HOLDERS_MIN = 1000
-"""With at least this many holders, holders without current amounts are removed."""
+"""The number of holders at which holders without current amounts are removed."""
 
 
 class _Usage:

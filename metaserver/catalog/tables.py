@@ -233,10 +233,10 @@ class Tables:
             now_ms=self._context.clock.now_ms(),
         )
         metadata = await self._context.large.run_by_size(
-            caller.who, caller.request_bytes, lambda: index_columns(work())
+            caller.principal_name, caller.request_bytes, lambda: index_columns(work())
         )
         check_encrypted_columns(metadata, None)
-        return structs.replace(metadata, properties=record_setters(caller.who, metadata.properties, {}))
+        return structs.replace(metadata, properties=record_setters(caller.principal_name, metadata.properties, {}))
 
     async def _check_registrable(self, location: str) -> TableMetadata:
         # Check the storage, because the cache may still contain a file that no longer exists.

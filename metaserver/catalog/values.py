@@ -39,7 +39,7 @@ class IdempotencyKey(msgspec.Struct, frozen=True):
 class Caller(msgspec.Struct, frozen=True):
     """The principal of a request, for the timeline, and the request's idempotency key if it has one."""
 
-    who: str
+    principal_name: str
     request_id: str
     idempotency: IdempotencyKey | None = None
     confined_to: tuple[NamespacePath, ...] | None = None

@@ -111,7 +111,7 @@ class Views:
             properties=keep_owner(caller, request.properties or {}, {}, rewritten=True),
             now_ms=requested_ms,
         )
-        metadata = await self._context.large.run_by_size(caller.who, caller.request_bytes, work)
+        metadata = await self._context.large.run_by_size(caller.principal_name, caller.request_bytes, work)
         document = encode_view(metadata)
         suffix = name_suffix(document)
         path = metadata_location(self._context, location, metadata.properties, None, suffix)
@@ -164,7 +164,7 @@ class Views:
             base = await self._load_metadata(entry)
             check_view_requirements(base.view_uuid, requirements)
             work = partial(apply_view_updates, base, updates, now_ms=self._context.clock.now_ms())
-            metadata = await self._context.large.run_by_size(caller.who, caller.request_bytes, work)
+            metadata = await self._context.large.run_by_size(caller.principal_name, caller.request_bytes, work)
             metadata = _keep_owner(caller, base, metadata)
             if metadata is base:
                 remember = self._context.remember(caller, status=200, metadata_location=entry.metadata_location)

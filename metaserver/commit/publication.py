@@ -46,8 +46,9 @@ from seamark.metaserver.store.port import IdempotencyTaken
 _DELETE_AFTER_COMMIT = "write.metadata.delete-after-commit.enabled"
 _CODEC = "write.metadata.compression-codec"
 _PRIORITY_AFTER, _PRIORITY_MS = 3, 3000
-"""The number of lost races after which a commit takes priority, and the duration of the priority. On slow storage, it
-lasts for several attempts.
+"""The number of lost races after which a commit takes priority, and the duration of the priority.
+
+On slow storage, it lasts for several attempts.
 """
 _BACK_OFF_MAX = 5
 """The attempt after which the pause between attempts no longer grows."""
@@ -295,7 +296,7 @@ class Publisher:
         if base is None or metadata.properties != before or not _has_same_layout(metadata, base):
             check_encrypted_columns(metadata, base, _list_indexed_columns)
             metadata = msgspec.structs.replace(
-                metadata, properties=record_setters(caller.who, metadata.properties, before)
+                metadata, properties=record_setters(caller.principal_name, metadata.properties, before)
             )
         unneeded: Sequence[str] = ()
         if entry is not None and base is not None:
@@ -334,8 +335,8 @@ class Publisher:
     ) -> list[LoadedTable]:
         """Write the files, and then move the pointers.
 
-        The caller holds the locks of `lock_all`. The function makes one attempt. The errors are those of `publish`. The
-        written files are deleted if the transaction is known to have failed.
+        The caller holds the locks of `lock_all`. The function makes one attempt. It raises the same errors as
+        `publish`. The written files are deleted if the transaction is known to have failed.
         """
         files: list[tuple[str, bytes]] = []
         for prepared in commits:

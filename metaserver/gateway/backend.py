@@ -46,7 +46,7 @@ class S3Call(S3Read):
 class StartedAnswer:
     """An answer whose header and first bytes are sent.
 
-    `rest` sends the remaining bytes. It is None if all bytes are sent. The function may be called more than once.
+    `send_body` sends the remaining bytes. It is None if all bytes are sent. The function may be called more than once.
 
     Attributes:
         abandon: Releases the memory of the answer if the remaining bytes will not be sent.
@@ -54,7 +54,7 @@ class StartedAnswer:
 
     status: int
     length: int
-    rest: Callable[[AbstractStreamWriter], Awaitable[None]] | None
+    send_body: Callable[[AbstractStreamWriter], Awaitable[None]] | None
     abandon: Callable[[], None] | None = None
 
 

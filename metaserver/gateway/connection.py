@@ -26,8 +26,8 @@ _KERNEL_MIN_BYTES = 16 << 10
 _KERNEL_PARTS = 4
 """The divisor of the budget that gives the share of each connection.
 
-A connection keeps the share that it got when it was opened, which is larger if there were few connections. So the
-total grows with the logarithm of their number.
+A connection gets its share when it is opened. The share is larger if there are few connections at that time. So the
+total grows with the logarithm of the number of connections.
 """
 
 

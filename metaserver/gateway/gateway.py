@@ -61,7 +61,7 @@ _REFUSED_HEADER_CHARS = re.compile(r"[\ud800-\udfff]|[^\S \t]")
 aiohttp passes these bytes on as surrogates. Some programs remove such white space before they sign, and
 others keep it.
 """
-_WHO: web.RequestKey[str] = web.RequestKey("who", str)
+_PRINCIPAL_NAME: web.RequestKey[str] = web.RequestKey("principal_name", str)
 _log = structlog.get_logger("seamark.gateway")
 
 
@@ -168,11 +168,11 @@ class Gateway:
             )
             answer = self._begins(read, transport)
         finally:
-            if answer is None or answer.rest is None:
+            if answer is None or answer.send_body is None:
                 self._slots.release(grant.principal_name)
         if answer is None:
             return started
-        if answer.rest is None:
+        if answer.send_body is None:
             self._report(
                 message.method, answer.status, answer.length, grant.principal_name, request_id, started_s, None
             )
@@ -192,7 +192,7 @@ class Gateway:
                 admitted = started.admitted
             else:
                 admitted = self._admit(request.method, request.raw_path, request.headers.items())
-            request[_WHO] = admitted.grant.principal_name
+            request[_PRINCIPAL_NAME] = admitted.grant.principal_name
             if isinstance(started, _Started) and started.answer is not None:
                 response = await self._finish(request, started, started.answer)
             else:
@@ -209,15 +209,15 @@ class Gateway:
             failure, response = error, self._make_refusal(unexpected, request, request_id)
         finally:
             self._metrics.requests.answering -= 1
-        length, client = response.content_length, request.get(_WHO, "")
+        length, client = response.content_length, request.get(_PRINCIPAL_NAME, "")
         self._report(request.method, response.status, length, client, request_id, started_s, failure)
         return response
 
     async def _finish(self, request: web.Request, started: _Started, answer: StartedAnswer) -> web.StreamResponse:
         request.writer.output_size = 1  # An error then breaks the connection, as for other answers.
         try:
-            if answer.rest is not None:
-                await answer.rest(request.writer)
+            if answer.send_body is not None:
+                await answer.send_body(request.writer)
         except BrokenAnswer:
             if request.transport is not None:
                 request.transport.abort()
@@ -249,7 +249,7 @@ class Gateway:
             status=status,
             ms=round(seconds * 1000, 2),
             bytes=length,
-            who=client,
+            principal_name=client,
             request_id=request_id,
         )
 
@@ -379,7 +379,7 @@ def _join_headers(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
 
 
 async def _name_server(request: web.Request, response: web.StreamResponse) -> None:
-    # If the header is absent, aiohttp sends its version and that of Python.
+    # If the header is absent, aiohttp sends its version and Python's version.
     response.headers["Server"] = "seamark"
 
 

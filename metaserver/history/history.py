@@ -1,12 +1,12 @@
 """Collects the query history of all tables: sums over the statements of each shape, by hour.
 
-A statement is counted in memory, without I/O, and the counts are recorded once a minute, by a task of the server. So a
-plan never waits for the history. If a server is killed, its unrecorded counts are lost.
+A statement is counted in memory, without I/O. A task of the server records the counts once a minute, so a plan never
+waits for the history. If a server is killed, its unrecorded counts are lost.
 
 The memory is limited, and one principal can use at most half of it. The database keeps a limited number of shapes for
 each table, and one principal can be the first user of at most a quarter of them. Beyond these limits, a statement
 counts towards the shape `OTHER_SHAPES` of its table. No shape displaces another, so a client that sends many shapes
-cannot remove those of other clients.
+cannot remove the shapes of other clients.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SAMPLES_EACH = 4
 APPLIED_MAX = 100
 """The number of applied proposals that the database keeps for a table."""
 _OWNER_PARTS = 4
-"""One principal can be the first user of this part of a table's shapes: one quarter."""
+"""One principal can be the first user of at most one in this number of a table's shapes."""
 _RECORDS_MAX = 200
 """The maximum number of shapes in one transaction."""
 _FAILURES_MAX = 10
@@ -56,7 +56,7 @@ _SAMPLERS_BYTES_MAX = 64 << 20
 """The memory that the filters and files of samplers may use between two flushes."""
 _LISTED_MAX = 2000
 _LISTED_AFTER_MS = 5000
-"""A listing of all tables records the counts first, if they were not recorded in this time."""
+"""The maximum age of unrecorded counts when all tables are listed. Older counts are recorded before the listing."""
 _MERGED = 1000
 _MERGE_AFTER_H = 48
 HOUR_MS = 3_600_000
@@ -83,11 +83,11 @@ class StatementRead(NamedTuple):
 
 
 class StatementSample(NamedTuple):
-    """A sample of one statement. Only some statements of a shape have one, because it would take a plan too long.
+    """A sample of one statement. Only some statements of a shape have a sample, because sampling takes time.
 
     Attributes:
         filter: A sample of the filter's values, or None if the statement has no filter.
-        bytes_in: See `StatementRead`. -1 if the bytes of the statement are unknown, or were counted with it.
+        bytes_in: See `StatementRead`. -1 if the bytes of the statement are unknown, or are counted already.
         bytes_left: See `StatementRead`.
     """
 
@@ -106,7 +106,7 @@ class _Key(NamedTuple):
 
 
 class _Counts:
-    """The sums of one shape since the last flush. A class with slots, because each plan changes one."""
+    """The sums of one shape since the last flush. The class has slots, because each plan changes an instance."""
 
     __slots__ = ("bytes_in", "bytes_left", "files_in", "files_left", "plan_s", "samplers", "sized", "statements")
 
@@ -166,13 +166,13 @@ class QueryHistory:
         """Count a statement.
 
         Args:
-            read: What the statement read.
+            read: The files and bytes that the statement read.
             principal: The principal that reads. None if the server has no logins; then it may use the whole limit.
             plan_s: The duration of planning.
 
         Returns:
-            The functions that sample statements of the shape, if there are few. The caller may add a function. It is
-            called in a thread, before the counts are recorded.
+            The functions that sample statements of the shape, if there are few of them. The caller may add a function.
+            A thread calls it before the counts are recorded.
         """
         key = _Key(read.uuid, principal, read.shape)
         counts = self._counts.get(key)
@@ -186,10 +186,10 @@ class QueryHistory:
         return counts.samplers if len(counts.samplers) < SAMPLES_EACH else None
 
     def reserve(self, size: int) -> bool:
-        """Reserve bytes for what a sampler keeps until the next flush.
+        """Reserve memory for the data that a sampler keeps until the next flush.
 
         Returns:
-            Whether there is room. If there is none, the sampler keeps nothing.
+            Whether there is room. Without room, the sampler keeps nothing.
         """
         if self._samplers_bytes + size > _SAMPLERS_BYTES_MAX:
             return False
@@ -212,7 +212,7 @@ class QueryHistory:
                 setting="query_history_waiting",
                 who=key.principal,
             )
-        # The number of tables limits the number of these keys. Each of their statements was authorised.
+        # The number of tables limits the number of these keys, because each of their statements was authorised.
         return self._counts.setdefault(_Key(key.uuid, None, None), _Counts())
 
     async def run(self) -> None:
@@ -233,7 +233,7 @@ class QueryHistory:
         self._samplers_bytes = 0
         self._flushed_ms = self._clock.now_ms()
         hour, failures = self.hour, 0
-        for uuid, records in (await asyncio.to_thread(_records_by_table, counts)).items():
+        for uuid, records in (await asyncio.to_thread(_group_records_by_table, counts)).items():
             for start in range(0, len(records), _RECORDS_MAX):
                 part = records[start : start + _RECORDS_MAX]
                 owned_max = self._shapes_max if all(not record.owner for record in part) else self._owner_shapes_max
@@ -256,7 +256,7 @@ class QueryHistory:
     async def of_table(self, uuid: str, days: int) -> list[QueryShapeSums]:
         """Return the history of a table, including statements that this server has not recorded yet."""
         await self.flush()
-        return await self._store.query_shapes(uuid, self._since(days), _LISTED_MAX)
+        return await self._store.query_shapes(uuid, self._compute_first_hour(days), _LISTED_MAX)
 
     async def sums_since(self, uuid: str, since_ms: int) -> QuerySums:
         """Return the sums of a table's statements in the hours that began after a time."""
@@ -271,29 +271,29 @@ class QueryHistory:
         Args:
             days: The days of the history. Statements of the last seconds may be missing.
             limit: The maximum number of tables.
-            within: The namespaces of the tables. None: all tables.
+            within: The namespaces of the tables, or None for all tables.
         """
         if abs(self._clock.now_ms() - self._flushed_ms) >= _LISTED_AFTER_MS:
             await self.flush()
         if within is not None and len(within) > NAMESPACES_MAX:
             within = None
-        return await self._store.query_totals(self._since(days), within, limit)
+        return await self._store.query_totals(self._compute_first_hour(days), within, limit)
 
-    def _since(self, days: int) -> int:
+    def _compute_first_hour(self, days: int) -> int:
         # A row of an older day has the first hour of the day.
         return (self.hour // 24 - days) * 24
 
     async def list_applied(self, uuid: str) -> list[AppliedAdvice]:
         """Return the applied proposals of a table, newest first."""
-        return await self._store.applied_advice(uuid, APPLIED_MAX)
+        return await self._store.list_applied_advice(uuid, APPLIED_MAX)
 
     async def save_applied(self, advice: AppliedAdvice) -> None:
         await self._store.transact([SaveAppliedAdvice(advice, APPLIED_MAX)])
 
     async def prune(self) -> int:
-        """Merge hours of older days, and remove what is older than the setting allows.
+        """Merge the hours of older days, and remove rows that are older than the setting allows.
 
-        If the merge fails, rows are removed nevertheless.
+        Rows are removed even if the merge fails.
 
         Returns:
             The number of removed rows.
@@ -322,7 +322,7 @@ class QueryHistory:
         return removed
 
 
-def _records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[QueryRecord, ...]]:
+def _group_records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[QueryRecord, ...]]:
     tables: defaultdict[str, list[QueryRecord]] = defaultdict(list)
     for key, counted in counts.items():
         shape = key.shape
@@ -330,10 +330,12 @@ def _records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[QueryRecor
             record = QueryRecord(OTHER_SHAPES, "", "", "", counted.sums())
         else:
             owner = "" if key.principal is None else owner_digest(key.uuid, key.principal)
-            taken = [sample for take in counted.samplers if (sample := _take_sample(take, key.uuid)) is not None]
-            for sample in taken:
+            filter_samples = [
+                sample for take in counted.samplers if (sample := _take_sample(take, key.uuid)) is not None
+            ]
+            for sample in filter_samples:
                 counted.add_sizes(sample.bytes_in, sample.bytes_left)
-            samples = [sample.filter for sample in taken if sample.filter is not None]
+            samples = [sample.filter for sample in filter_samples if sample.filter is not None]
             text = msgspec.json.encode(samples).decode() if samples else ""
             record = QueryRecord(shape.fingerprint, owner, shape.text, text, counted.sums())
         tables[key.uuid].append(record)
@@ -341,7 +343,7 @@ def _records_by_table(counts: dict[_Key, _Counts]) -> dict[str, tuple[QueryRecor
 
 
 def _take_sample(sampler: StatementSampler, uuid: str) -> StatementSample | None:
-    """Return a sample, or None if there is none. A failure loses the sample, but not the counts of the statements."""
+    """Return a sample, or None if the statement has no sample. A failure loses the sample, but not the counts."""
     try:
         return sampler()
     except Exception:  # noqa: BLE001  a sampler computes with the values of any client

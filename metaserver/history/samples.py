@@ -1,10 +1,10 @@
 """Samples of the values that statements compare, in the form that the setting `query_history_literals` allows.
 
 `dropped`: a sample has no value. For each column with a range, it has the width of the range as a share of the distance
-between the column's smallest and largest value, rounded (`_round`). The place of a range with two limits is not known.
-The width of a range with one limit shows about where this limit is.
-`hashed`: a sample also has a keyed hash of the literals, which shows whether statements repeat them.
-`kept`: a sample also has the filter with its literals.
+between the column's smallest and largest value, rounded (`_round`). The sample does not show where a range with two
+limits is. For a range with one limit, the width shows roughly where this limit is. `hashed`: a sample also has a keyed
+hash of the literals, which shows whether statements repeat them. `kept`: a sample also has the filter with its
+literals.
 """
 
 from __future__ import annotations
@@ -96,8 +96,8 @@ def conjuncts_on_columns(bound: Expression) -> Iterable[Bound]:
 def _round(share: float) -> float:
     """Round a share, because an exact width would show the literals.
 
-    The odds, share / (1 - share), are rounded to a quarter of a power of two. So a narrow range and a range that leaves
-    out little are rounded equally well: in a skewed column, few rows are in the upper nine tenths of the values.
+    The odds, share / (1 - share), are rounded to a quarter of a power of two. So a narrow range and a wide range have
+    the same relative precision. In a skewed column, few rows may be in the upper nine tenths of the values.
     """
     if not _SHARE_MIN < share < 1 - _SHARE_MIN:
         return float(share > 0.5)

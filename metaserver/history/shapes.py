@@ -1,8 +1,8 @@
-"""Shapes of statements: what a statement reads of one table, without the values that it compares.
+"""Shapes of statements: the columns, conditions and aggregates of a statement on one table, without the compared
+values.
 
 Statements that differ only in their literals have the same shape. A shape contains ids of columns, never names, and
-names of operators. So no text of a client becomes part of it, except the name of the engine, which is one of
-`ENGINES`.
+names of operators. So a shape contains no text of a client, except the name of the engine, which is one of `ENGINES`.
 
     shape = QueryShape("spark", columns=(1, 2), conjuncts=conjuncts_of(bound))
     shape.fingerprint
@@ -24,7 +24,7 @@ ENGINES = ("spark", "trino", "duckdb", "seamark", "pyiceberg", "java", "other")
 CONJUNCTS_MAX, TERMS_MAX = 24, 12
 """The maximum numbers of conjuncts of a shape, and of terms of a conjunct. Further conjuncts and terms are left out."""
 COLUMNS_MAX = 64
-"""The maximum number of columns in a list of a shape. A shape with more columns lists none."""
+"""The maximum number of columns in a list of a shape. With more columns, the list is empty."""
 _OTHER_TRANSFORM = "other"
 _TRANSFORMS = frozenset(("identity", "bucket", "truncate", "year", "month", "day", "hour", "void"))
 _NEGATIONS = {
@@ -39,12 +39,12 @@ _NEGATIONS = {
 _NEGATED = {**_NEGATIONS, **{negated: op for op, negated in _NEGATIONS.items()}}
 
 
-class Term(msgspec.Struct, frozen=True, array_like=True, order=True):
+class ShapeTerm(msgspec.Struct, frozen=True, array_like=True, order=True):
     """A comparison of a column.
 
     Attributes:
         transform: The name of the transform or function, without its parameter.
-        values: The number of compared values, rounded up to a power of ten.
+        values: The number of values that the column is compared with, rounded up to a power of ten.
     """
 
     column_id: int
@@ -53,19 +53,19 @@ class Term(msgspec.Struct, frozen=True, array_like=True, order=True):
     values: int = 1
 
 
-Conjunct = tuple[Term, ...]
-"""The alternatives of a conjunct. A conjunct without OR has one."""
+Conjunct = tuple[ShapeTerm, ...]
+"""The alternatives of a conjunct. A conjunct without OR has one alternative."""
 
 
 class Aggregate(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """An aggregate function of a column. The column is 0 if the argument is no plain column, as in `count(*)`."""
+    """An aggregate function of a column. The column is 0 if the argument is not a column, as in `count(*)`."""
 
     function: str
     column_id: int = 0
 
 
 class QueryShape(msgspec.Struct, frozen=True, cache_hash=True):
-    """The shape of statements that read one table. Its hash is kept, because each plan looks a shape up.
+    """The shape of statements that read one table. The hash is cached, because each plan looks up a shape.
 
     Attributes:
         engine: One of `ENGINES`.
@@ -123,17 +123,17 @@ def conjuncts_of(
         find_column: Returns the id of a column by its name. Terms of columns without an id are left out.
     """
     conjuncts: set[Conjunct] = set()
-    for part in _split(expression):
+    for part in _list_conjuncts(expression):
         predicate, negated = part
         if isinstance(predicate, Bound):  # Nearly all conjuncts are bound comparisons, and each plan reads them.
             conjuncts.add((_term(predicate.column_id, predicate, len(predicate.values), negated),))
-        elif terms := tuple(sorted(set(_terms(part, find_column)))):
+        elif terms := tuple(sorted(set(_make_terms(part, find_column)))):
             conjuncts.add(terms)
     return tuple(sorted(conjuncts)) if len(conjuncts) > 1 else tuple(conjuncts)
 
 
-def _split(expression: Expression) -> list[tuple[Expression, bool]]:
-    """Return the first `CONJUNCTS_MAX` conjuncts of an expression, each with whether it is negated."""
+def _list_conjuncts(expression: Expression) -> list[tuple[Expression, bool]]:
+    """Return the first `CONJUNCTS_MAX` conjuncts of an expression. Each has a flag that is True if it is negated."""
     if isinstance(expression, Bound):
         return [(expression, False)]
     conjuncts: list[tuple[Expression, bool]] = []
@@ -156,19 +156,19 @@ def drop_nan(part: Expression) -> Expression:
     """Return a comparison without the alternative NaN, which the server adds for engines that order NaN above all."""
     if isinstance(part, Or) and len(part.children) == 2:
         first, second = part.children
-        for kept, other in ((first, second), (second, first)):
+        for predicate, other in ((first, second), (second, first)):
             if (
-                isinstance(kept, Bound)
+                isinstance(predicate, Bound)
                 and isinstance(other, Bound)
                 and other.op is Op.IS_NAN
-                and kept.column_id == other.column_id
+                and predicate.column_id == other.column_id
             ):
-                return kept
+                return predicate
     return part
 
 
-def _terms(part: tuple[Expression, bool], find_column: Callable[[str], int | None] | None) -> list[Term]:
-    terms: list[Term] = []
+def _make_terms(part: tuple[Expression, bool], find_column: Callable[[str], int | None] | None) -> list[ShapeTerm]:
+    terms: list[ShapeTerm] = []
     waiting = [part]
     while waiting and len(terms) < TERMS_MAX:
         expression, negated = waiting.pop()
@@ -186,7 +186,7 @@ def _terms(part: tuple[Expression, bool], find_column: Callable[[str], int | Non
     return terms
 
 
-def _term(column_id: int, predicate: Bound | Unbound, values: int, negated: bool) -> Term:
+def _term(column_id: int, predicate: Bound | Unbound, values: int, negated: bool) -> ShapeTerm:
     rounded = 1
     while rounded < values:
         rounded *= 10
@@ -194,9 +194,9 @@ def _term(column_id: int, predicate: Bound | Unbound, values: int, negated: bool
     transform = predicate.transform.partition("[")[0]
     is_known = transform in _TRANSFORMS or is_function(transform)
     op = _NEGATED[predicate.op] if negated else predicate.op
-    return _cached_term(column_id, op, transform if is_known else _OTHER_TRANSFORM, rounded)
+    return _make_term(column_id, op, transform if is_known else _OTHER_TRANSFORM, rounded)
 
 
 @lru_cache(maxsize=10_000)
-def _cached_term(column_id: int, op: Op, transform: str, values: int) -> Term:
-    return Term(column_id, op.value, transform, values)
+def _make_term(column_id: int, op: Op, transform: str, values: int) -> ShapeTerm:
+    return ShapeTerm(column_id, op.value, transform, values)

@@ -11,14 +11,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from seamark.metaserver.log.files import LogFiles
-from seamark.metaserver.log.frames import FrameKind, damaged, encode_frame, encode_meta, payload_parts, read_frames
+from seamark.metaserver.log.frames import (
+    FrameKind,
+    encode_frame,
+    encode_meta,
+    make_damage_error,
+    payload_parts,
+    read_frames,
+)
 from seamark.metaserver.log.index import FramePlace, SegmentIndex
 from seamark.metaserver.log.port import Shard
 from seamark.metaserver.log.segment import LogSegment, index_name
 from seamark.metaserver.log.state import AppendEntry, BatchEntry, StateSummary
 
 
-def unreleased_offsets(segment: LogSegment, released: Mapping[Shard, int]) -> dict[Shard, int]:
+def list_unreleased_offsets(segment: LogSegment, released: Mapping[Shard, int]) -> dict[Shard, int]:
     """Return the shards with unreleased rows in a segment, with the released offset of each."""
     return {
         shard: released[shard]
@@ -42,7 +49,7 @@ def rewrite_segment(files: LogFiles, segment: LogSegment, released: Mapping[Shar
         Corrupt: If a record is damaged; the segment is unchanged.
         OSError: If the disk fails. The segment is the old or the new.
     """
-    # Later segments begin with the state, so a rewritten segment needs none.
+    # Later segments begin with the state, so a rewritten segment does not need it.
     head = encode_meta(StateSummary(segment.head_time_ms, [], {}, {}))
     parts = encode_frame(segment.number, 0, FrameKind.HEAD, head, ())
     size_bytes = sum(map(len, parts))
@@ -68,7 +75,7 @@ def rewrite_segment(files: LogFiles, segment: LogSegment, released: Mapping[Shar
             rewritten.size_bytes += place.length
             parts += written
     if end < segment.size_bytes:
-        raise damaged(files.describe(segment.name), end)
+        raise make_damage_error(files.describe(segment.name), end)
     files.remove([index_name(segment.number)])
     files.replace(segment.name, b"".join(parts))
     return rewritten

@@ -51,7 +51,7 @@ class LogFiles(Protocol):
         """Create a file: it exists with all data, durably, or not at all."""
 
     def replace(self, name: str, data: bytes) -> None:
-        """Replace a file: it has the old or the new bytes, also after an OSError."""
+        """Replace a file. Even after an OSError, it has either the old or the new bytes."""
 
     def open(self, name: str) -> LogFile: ...
 
@@ -63,7 +63,7 @@ class LogFiles(Protocol):
     def size_bytes(self, name: str) -> int: ...
 
     def remove(self, names: Sequence[str]) -> None:
-        """Remove files durably, in this order. A missing file is no error."""
+        """Remove files durably, in this order. A missing file is not an error."""
 
 
 class _OpenFile:
@@ -173,9 +173,9 @@ def _write_all(descriptor: int, position: int, parts: Sequence[bytes]) -> int:
     size_bytes = sum(map(len, parts))
     written = os.pwritev(descriptor, parts, position)
     if written < size_bytes:  # The disk is full, a signal arrived, or the write has more than 2 GiB.
-        rest = memoryview(b"".join(parts))
+        remaining = memoryview(b"".join(parts))
         while written < size_bytes:
-            written += os.pwrite(descriptor, rest[written:], position + written)
+            written += os.pwrite(descriptor, remaining[written:], position + written)
     return position + size_bytes
 
 

@@ -1,4 +1,4 @@
-"""How entries are stored in a segment file: as frames, each with a checksum.
+"""The storage of entries in a segment file: frames, each with a checksum.
 
 A segment is a sequence of frames, each at a multiple of 8 bytes. A frame has a header of 32 bytes, all little-endian,
 and a body:
@@ -46,7 +46,7 @@ Buffer = bytes | bytearray | memoryview
 
 
 class FrameKind(IntEnum):
-    """What a frame contains."""
+    """The content of a frame."""
 
     HEAD = 1
     ENTRY = 2
@@ -158,10 +158,10 @@ def check_tail(segment: int, position: int, buffer: Buffer, name: str) -> None:
             continue
         frame = read_frame(segment, place, buffer)
         if frame is not None and frame.kind is FrameKind.MARK:
-            raise damaged(name, position)
+            raise make_damage_error(name, position)
 
 
-def damaged(name: str, position: int) -> Corrupt:
+def make_damage_error(name: str, position: int) -> Corrupt:
     """Return the error for acknowledged rows that cannot be read."""
     return Corrupt(
         f"The log has a damaged record at byte {position} of {name}, and its rows were acknowledged. Nothing was "

@@ -1,4 +1,4 @@
-"""Where the records of each shard are in a segment.
+"""The positions of the records of each shard in a segment.
 
 The index of a segment that is complete is stored in a file beside it. That file only saves time: if it is missing or
 damaged, the segment is read instead.
@@ -25,7 +25,7 @@ _RECORD_BYTES = 24
 
 
 class FramePlace(NamedTuple):
-    """Where a frame is in its segment."""
+    """The place of a frame in its segment."""
 
     position: int
     length: int
@@ -75,7 +75,7 @@ class ShardIndex:
         return answer
 
     def offset_at(self, time_ms: int) -> int | None:
-        """Return the offset of the first record at or after a time, None if there is none."""
+        """Return the offset of the first record at or after a time, or None if no record is that late."""
         place = bisect.bisect_left(self.times, time_ms)
         return self.offsets[place] if place < len(self.offsets) else None
 
@@ -113,7 +113,7 @@ class ShardRange(msgspec.Struct, frozen=True, array_like=True):
         return Shard(self.stream, self.number)
 
 
-class IndexHeader(msgspec.Struct, frozen=True, array_like=True):
+class SegmentIndexHeader(msgspec.Struct, frozen=True, array_like=True):
     """The beginning of an index file.
 
     Attributes:
@@ -170,13 +170,13 @@ def encode_index(index: SegmentIndex, segment: int, segment_bytes: int, segment_
     """Return the contents of an index file."""
     body = b"".join(each.to_bytes() for each in index.shards.values())
     header = msgspec.msgpack.encode(
-        IndexHeader(_VERSION, segment, segment_bytes, segment_crc, crc32c(body), tuple(index.ranges().values()))
+        SegmentIndexHeader(_VERSION, segment, segment_bytes, segment_crc, crc32c(body), tuple(index.ranges().values()))
     )
     length = len(header).to_bytes(_CRC_BYTES, "little")
     return b"".join((crc32c(header, crc32c(length)).to_bytes(_CRC_BYTES, "little"), length, header, body))
 
 
-def decode_index(data: bytes, segment: int) -> tuple[IndexHeader, int] | None:
+def decode_index(data: bytes, segment: int) -> tuple[SegmentIndexHeader, int] | None:
     """Return the header of an index file and the position of its body, None if the file is damaged."""
     prefix = 2 * _CRC_BYTES
     length = int.from_bytes(data[_CRC_BYTES:prefix], "little")
@@ -185,7 +185,7 @@ def decode_index(data: bytes, segment: int) -> tuple[IndexHeader, int] | None:
     ):
         return None
     try:
-        header = from_msgpack(data[prefix : prefix + length], IndexHeader)
+        header = from_msgpack(data[prefix : prefix + length], SegmentIndexHeader)
     except msgspec.DecodeError:
         return None
     start = prefix + length

@@ -4,14 +4,14 @@ A stream is the log of one table, named by the table's UUID, so that a table tha
 another stream. A shard is a share of the stream's writes. The offset of a row is the number of
 rows before it in its shard.
 
-What every implementation promises:
+Every implementation promises:
 
 - `append` returns when all its batches are durable. A batch that was acknowledged survives the loss of every process.
 - The watermark of a shard is the offset after its last durable row. A reader never sees a row at or after it.
 - An append is atomic, also over shards of several tables: the watermarks of one call contain the
   whole append or nothing of it.
 - Offsets have no gap, and a row never changes its offset. Rows of one producer are in the order of its numbers.
-- An append that is repeated with the same producer and sequence number is stored once, also after a restart.
+- An append that is repeated with the same producer and sequence number is stored once, even after a restart.
 
 The log does not interpret payloads. Failures are errors of `seamark.formats.runtime.errors`; `StreamLog` lists them.
 """
@@ -38,7 +38,7 @@ class Shard(NamedTuple):
 
 
 class RowKind(IntEnum):
-    """What a row does to the row with the same key."""
+    """The effect of a row on the stored row with the same key."""
 
     INSERT = 0
     UPDATE = 1
@@ -88,6 +88,15 @@ class StreamProducer:
     sparse: bool = False
 
 
+TOPIC_OWNER = "topic"
+"""The owner of the producers that read input topics. The log remembers them until their stream is removed."""
+
+
+def name_of_topic_producer(stream: str, topic_id: str, partition: int) -> str:
+    """Return the name of the producer that reads a partition of the input topic of a stream."""
+    return f"{stream}/{TOPIC_OWNER}/{topic_id}-{partition}"
+
+
 def owner_of(producer: str) -> str:
     """Return the owner of a producer, whose name has the form `scope/owner/name` or `owner/name`."""
     parts = producer.split("/", 2)
@@ -96,7 +105,10 @@ def owner_of(producer: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class StreamProducerState:
-    """The session and the last acknowledged sequence number of a producer; -1 if there is none."""
+    """The session and the last acknowledged sequence number of a producer.
+
+    The number is -1 if nothing is acknowledged.
+    """
 
     epoch: int
     sequence: int
@@ -131,8 +143,8 @@ class Record:
 
     Attributes:
         offset: The offset of the first row.
-        time_ms: When the log took the batch, by the server's clock. It never decreases within a shard.
-        producer: The name of the producer, "" if the append had none.
+        time_ms: The time when the log accepted the batch, by the server's clock. It never decreases within a shard.
+        producer: The name of the producer, or "" if the append had no producer.
         sequence: The sequence number of the append, -1 if it had no producer.
     """
 
@@ -189,7 +201,7 @@ class StreamLog(Protocol):
 
         Raises:
             BadRequest: `check_append` refuses the append.
-            TooLarge: The append has more bytes than the log stores at once.
+            TooLarge: The append has more bytes than the log accepts in one append.
             LogFull: The disk has no room. Nothing is stored, and the log works again when there is room.
             TooManyRequests: Too many bytes wait, or the producer is new and there are too many. Nothing is stored.
             StreamRemoved: One of the streams was removed.
@@ -207,7 +219,7 @@ class StreamLog(Protocol):
         """
 
     def producer(self, name: str) -> StreamProducerState | None:
-        """Return the state of a producer, None if the log has none."""
+        """Return the state of a producer, or None if the log does not know the producer."""
 
     def watermarks(self, shards: Iterable[Shard]) -> dict[Shard, int]:
         """Return the watermarks at one moment; 0 for a shard without rows.
@@ -259,7 +271,7 @@ class StreamLog(Protocol):
 class SharedLog(StreamLog, Protocol):
     """A log to which several processes append."""
 
-    def unreleased_bytes(self, stream: str) -> int:
+    def count_unreleased_bytes(self, stream: str) -> int:
         """Return the bytes of the rows of a stream that are in no data file, of all processes."""
 
 
@@ -292,7 +304,7 @@ def check_batch(shard: Shard, batch: Batch) -> None:
     if batch.kinds and len(batch.kinds) != batch.rows:
         raise BadRequest(f"A batch of {batch.rows} rows has {len(batch.kinds)} kinds; give one for each row or none")
     if batch.kinds and max(batch.kinds) > max(RowKind):
-        raise BadRequest(f"{max(batch.kinds)} is no kind of a row; use 0 (insert), 1 (update) or 2 (delete)")
+        raise BadRequest(f"{max(batch.kinds)} is not a kind of row; use 0 (insert), 1 (update) or 2 (delete)")
     if not shard.stream or not 0 <= shard.number < 1 << 16:
         raise BadRequest(f"A shard has the name of its stream and a number from 0 to 65535, not {shard!r}")
 

@@ -17,10 +17,10 @@ from seamark.metaserver.log.frames import (
     Frame,
     FrameKind,
     check_tail,
-    damaged,
     encode_frame,
     encode_meta,
     frame_length,
+    make_damage_error,
     read_frame,
     read_frames,
 )
@@ -55,10 +55,10 @@ def recover(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes: int
         state: An empty state, into which the state of the log is read.
 
     Raises:
-        Corrupt: Acknowledged rows are damaged or missing. No file is changed then.
+        Corrupt: Acknowledged rows are damaged or missing. No file was changed.
         OSError: The disk fails.
     """
-    numbers = _segment_numbers(files)
+    numbers = _list_segment_numbers(files)
     if not numbers:
         return _begin(files, state, now_ms, segment_bytes)
     segments = [_open_segment(files, number, is_last=number == numbers[-1]) for number in numbers]
@@ -73,7 +73,7 @@ def recover(files: LogFiles, state: LogState, now_ms: int, *, segment_bytes: int
     return RecoveredLog(state, segments, file, torn_bytes)
 
 
-def _segment_numbers(files: LogFiles) -> list[int]:
+def _list_segment_numbers(files: LogFiles) -> list[int]:
     """Return the numbers of the segments.
 
     Raises:
@@ -100,7 +100,7 @@ def create_segment(files: LogFiles, number: int, state: LogState, *, segment_byt
     """Create a segment that begins with the state of the log.
 
     Raises:
-        OSError: The file cannot be created; no file has its name then.
+        OSError: The file cannot be created. No file has its name.
     """
     head, time_ms = encode_meta(state.summarize()), state.time_ms
     return create_segment_file(files, number, head, time_ms, segment_bytes=segment_bytes)
@@ -114,7 +114,7 @@ def create_segment_file(files: LogFiles, number: int, head: bytes, time_ms: int,
 
 
 def _open_segment(files: LogFiles, number: int, *, is_last: bool) -> LogSegment:
-    """Open a segment by its index file, or by its frames if there is none.
+    """Open a segment by its index file, or by its frames if it has no index file.
 
     The frames of the last segment are read later.
     """
@@ -167,13 +167,13 @@ def _read_head(files: LogFiles, segment: LogSegment) -> Frame:
         frame = read_frame(segment.number, 0, files.read(segment.name, 0, frame_length(header)))
         if frame is not None and frame.kind is FrameKind.HEAD:
             return frame
-    raise damaged(files.describe(segment.name), 0)
+    raise make_damage_error(files.describe(segment.name), 0)
 
 
 def _recover_last(
     files: LogFiles, segments: list[LogSegment], state: LogState, segment_bytes: int
 ) -> tuple[int, LogFile]:
-    """Apply the entries of the last segment, and cut off what follows them.
+    """Apply the entries of the last segment, and truncate the file after them.
 
     Frames after the last mark may be only in the memory of the kernel, even after a sync that failed. So they are
     written again before the log reports them as durable.
@@ -194,7 +194,7 @@ def _recover_last(
     check_tail(segment.number, end, data, files.describe(segment.name))
     torn_bytes = len(data[end:].rstrip(b"\0"))
     file = files.open(segment.name)
-    with _closed_after_failure(file):
+    with _close_after_failure(file):
         if torn_bytes:
             file.truncate(end)
         try:
@@ -208,7 +208,7 @@ def _recover_last(
 
 
 @contextmanager
-def _closed_after_failure(file: LogFile) -> Iterator[None]:
+def _close_after_failure(file: LogFile) -> Iterator[None]:
     try:
         yield
     except BaseException:
@@ -225,13 +225,13 @@ def _check_continuity(files: LogFiles, segments: list[LogSegment], state: LogSta
     ends: dict[Shard, int] = {}
     for segment in segments[:-1]:
         for shard in segment.shards():
-            first, end = segment.first(shard), segment.end(shard)
+            first, end = segment.get_first_offset(shard), segment.end(shard)
             if shard in state.shards and ends.get(shard, first) != first:
-                raise damaged(files.describe(segment.name), 0)
+                raise make_damage_error(files.describe(segment.name), 0)
             ends[shard] = end or 0
     for shard, end in ends.items():
         if shard in state.shards and state.shards[shard].watermark != end:
-            raise damaged(files.describe(segments[-2].name), segments[-2].size_bytes)
+            raise make_damage_error(files.describe(segments[-2].name), segments[-2].size_bytes)
 
 
 def _restore_starts(segments: list[LogSegment], state: LogState) -> None:
@@ -242,7 +242,7 @@ def _restore_starts(segments: list[LogSegment], state: LogState) -> None:
         for shard in segment.shards():
             stored: ShardSummary | None = state.shards.get(shard)
             if stored is not None:
-                stored.start = segment.first(shard) or 0
+                stored.start = segment.get_first_offset(shard) or 0
                 stored.size_bytes += segment.rows_bytes(shard)
 
 
@@ -254,7 +254,7 @@ def _check_released(files: LogFiles, segments: list[LogSegment], state: LogState
     Raises:
         Corrupt: The bytes are damaged.
     """
-    released = state.released_offsets()
+    released = state.get_released_offsets()
     for segment in segments:
         if segment.index is not None or segment.is_released(released):
             continue
@@ -263,7 +263,7 @@ def _check_released(files: LogFiles, segments: list[LogSegment], state: LogState
             position = 0
             for frame in read_frames(segment.number, files.read_whole(segment.name)):
                 position = frame.end
-            raise damaged(files.describe(segment.name), position)
+            raise make_damage_error(files.describe(segment.name), position)
 
 
 def _is_orphan(name: str, numbers: list[int]) -> bool:

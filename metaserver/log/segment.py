@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from seamark.metaserver.log.files import LogFiles
-from seamark.metaserver.log.frames import FrameKind, damaged, find_batch, read_frame
+from seamark.metaserver.log.frames import FrameKind, find_batch, make_damage_error, read_frame
 from seamark.metaserver.log.index import (
     FramePlace,
-    IndexHeader,
     SegmentIndex,
+    SegmentIndexHeader,
     ShardIndex,
     ShardRange,
     crc_of,
@@ -56,7 +56,7 @@ class LogSegment:
         head_time_ms: The time of the state in its first frame.
         index: The places of its records, None if the index file has them.
         ranges: The rows of each shard, if the index file has the places.
-        body_position: Where the places begin in the index file.
+        body_position: The position in the index file at which the places begin.
     """
 
     number: int
@@ -89,7 +89,7 @@ class LogSegment:
         rows = self.ranges.get(shard)
         return rows.end if rows is not None else None
 
-    def first(self, shard: Shard) -> int | None:
+    def get_first_offset(self, shard: Shard) -> int | None:
         """Return the offset of the first row of a shard, None if it has no rows here."""
         if self.index is not None:
             index = self.index.shards.get(shard)
@@ -97,7 +97,7 @@ class LogSegment:
         rows = self.ranges.get(shard)
         return rows.first if rows is not None else None
 
-    def last_time_ms(self, shard: Shard) -> int | None:
+    def get_last_time_ms(self, shard: Shard) -> int | None:
         """Return the time of the last record of a shard, None if it has no rows here."""
         if self.index is not None:
             index = self.index.shards.get(shard)
@@ -151,7 +151,7 @@ class LogSegment:
             frame = read_frame(self.number, place.position, data, start)
             entry = frame.entry() if frame is not None and frame.kind is FrameKind.ENTRY else None
             if frame is None or not isinstance(entry, AppendEntry):
-                raise damaged(files.describe(self.name), place.position)
+                raise make_damage_error(files.describe(self.name), place.position)
             offset, batch = find_batch(entry, frame.payloads, shard)
             yield Record(shard, offset, batch, entry.time_ms, entry.producer, entry.sequence)
 
@@ -162,15 +162,15 @@ class LogSegment:
             OSError: The file cannot be written. The index then stays in memory.
         """
         assert self.index is not None
-        crc = crc_of(self._slices(files))
+        crc = crc_of(self._read_slices(files))
         data = encode_index(self.index, self.number, self.size_bytes, crc)
         files.create(index_name(self.number), data)
 
-    def load_ranges(self, files: LogFiles) -> tuple[IndexHeader, int] | None:
+    def load_ranges(self, files: LogFiles) -> tuple[SegmentIndexHeader, int] | None:
         """Return the header of the index file and where the places begin, None if the file is damaged."""
         return decode_index(files.read_whole(index_name(self.number)), self.number)
 
-    def use_index_file(self, header: tuple[IndexHeader, int] | None) -> None:
+    def use_index_file(self, header: tuple[SegmentIndexHeader, int] | None) -> None:
         """Use the index file instead of memory from now on."""
         if header is not None:
             self.ranges = {each.shard: each for each in header[0].ranges}
@@ -180,9 +180,9 @@ class LogSegment:
 
     def is_intact(self, files: LogFiles, crc: int) -> bool:
         """Return whether the bytes have the checksum of the index file."""
-        return crc_of(self._slices(files)) == crc
+        return crc_of(self._read_slices(files)) == crc
 
-    def _slices(self, files: LogFiles) -> Iterator[bytes]:
+    def _read_slices(self, files: LogFiles) -> Iterator[bytes]:
         for position in range(0, self.size_bytes, _CHECK_BYTES):
             yield files.read(self.name, position, min(_CHECK_BYTES, self.size_bytes - position))
 
@@ -190,7 +190,7 @@ class LogSegment:
 def find_segment(segments: Sequence[LogSegment], shard: Shard, offset: int) -> LogSegment | None:
     """Return the segment with the row at an offset. The search begins at the newest rows, which readers mostly want."""
     for segment in reversed(segments):
-        first = segment.first(shard)
+        first = segment.get_first_offset(shard)
         if first is not None and first <= offset:
             return segment if offset < (segment.end(shard) or 0) else None
     return None

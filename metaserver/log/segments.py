@@ -4,7 +4,8 @@ All shards of all streams share one sequence of segments, so that many small tab
 forms groups: all appends that wait become durable by one write and one sync. While the disk syncs, the next group
 forms.
 
-- If the disk is full, the log refuses appends at once and stores nothing of them. It works again when there is room.
+- If the disk is full, the log refuses appends immediately and stores nothing of them. It works again when there is
+room.
 - After any other failure of a write, the state of the disk is unknown. The log refuses everything until it is opened
   again, and the appends of the group have an unknown outcome.
 """
@@ -33,7 +34,7 @@ from seamark.formats.runtime.errors import (
     SeamarkError,
     TooManyRequests,
 )
-from seamark.metaserver.log.compaction import is_worth_rewriting, rewrite_segment, unreleased_offsets
+from seamark.metaserver.log.compaction import is_worth_rewriting, list_unreleased_offsets, rewrite_segment
 from seamark.metaserver.log.files import FolderFiles, LogFiles, sync_folder
 from seamark.metaserver.log.frames import HEADER_BYTES, encode_meta, frame_bytes, payloads_of
 from seamark.metaserver.log.index import ShardIndex
@@ -93,7 +94,7 @@ class SegmentLimits:
 
 
 class DiskRunner(Protocol):
-    """Runs blocking work of the disk."""
+    """Runs blocking work on the disk."""
 
     def write(self, work: Callable[[], T]) -> Awaitable[T]:
         """Run work of the writer: one after another, in the order of the calls."""
@@ -346,11 +347,11 @@ class SegmentLog:
             try:
                 await self.store_indexes()
                 await self.trim()
-            except OSError as error:  # the segments are unchanged, and the next run tries again
+            except OSError as error:  # The segments are unchanged, and the next run tries again.
                 _log.warning("log maintenance failed", error=str(error))
 
     async def store_indexes(self) -> None:
-        """Write the index file of each complete segment that has none.
+        """Write the missing index files of complete segments.
 
         Raises:
             OSError: The disk is full or fails; the log works without the file.
@@ -376,7 +377,7 @@ class SegmentLog:
     async def _trim(self) -> int:
         oldest_ms = self._clock.now_ms() - self._limits.retention_ms
         # Offsets of one moment: a later segment may not lose rows of a shard while an earlier segment has such rows.
-        released = self._state.released_offsets()
+        released = self._state.get_released_offsets()
         size_bytes = self.size_bytes
         removed: list[LogSegment] = []
         for segment in self._segments[:-1]:
@@ -392,7 +393,7 @@ class SegmentLog:
         if removed:
             names = [name for segment in removed for name in (segment.name, index_name(segment.number))]
             await self._runner.read(partial(self._files.remove, names))
-        # Only now: rows of a shard may not be missing between two segments, also after a crash.
+        # This is done last, so that even after a crash, no rows of a shard are missing between two segments.
         for place, segment in enumerate(self._segments[:-1]):
             is_kept = segment.time_ms() >= oldest_ms and size_bytes <= self._limits.retention_bytes
             if is_kept or not await self._rewrite(segment, released):
@@ -402,8 +403,11 @@ class SegmentLog:
 
     async def _rewrite(self, segment: LogSegment, all_released: Mapping[Shard, int]) -> bool:
         """Leave only unreleased rows in a segment; return False if released rows stay in it."""
-        released = unreleased_offsets(segment, all_released)
-        if all(shard in released and (segment.first(shard) or 0) >= released[shard] for shard in segment.shards()):
+        released = list_unreleased_offsets(segment, all_released)
+        if all(
+            shard in released and (segment.get_first_offset(shard) or 0) >= released[shard]
+            for shard in segment.shards()
+        ):
             return True
         if not is_worth_rewriting(segment, released):
             return False
@@ -448,7 +452,7 @@ class SegmentLog:
             places = index.places(offset, limit_bytes=limit_bytes, end=end)
             records = await self._runner.read(partial(segment.read_records, self._files, shard, places))
         except (Corrupt, OSError) as error:
-            async with self._maintaining:  # retention may have removed or rewritten the segment meanwhile
+            async with self._maintaining:  # Retention may have removed or rewritten the segment.
                 pass
             if not segment.is_gone:
                 if isinstance(error, Corrupt):
@@ -480,7 +484,7 @@ class SegmentLog:
     async def offset_at(self, shard: Shard, time_ms: int) -> int:
         self._check_open()
         for segment in segments_from(self._segments, time_ms):
-            last_ms = segment.last_time_ms(shard)
+            last_ms = segment.get_last_time_ms(shard)
             if last_ms is not None and last_ms >= time_ms:
                 try:
                     offset = (await self._load_index(segment, shard)).offset_at(time_ms)

@@ -25,6 +25,7 @@ from seamark.formats.runtime.errors import (
     TooManyRequests,
 )
 from seamark.metaserver.log.port import (
+    TOPIC_OWNER,
     Acknowledgement,
     Batch,
     Position,
@@ -97,7 +98,7 @@ Entry = AppendEntry | FenceEntry | RemoveEntry
 
 
 class ShardSummary(msgspec.Struct, array_like=True):
-    """A shard in the state of a log. The fields are those of `ShardState`."""
+    """A shard in the state of a log. It has the same fields as `ShardState`."""
 
     stream: str
     number: int
@@ -145,7 +146,7 @@ class LogState:
 
     Attributes:
         producers_max: The maximum number of producers. Above it, a new producer is refused.
-        keep_ms: How long a producer without appends and a removed stream are remembered.
+        keep_ms: The time for which a producer without appends and a removed stream are remembered.
         time_ms: The time of the last entry; times never decrease.
         producer_counts: The number of producers of each owner.
     """
@@ -178,11 +179,20 @@ class LogState:
                 self.removed[entry.stream] = entry.time_ms
                 for shard in [shard for shard in self.shards if shard.stream == entry.stream]:
                     del self.shards[shard]
+                prefix = f"{entry.stream}/{TOPIC_OWNER}/"
+                for name in [name for name in self.producers if name.startswith(prefix)]:
+                    self._drop_producer(name)
 
     def _set_producer(self, name: str, summary: ProducerSummary) -> None:
         if name not in self.producers:
             self.producer_counts[owner_of(name)] += 1
         self.producers[name] = summary
+
+    def _drop_producer(self, name: str) -> None:
+        del self.producers[name]
+        self.producer_counts[owner_of(name)] -= 1
+        if not self.producer_counts[owner_of(name)]:
+            del self.producer_counts[owner_of(name)]
 
     def check_producer_room(self, name: str, *, limit: int, pending: Counter[str] | None = None) -> None:
         """Check that the log may remember a new producer.
@@ -237,7 +247,7 @@ class LogState:
             if summary is not None:
                 summary.released = max(summary.released, min(offset, summary.watermark))
 
-    def released_offsets(self) -> dict[Shard, int]:
+    def get_released_offsets(self) -> dict[Shard, int]:
         """Return the offset below which rows are in data files, for each shard."""
         return {shard: summary.released for shard, summary in self.shards.items()}
 
@@ -258,17 +268,16 @@ class LogState:
     def forget(self, now_ms: int, oldest_ms: int) -> None:
         """Forget the producers and the removed streams that are older than `keep_ms`.
 
+        The producers of input topics stay: their numbers say which messages were appended.
+
         Args:
             oldest_ms: The time from which the log has entries. The removal of a stream is remembered as long as the log
                 may have rows of it.
         """
         limit = now_ms - self.keep_ms
         for name, each in list(self.producers.items()):
-            if each.time_ms < limit:
-                del self.producers[name]
-                self.producer_counts[owner_of(name)] -= 1
-                if not self.producer_counts[owner_of(name)]:
-                    del self.producer_counts[owner_of(name)]
+            if each.time_ms < limit and owner_of(name) != TOPIC_OWNER:
+                self._drop_producer(name)
             elif each.appends and each.time_ms < now_ms - REMEMBERED_MS:
                 self.producers[name] = ProducerSummary(each.epoch, each.sequence, each.time_ms)
         for stream in [stream for stream, time_ms in self.removed.items() if time_ms < min(limit, oldest_ms)]:
@@ -345,7 +354,7 @@ class Group:
         return self.append_sizes(sizes, producer)
 
     def append_sizes(self, sizes: Mapping[Shard, BatchSize], producer: StreamProducer | None) -> Acknowledgement:
-        """Admit an append whose bytes are elsewhere. The errors are those of `append`."""
+        """Admit an append whose bytes are elsewhere. It raises the same errors as `append`."""
         if producer is not None:
             duplicate = self._check_sequence(producer)
             if duplicate is not None:
@@ -362,7 +371,7 @@ class Group:
         for each in entry.batches:
             self._ends[each.shard] = each.offset + each.rows
         if producer is not None:
-            self._set_producer(producer.name, follow(self._producer(producer.name), entry))
+            self._set_producer(producer.name, follow(self._find_producer(producer.name), entry))
         return Acknowledgement(
             tuple(Position(each.shard, each.offset, each.offset + each.rows) for each in entry.batches)
         )
@@ -373,7 +382,7 @@ class Group:
         Raises:
             TooManyRequests: The producer is new, and there are too many producers.
         """
-        previous = self._producer(name)
+        previous = self._find_producer(name)
         self._check_room(name, previous)
         entry = FenceEntry(self.time_ms, name, previous.epoch + 1 if previous is not None else 1)
         self.entries.append(entry)
@@ -397,11 +406,11 @@ class Group:
         end = self._ends.get(shard)
         return end if end is not None else self._state.watermark(shard)
 
-    def _producer(self, name: str) -> ProducerSummary | None:
+    def _find_producer(self, name: str) -> ProducerSummary | None:
         return self._producers.get(name) or self._state.producers.get(name)
 
     def _set_producer(self, name: str, summary: ProducerSummary) -> None:
-        if self._producer(name) is None:
+        if self._find_producer(name) is None:
             self._new_producers[owner_of(name)] += 1
         self._producers[name] = summary
 
@@ -411,7 +420,7 @@ class Group:
 
     def _check_sequence(self, producer: StreamProducer) -> Acknowledgement | None:
         """Return the first answer if the append is a repetition, None if it is the next append."""
-        previous = self._producer(producer.name)
+        previous = self._find_producer(producer.name)
         self._check_room(producer.name, previous)
         last = previous.sequence if previous is not None else -1
         if previous is not None and producer.epoch < previous.epoch:

@@ -14,7 +14,7 @@ class Waiters:
     def __init__(self, watermark: Callable[[Shard], int]) -> None:
         self._watermark = watermark
         self._waiters: dict[Shard, dict[asyncio.Event, None]] = {}
-        # These are not sets, so that tasks wake in the order in which they came, also in a simulation.
+        # These are not sets, so that tasks wake in the order of their arrival, even in a simulation.
         self._is_closed = False
 
     async def wait(self, positions: Mapping[Shard, int], timeout_s: float) -> bool:

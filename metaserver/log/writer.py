@@ -68,7 +68,8 @@ class SegmentWriter:
     def finish(self) -> None:
         """Close a complete segment and return the room that it does not need.
 
-        The last mark is cut: a complete segment needs none, and the checksum of the segment must not depend on it.
+        The last mark is removed: a complete segment needs no mark, and the checksum of the segment must not depend on
+        it.
         """
         with suppress(OSError):
             self._file.truncate(self.durable)

@@ -386,7 +386,7 @@ def _read_range(place: LocalPlace, start: int, length: int) -> bytes:
 def _open_new(folder: int, name: str) -> tuple[str, int]:
     """Return (name, descriptor) of a new file.
 
-    A random name can exist already only after a crash, if the random numbers repeat.
+    Only after a crash can a file with the random name exist, if the random numbers repeat.
     """
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     while True:

@@ -26,7 +26,7 @@ async def report_unreachable(objects: ObjectStore, settings: Settings) -> None:
     If it does not answer at first, log one warning, and log again when it answers.
     """
     warned = False
-    while (error := await _error(objects)) is not None:
+    while (error := await _ping(objects)) is not None:
         if not warned:
             warehouse = settings.warehouse_uri()
             endpoint = {"endpoint": settings.s3_endpoint} if settings.s3_endpoint else {}
@@ -40,7 +40,7 @@ async def report_unreachable(objects: ObjectStore, settings: Settings) -> None:
         _log.info("the warehouse is usable", warehouse=settings.warehouse_uri())
 
 
-async def _error(objects: ObjectStore) -> SeamarkError | OSError | None:
+async def _ping(objects: ObjectStore) -> SeamarkError | OSError | None:
     try:
         async with asyncio.timeout(TIMEOUT_S):
             await objects.ping()

@@ -4,7 +4,7 @@ Every client receives the address and region, which are not secret. The server's
 a client that requests them (`X-Iceberg-Access-Delegation: vended-credentials`), if the operator sets
 `s3_client_access = static`. These keys are not limited to the table, so this is for trusted networks. STS is
 not supported, because most self-hosted stores lack its short-lived keys; remote signing and the objects
-gateway give the same limits without it. With `gateway`, the address is that of the gateway, which accepts
+gateway give the same limits without it. With `gateway`, clients get the address of the gateway, which accepts
 only the keys that this catalog vends for one table.
 
 | s3_client_access | no request | vended-credentials | remote-signing |
@@ -49,7 +49,7 @@ def storage_config(
 ) -> tuple[dict[str, str], list[dict[str, object]]]:
     """Return the config and the storage credentials of a table on S3.
 
-    The arguments are those of `ServerStorage.client_access`.
+    The arguments are the same as in `ServerStorage.client_access`.
     """
     config = store_address(settings)
     mechanism = access_mechanism(settings, delegation)

@@ -107,7 +107,7 @@ class Warehouse:
         return str(self.parse(location, subject, root_ok=root_ok))
 
     def parse(self, location: str, subject: str = "The location", *, root_ok: bool = False) -> Location:
-        """Return the parsed location. The checks are those of `check`."""
+        """Return the parsed location, after the same checks as in `check`."""
         parsed = parse_location(location, subject)
         for root in self._roots:
             if root.holds(parsed) and (root_ok or root != parsed):
@@ -126,7 +126,7 @@ class Warehouse:
     def table_location(self, namespace_location: str, name: str, table_uuid: uuid.UUID | str) -> str:
         """Return a new location for a table.
 
-        The table's UUID distinguishes the location from that of a dropped table with the same name.
+        The table's UUID distinguishes the location from the location of a dropped table with the same name.
 
         Raises:
             BadRequest: The namespace's location, a property that clients set, is outside the warehouse.

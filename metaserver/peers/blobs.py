@@ -24,7 +24,7 @@ from seamark.metaserver.settings.settings import Settings
 DIGEST_BYTES = 32
 _THREADS = 2
 _INLINE_BYTES = 128 << 10
-"""Up to this size, computing a digest takes less time than switching threads."""
+"""The maximum size of data whose digest is computed without a thread. Switching threads would take longer."""
 _MAPPED_SHARE = 8
 """The fraction of a mapped file's size that counts. Its pages belong to the kernel, which can reclaim them."""
 

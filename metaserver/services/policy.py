@@ -87,7 +87,7 @@ class PolicyProperty(msgspec.Struct, frozen=True, rename="kebab"):
     """A property with its effective value.
 
     Attributes:
-        source: Where the value is from: table, namespace, setting or default.
+        source: The source of the value: table, namespace, setting or default.
         namespace: The levels of the namespace that has the property.
         ignored: The reason why the server ignores the value, or None.
     """

@@ -113,7 +113,7 @@ class Compaction(RewriteProposer):
             target_bytes = count_of(properties, TARGET_FILE_BYTES, TARGET_FILE_BYTES_DEFAULT)
             size_bytes = count_of(totals, "total-files-size", 0)
             min_files = count_of(properties, MIN_FILES, MIN_FILES_DEFAULT)
-            is_large = size_bytes >= small_below(metadata) * target_bytes * files  # on average
+            is_large = size_bytes >= small_below(metadata) * target_bytes * files  # The average size counts.
             if files < min_files or is_large:
                 return None
         size_bytes, launcher = bytes_since(metadata, COMPACTED_BY), launcher_of(properties)
@@ -314,8 +314,10 @@ class SnapshotExpiration(JobProposer):
 
     service = EXPIRATION
     _PAUSE_MIN_S, _PAUSE_MAX_S = 60.0, 3600.0
-    """Minimum time between two expirations of a table: a tenth of the age of snapshots, within these limits. Each reads
-    the manifests of the remaining snapshots."""
+    """Minimum time between two expirations of a table: a tenth of the age of snapshots, within these limits.
+
+    Each reads the manifests of the remaining snapshots.
+    """
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
         """Propose a job according to the age of the oldest snapshot.

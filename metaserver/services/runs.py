@@ -72,7 +72,7 @@ class RunLog:
             uuid=job.uuid,
             requested_ms=began_ms,
             completed_ms=now_ms,
-            who=SERVICE_PRINCIPAL,
+            principal_name=SERVICE_PRINCIPAL,
             summary=summary,
         )
         await self._store.transact([RecordInstant(instant=instant)])

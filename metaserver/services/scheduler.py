@@ -37,7 +37,7 @@ from seamark.metaserver.store.model import Entry
 from seamark.metaserver.timeline.timeline import Timeline
 
 IDLE_S = 60.0
-"""If a worker has no job for this time, it is stopped to free its memory."""
+"""The time after which a worker without a job is stopped, to free its memory."""
 _RETRY_S = 5.0
 _PREFIX_OF_ALL_SERVICES = "seamark.services."
 """The prefix of the properties that control the jobs of every service."""

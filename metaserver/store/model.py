@@ -85,7 +85,7 @@ class DroppedEntry(msgspec.Struct, frozen=True):
     purge: bool
     dropped_ms: int
     expires_ms: int
-    who: str
+    principal_name: str
     is_retained: bool = False
 
 
@@ -115,7 +115,7 @@ class Instant(msgspec.Struct, frozen=True, omit_defaults=False):
     """The UUID of the table or view. It does not change with renames."""
     requested_ms: int
     completed_ms: int | None = None
-    who: str = "anonymous"
+    principal_name: str = "anonymous"
     snapshot_id: int | None = None
     metadata_location: str | None = None
     fingerprint: str | None = None
@@ -199,16 +199,16 @@ class StoredPlanTable(msgspec.Struct, frozen=True):
     """The value of `X-Seamark-Plans` with which the plan was requested. Only requests with the same value can use
     the plan. If it is None, the plan has a name for all readers of the table.
     """
-    shown_id: int | None = None
-    """The id of the snapshot that makes the plan visible to the audience, or None for a plan view."""
-    shown: str | None = None
-    """The snapshot that makes the plan visible to the audience, as JSON."""
+    plan_snapshot_id: int | None = None
+    """The id of the plan snapshot that makes the plan visible to the audience, or None for a plan view."""
+    snapshot_or_fingerprint: str | None = None
+    """The plan snapshot as JSON. A plan view has a fingerprint of the table's metadata instead."""
 
 
 class PlanSnapshot(msgspec.Struct, frozen=True):
     """A plan snapshot that loadTable adds to its answer."""
 
-    shown_id: int
+    id: int
     snapshot: str
     """The snapshot as JSON."""
 
@@ -240,7 +240,7 @@ class MetricsReport(msgspec.Struct, frozen=True):
     """scan-report or commit-report."""
     snapshot_id: int | None
     received_ms: int
-    who: str
+    principal_name: str
     report: dict[str, Any]
 
 
@@ -404,7 +404,7 @@ class AuditRecord(msgspec.Struct, frozen=True, rename="kebab"):
 
     id: str
     at_ms: int
-    who: str
+    principal_name: str = msgspec.field(name="who")
     action: Annotated[str, msgspec.Meta(description="Operation id, e.g. commitTable.")]
     resource: Annotated[str, msgspec.Meta(description="Path of the request.")]
     outcome: Annotated[str, msgspec.Meta(description="allowed, denied, or failed:<kind>.")]
@@ -418,14 +418,16 @@ class ClaimedLocation(msgspec.Struct, frozen=True):
     """The canonical form of the location: different keys are different locations."""
     shared: bool = False
     """Whether other entries may also claim the location as shared: a folder for files of several tables."""
-    shown: str = ""
-    """The location as the client wrote it, for messages. `what` is the description of the location."""
+    display_form: str = ""
+    """The location as the client wrote it, for messages."""
     subject: str = "The location"
+    """What the client calls the location, for messages."""
 
     def make_overlap_error(self) -> BadRequest:
         """Return the error for a location that overlaps a location of another entry."""
         return BadRequest(
-            f"{self.subject} {self.shown!r} overlaps the files of another table, view or function; choose another, or "
+            f"{self.subject} {self.display_form!r} overlaps the files of another table, view or function; choose "
+            "another, or "
             "omit it, and the server chooses one. A dropped entry keeps its location until it is purged or its "
             "retention ends"
         )

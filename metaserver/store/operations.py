@@ -161,7 +161,7 @@ class ForgetDropped(Operation, frozen=True):
     """Remove a dropped entry permanently, before its purge.
 
     Raises:
-        NotFound: The entry no longer exists, because another replica was faster.
+        NotFound: The entry no longer exists, because another replica has removed it.
         CommitConflict: `unshared` is set, and another live or dropped entry has the same UUID, so it uses the same
             files.
     """
@@ -185,7 +185,7 @@ class ClaimLocations(Operation, frozen=True):
     namespace: NamespacePath = ()
     """The namespace of the new name, if it is set.
 
-    In this case, the location may be that of an entry that was dropped with this name.
+    In this case, the location may be the location of an entry that was dropped with this name.
     """
     name: str = ""
     checked: bool = True
@@ -375,7 +375,7 @@ class LeasePlanSnapshots(Operation, frozen=True):
     namespace: NamespacePath
     of_name: str
     audience: str
-    shown_ids: tuple[int, ...]
+    plan_snapshot_ids: tuple[int, ...]
     expires_ms: int
     withdraw: bool = False
 
@@ -388,7 +388,7 @@ class DropPlanSnapshots(Operation, frozen=True):
 
     namespace: NamespacePath
     of_name: str
-    shown_ids: tuple[int, ...]
+    plan_snapshot_ids: tuple[int, ...]
 
 
 class RetirePlanTables(Operation, frozen=True):

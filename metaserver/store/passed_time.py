@@ -1,4 +1,4 @@
-"""How much time has really passed, even if the clock jumps: for deletions that are decided by age.
+"""The time that has really passed, even if the clock jumps. Deletions by age depend on it.
 
 If a clock jumps ahead, everything looks old: files that a writer is about to commit, tables that were dropped a
 minute ago, snapshots, the audit log. So the catalog records when it last looked at the clock, and counts only time

@@ -1,8 +1,8 @@
 """The rows of one shard in memory: the rows that are durable in the log and not yet in the table's files.
 
-The log is the truth. `catch_up` brings the rows up to a watermark: from what the appends of this process have offered,
-and else from the log. So rows in memory are always a gapless range that begins at the flushed offset, also rows that
-another process appended. A start of the server needs no separate recovery.
+The log decides which rows exist. `catch_up` adds the rows up to a watermark: rows that appends of this process have
+offered, and other rows from the log. So the rows in memory are always a gapless range that begins at the flushed
+offset, including rows that another process appended. The server needs no separate recovery when it starts.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ READ_BYTES = 4 << 20
 
 
 class ShardBlocks:
-    """The rows of one shard in memory. Belongs to one event loop.
+    """The rows of one shard in memory. An instance belongs to one event loop.
 
     Attributes:
         start: The offset of the first row in memory: the flushed offset.
         end: The offset after the last row in memory.
         size_bytes: The bytes of all rows, including rows that wait for earlier rows.
-        oldest_ms: When the log received the oldest row; None without rows.
+        oldest_ms: The time when the log received the oldest row, or None if there are no rows.
     """
 
     def __init__(self, log: StreamLog, shard: Shard, flushed: int) -> None:
@@ -50,7 +50,7 @@ class ShardBlocks:
         self._take_early()
 
     async def catch_up(self, watermark: int) -> None:
-        """Bring the rows in memory up to `watermark`, an offset that the log has reached."""
+        """Add rows up to `watermark`, an offset that the log has reached."""
         while self.end < watermark:
             first = self.end
             try:

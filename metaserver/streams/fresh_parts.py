@@ -1,4 +1,5 @@
-"""The fresh files of one shard: which ranges of offsets they have, which to write next, and which to remove. Pure.
+"""The fresh files of one shard: their ranges of offsets, the files to write next, and the files to remove. The module
+is pure.
 
 A part is a range of offsets and the fresh files that have exactly its rows. The parts of a shard follow each other
 without a gap. A new part replaces small parts before it, as in a log-structured merge: so a plan names few files, and
@@ -25,7 +26,7 @@ class FreshPart(msgspec.Struct, frozen=True):
 
     Attributes:
         key: The names of the table's key columns when the files were written.
-        keyed: The keys of the rows, for rows with a key. The files then have the latest row of each key only.
+        keyed: The keys of the rows, for rows with a key. In this case, the files have only the latest row of each key.
     """
 
     shard: int
@@ -49,15 +50,15 @@ class FreshParts:
     def __init__(self) -> None:
         self.parts: tuple[FreshPart, ...] = ()
 
-    def covered(self, flushed: int) -> int:
-        """Return the offset after the last row of the parts; without parts, return `flushed`."""
+    def get_covered_offset(self, flushed: int) -> int:
+        """Return the offset after the last row of the parts, or `flushed` if there are no parts."""
         return self.parts[-1].end if self.parts else flushed
 
     def drop_flushed(self, flushed: int) -> list[FreshPart]:
         """Remove and return the parts with rows before `flushed`, which are in the table's files.
 
-        A part that crosses the offset is removed too: another process has flushed a part of it. The parts after a
-        removed part stay only if they still follow `flushed` without a gap.
+        A part that crosses the offset is removed, too, because another process has flushed some of its rows. The parts
+        after a removed part stay only if they still follow `flushed` without a gap.
         """
         remaining = tuple(part for part in self.parts if part.start >= flushed)
         if remaining and remaining[0].start != flushed:
@@ -74,7 +75,7 @@ class FreshParts:
             end: The offset that the parts have to reach.
             cut: The end of the running flush, if one runs.
         """
-        covered = self.covered(flushed)
+        covered = self.get_covered_offset(flushed)
         if covered >= end:
             return []
         if cut is not None and covered < cut < end:

@@ -64,7 +64,7 @@ def encode_fresh_snapshot(
         metadata: The table's metadata.
         listed: The manifests of its current snapshot, without delete files that `deletes` replace.
         files: The fresh files.
-        folder: Where the manifests are to be stored.
+        folder: The folder in which to store the manifests.
         clock: The clock.
         deletes: The ContentFiles of the delete files of the rows that rows of the fresh files replace, as JSON.
     """
@@ -117,7 +117,7 @@ def encode_fresh_snapshot(
 
 
 def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_deletes: bool) -> dict[str, str]:
-    """Return the summary of a fresh snapshot. Engines estimate the size of a table by its totals.
+    """Return the summary of a fresh snapshot. Engines estimate the size of a table from the totals in the summary.
 
     A snapshot with deletes has no totals of deletes, because an engine could skip delete files by a total of 0.
     """
@@ -142,7 +142,7 @@ def _summarize(current: Snapshot | None, files: Sequence[ContentFile], *, has_de
 
 
 def with_fresh_snapshot(metadata: TableMetadata, snapshot: Snapshot) -> TableMetadata:
-    """Return the metadata with the fresh snapshot as the current one."""
+    """Return the metadata with the fresh snapshot as the current snapshot."""
     main = metadata.refs.get(MAIN, SnapshotRef(snapshot.snapshot_id, "branch"))
     return msgspec.structs.replace(
         metadata,
@@ -155,7 +155,10 @@ def with_fresh_snapshot(metadata: TableMetadata, snapshot: Snapshot) -> TableMet
 
 
 def log_current_snapshot(metadata: TableMetadata) -> TableMetadata:
-    """Return the metadata with an entry for the current snapshot in the snapshot log, by which DuckDB finds it."""
+    """Return the metadata with an entry for the current snapshot in the snapshot log.
+
+    DuckDB finds the snapshot by this entry.
+    """
     current = metadata.current_snapshot
     assert current is not None
     entry = SnapshotLogEntry(current.timestamp_ms, current.snapshot_id)
@@ -164,6 +167,11 @@ def log_current_snapshot(metadata: TableMetadata) -> TableMetadata:
         snapshot_log=(*metadata.snapshot_log, entry),
         last_updated_ms=max(metadata.last_updated_ms, current.timestamp_ms),
     )
+
+
+def may_be_fresh(snapshot_id: int) -> bool:
+    """Return whether a fresh snapshot may have this id."""
+    return _ID_MIN <= snapshot_id < 1 << 62
 
 
 def is_fresh(snapshot: Snapshot) -> bool:
@@ -186,7 +194,7 @@ async def run_encoding(
     return await asyncio.to_thread(work)
 
 
-async def without_files(
+async def drop_removed_files(
     removed: Sequence[tuple[str, int | None]],
     listed: Sequence[ManifestFile],
     metadata: TableMetadata,
@@ -210,4 +218,4 @@ async def without_files(
 
 
 _IN_LOOP_ENTRIES_MAX = 50
-"""The maximum number of entries that are encoded in the event loop. More are encoded in a thread."""
+"""The maximum number of entries that are encoded in the event loop. With more entries, a thread encodes them."""

@@ -1,7 +1,7 @@
-"""Returns the current rows of some keys, with the rows that wait for a flush.
+"""Returns the current rows with the requested keys, including rows that wait for a flush.
 
-The code that locates and reads rows is the connector's (`RowFiles.get`). It blocks, so it runs in its own threads:
-flushes do not wait for gets.
+The connector's code (`RowFiles.get`) locates and reads the rows. It blocks, so it runs in separate threads, and flushes
+do not wait for it.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from seamark.metaserver.streams.stored_rows import RowSearch
 
 LIMITS = GetLimits(rows_max=10_000, bytes_max=64 << 20, files_max=1_000)
 _THREADS = 4
-"""The maximum number of gets that run at a time. Others wait."""
+"""The maximum number of gets that run at a time. Further gets wait."""
 _THREADS_PER_PRINCIPAL = 2
-"""The maximum number of gets of one principal that run at a time, so that others need not wait for them."""
+"""The maximum number of gets of one principal that run at a time, so that gets of other principals do not wait for
+them.
+"""
 
 
 class KeyedRowsAnswer(NamedTuple):
@@ -41,7 +43,7 @@ class KeyedRowsAnswer(NamedTuple):
 
 
 class KeyedGets:
-    """Gets rows by key. Belongs to one event loop."""
+    """Gets rows by key. An instance belongs to one event loop."""
 
     def __init__(self, row_files: RowFiles, search: RowSearch) -> None:
         self._row_files = row_files
@@ -85,5 +87,5 @@ class KeyedGets:
 
 
 def _release(loop: asyncio.AbstractEventLoop, share: asyncio.Semaphore, _: object) -> None:
-    with suppress(RuntimeError):  # The loop of a server that has stopped is closed.
+    with suppress(RuntimeError):  # If the server has stopped, the loop is closed.
         loop.call_soon_threadsafe(share.release)

@@ -37,5 +37,7 @@ def key_of(metadata: TableMetadata) -> tuple[str, ...]:
             raise BadRequest(f"{KEY} names the column {name[:200]!r}, which the table does not have")
         kind = by_name[name].type
         if not isinstance(kind, str) or kind in FLOATS:
-            raise BadRequest(f"The column {name} is no key of a stream table: it has a nested or a floating-point type")
+            raise BadRequest(
+                f"The column {name} cannot be a key of a stream table: its type is nested or floating-point"
+            )
     return names

@@ -28,7 +28,7 @@ class ReadRows(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The size of the batches of the log from which the rows are."""
+        """The size of the batches of the log that contain the rows."""
         return sum(len(piece.payload) for piece in self.slices)
 
 
@@ -40,22 +40,23 @@ async def read_log(
     limit_bytes: int,
     keep: Callable[[int], None] = lambda size_bytes: None,
 ) -> ReadRows:
-    """Return rows of the ranges, from the start of each range on.
+    """Return rows from the beginning of each range.
 
     Args:
         log: The log.
         table_uuid: The table.
         ranges: The first offset, and the offset after the last row, by shard.
         limit_bytes: The size at which no further batch is read. At least one batch is returned.
-        keep: Called with the size of each batch that is in memory; it may raise an error.
+        keep: A function that is called with the size of each batch in memory. It may raise an error.
 
     Raises:
-        OffsetOutOfRange: The log has removed the rows meanwhile.
+        OffsetOutOfRange: The log has removed the rows in the meantime.
     """
     rows = ReadRows([], [], {})
     share_bytes = max(1, limit_bytes // max(1, len(ranges)))
     size_bytes = 0
-    # The shard with the most rows is first: if batches exceed their shares, no shard is always left out.
+    # The shard with the most rows is first. So even if batches exceed their shares, every shard is read sooner or
+    # later.
     for number, (start, end) in sorted(ranges.items(), key=lambda item: item[1][0] - item[1][1]):
         if rows.slices and size_bytes >= limit_bytes:
             break

@@ -1,12 +1,12 @@
-"""Which process of a fleet flushes a stream table: the owner of its shards.
+"""The process of a fleet that flushes a stream table: the owner of its shards.
 
-All processes over one log may append rows, and may read them. The owner keeps the rows of a table in memory and
-flushes them, so that the others do not do the same work again. Rendezvous hashing over the live leases of the
-processes chooses it. All shards of a table have one owner, because a flush is one commit of the table.
+All processes over one log may append rows, and may read them. The owner keeps the rows of a table in memory and flushes
+them, so that other processes do not repeat this work. Rendezvous hashing over the live leases of the processes chooses
+the owner. All shards of a table have one owner, because a flush is one commit of the table.
 
-The owner is a hint. Two processes may both be the owner for a while, or none: the transaction of a flush compares the
-flushed offsets, so a second flush of the same rows changes nothing. Another process flushes the rows that the owner
-has not flushed for the time of a lease.
+The owner is a hint. For a while, two processes may both be the owner, or no process may be the owner. This is safe,
+because the transaction of a flush compares the flushed offsets, so a second flush of the same rows changes nothing.
+Another process flushes the rows that the owner has not flushed for the time of a lease.
 """
 
 from __future__ import annotations
@@ -20,40 +20,50 @@ from importlib import metadata
 from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.peers.membership import Membership
 from seamark.metaserver.runtime.background import run_in_background
+from seamark.metaserver.settings.fleet import READ
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import STREAM_OWNER_PROTOCOL, Replica
 from seamark.metaserver.store.port import PointerStore
 
 _LEASE_SHARE = 0.6
-"""The part of `peer_lease_s` that a lease lasts. In the rest, other processes notice its end at their next renewal."""
+"""The fraction of `peer_lease_s` for which a lease lasts.
+
+In the remaining time, other processes notice its end at their next renewal.
+"""
 
 
 class StreamOwners:
     """Says whether this process is the owner of a table, and whether it flushes rows that wait."""
 
-    def __init__(self, membership: Membership | None, *, lease_s: float = 0.0) -> None:
-        """Use the leases of `membership`; None if no other process uses the log."""
+    def __init__(self, membership: Membership | None, *, lease_s: float = 0.0, only_reads: bool = False) -> None:
+        """Use the leases of `membership`; None if no other process uses the log, or if this process `only_reads`."""
         self._membership = membership
+        self._only_reads = only_reads
         self._lease_ms = int(1000 * lease_s)
         self._unmoved: dict[str, tuple[dict[int, int], int]] = {}
         """The flushed offsets of tables of other owners, and since when this process sees them."""
 
     def is_owner(self, uuid: str) -> bool:
+        if self._only_reads:
+            return False
         if self._membership is None:
             return True
         ranked = self._membership.rank_replicas(uuid)
         return not ranked or ranked[0] == self._membership.address
 
     def may_flush(self, uuid: str, flushed: Mapping[int, int], now_ms: int) -> bool:
-        """Return whether this process flushes rows of a table that wait long enough.
+        """Return whether this process flushes the rows of a table that have waited long enough.
 
-        The owner does. Another process does if the owner has flushed nothing for the time of a lease.
+        The owner does. Another process does if the owner has flushed nothing for the time of a lease, unless it only
+        reads.
 
         Args:
             uuid: The table.
             flushed: Its present flushed offsets.
             now_ms: The time.
         """
+        if self._only_reads:
+            return False
         if self.is_owner(uuid):
             self._unmoved.pop(uuid, None)
             return True
@@ -64,7 +74,7 @@ class StreamOwners:
         return now_ms - since_ms >= self._lease_ms
 
     def forget(self, uuid: str) -> None:
-        """Forget a table that is closed, or has no rows that wait."""
+        """Forget a table that is closed, or has no waiting rows."""
         self._unmoved.pop(uuid, None)
 
 
@@ -77,6 +87,9 @@ async def open_owners(
     Args:
         is_shared: Whether other processes may use the log.
     """
+    if settings.role == READ:
+        yield StreamOwners(None, only_reads=True)
+        return
     if not is_shared:
         yield StreamOwners(None)
         return

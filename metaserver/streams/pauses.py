@@ -1,4 +1,6 @@
-"""Pauses of stream tables: a paused table refuses rows, and its flushes go on. A pause is a property of the table."""
+"""Pauses of stream tables: a paused table refuses rows, and its flushes continue. A pause is a property of the
+table.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,18 @@ _RETRY_S = 5
 
 
 class StreamPaused(RetryLater):
-    """The table is paused, and takes no rows until it is resumed."""
+    """The table is paused, and accepts no rows until it is resumed."""
 
 
 def pause_of(metadata: TableMetadata) -> str | None:
-    """Return the reason of the pause; None if the table takes rows."""
+    """Return the reason of the pause, or None if the table accepts rows."""
     return metadata.properties.get(PAUSED)
 
 
 class Pauses:
     """The pauses that this server has set.
 
-    A request may have read the table before the pause, and append its rows later. Such rows are refused too, so that
+    A request may have read the table before the pause, and append its rows later. These rows are refused, too, so that
     a drained table stays empty.
     """
 
@@ -40,7 +42,7 @@ class Pauses:
         self._updated_ms.pop(table_uuid, None)
 
     def check(self, table_uuid: str, metadata: TableMetadata, subject: str) -> None:
-        """Check that a table takes rows.
+        """Check that a table accepts rows.
 
         Args:
             table_uuid: The table.
@@ -53,7 +55,7 @@ class Pauses:
         reason = pause_of(metadata)
         paused_ms = self._updated_ms.get(table_uuid)
         if reason is None and paused_ms is not None:
-            if metadata.last_updated_ms > paused_ms:  # Another server has resumed it.
+            if metadata.last_updated_ms > paused_ms:  # Another server has resumed the table.
                 del self._updated_ms[table_uuid]
             else:
                 reason = "it was paused while the request was read"

@@ -1,21 +1,25 @@
-"""Positions of continuous reads, and the decision what a reader reads next. Pure.
+"""Positions of continuous reads, and the decision which rows a reader reads next. The functions are pure.
 
 The history of a table is the sequence of its snapshots, in which the rows of a stream are also rows of the log. A
 position says which snapshots a reader has read, and up to which offset it has read each shard. Rows of the log are
 identified by their offsets, so a row that was read before its flush is not read again: each snapshot of a flush states
 the offsets of its rows. The rules for the snapshots after a position, oldest first:
 
-- A flush: its rows that are before the offsets of the position were read. The others are read from the log. If the log
-  has removed them, the files of the snapshot are read, if none of its rows was read before.
+- A flush: rows before the offsets of the position were read already. The other rows are read from the log. If the log
+has removed them and no row of the snapshot was read before, the files of the snapshot are read.
 - An append of another writer: its files are read.
 - A rewrite of files, such as a compaction: nothing is read.
-- All others have removed rows. They are refused, or skipped with `skips_changes`.
+- All other snapshots have removed rows. The read is refused, or skips them with `skips_changes`.
+
+Offsets are positions in one log. A flush of another log, such as the log before a rebuild, is read like an append of
+another writer. A position with offsets of another log is refused.
 
 After the last snapshot, the reader reads the rows of the log that are not flushed.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
@@ -25,12 +29,15 @@ import msgspec
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.replacement import is_replace
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.protocol.wire import FLUSH_OFFSETS, FLUSH_TABLE
+from seamark.formats.protocol.wire import FLUSH_LOG, FLUSH_OFFSETS, FLUSH_TABLE
 from seamark.formats.runtime.errors import BadRequest, OffsetOutOfRange
 from seamark.metaserver.log.port import ShardState
 from seamark.metaserver.store.operations import FlushedRange
 
-_VERSION = "1"
+_VERSION = "2"
+_FIRST_VERSION = "1"
+"""The version of positions without a log."""
+_HASH_CHARACTERS = 16
 _NONE = "none"
 _SCAN = "scan"
 _AFTER = "after"
@@ -40,19 +47,21 @@ _OPERATION, _APPEND = "operation", "append"
 
 
 class ReadPosition(msgspec.Struct, frozen=True):
-    """What a continuous reader has read.
+    """The rows that a continuous reader has read.
 
     Attributes:
         table_uuid: The table.
         snapshot_id: The last snapshot that was read; None before the first snapshot.
-        offsets: The offset of the next row of each shard. A shard that is missing begins at 0.
-        is_scan: Whether the rows of `snapshot_id` are still to be read, all at once.
+        offsets: The offset of the next row of each shard. It is 0 for a shard that is missing.
+        is_scan: Whether all rows of `snapshot_id` have yet to be read.
+        log: The hash of the log of the offsets; "" if it is unknown.
     """
 
     table_uuid: str
     snapshot_id: int | None
     offsets: tuple[int, ...]
     is_scan: bool = False
+    log: str = ""
 
     def offset(self, shard: int) -> int:
         """Return the offset of the next row of a shard."""
@@ -68,7 +77,10 @@ class ReadPosition(msgspec.Struct, frozen=True):
         """Return the position as a token."""
         snapshot = _NONE if self.snapshot_id is None else str(self.snapshot_id)
         offsets = "-".join(map(str, self.offsets))
-        return ".".join((_VERSION, self.table_uuid, snapshot, offsets, _SCAN if self.is_scan else _AFTER))
+        mode = _SCAN if self.is_scan else _AFTER
+        if not self.log:
+            return ".".join((_FIRST_VERSION, self.table_uuid, snapshot, offsets, mode))
+        return ".".join((_VERSION, self.table_uuid, snapshot, offsets, mode, self.log))
 
 
 def parse_position(token: str, table_uuid: str) -> ReadPosition:
@@ -79,13 +91,17 @@ def parse_position(token: str, table_uuid: str) -> ReadPosition:
     """
     parts = token.split(".")
     try:
-        version, uuid_text, snapshot, offset_texts, mode = parts
+        version, uuid_text, snapshot, offset_texts, mode, *log = parts
         uuid = str(UUID(uuid_text))
         offsets = tuple(_parse_number(text) for text in offset_texts.split("-")) if offset_texts else ()
         position = ReadPosition(
-            uuid, None if snapshot == _NONE else _parse_number(snapshot), offsets, is_scan=mode == _SCAN
+            uuid,
+            None if snapshot == _NONE else _parse_number(snapshot),
+            offsets,
+            is_scan=mode == _SCAN,
+            log=_parse_hash(version, log),
         )
-        if version != _VERSION or mode not in (_SCAN, _AFTER) or len(offsets) > _SHARDS_MAX:
+        if mode not in (_SCAN, _AFTER) or len(offsets) > _SHARDS_MAX:
             raise ValueError
     except ValueError:
         raise BadRequest(
@@ -107,6 +123,20 @@ def _parse_number(text: str) -> int:
     return number
 
 
+def _parse_hash(version: str, parts: Sequence[str]) -> str:
+    """Return the hash of the log in a position; "" for a position without a log."""
+    if (version, len(parts)) == (_FIRST_VERSION, 0):
+        return ""
+    if (version, len(parts)) != (_VERSION, 1) or len(parts[0]) != _HASH_CHARACTERS:
+        raise ValueError
+    return bytes.fromhex(parts[0]).hex()
+
+
+def hash_of_log(identity: str) -> str:
+    """Return the hash of a log's identity. Positions and summaries of flushes state it, because it is short."""
+    return hashlib.sha256(identity.encode()).hexdigest()[:_HASH_CHARACTERS]
+
+
 def encode_ranges(ranges: Iterable[FlushedRange]) -> str:
     """Return the value of `FLUSH_OFFSETS` for the rows of a flush."""
     return ",".join(f"{moved.shard}:{moved.start}-{moved.end}" for moved in ranges)
@@ -115,9 +145,9 @@ def encode_ranges(ranges: Iterable[FlushedRange]) -> str:
 def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange, ...] | None:
     """Return the rows that the snapshot of a flush of this table has added; None for any other snapshot.
 
-    The summary alone is no proof: the metadata file may be a copy of another table's, or a client may have written it.
-    Rows beyond the flushed offsets of the database were never flushed. A flush of an earlier version of the
-    server does not state its table.
+    The summary alone proves nothing: the metadata file may be a copy of another table's file, or a client may have
+    written the summary. Rows beyond the flushed offsets of the database were never flushed. A flush of an earlier
+    version of the server does not state its table or its log.
     """
     if FLUSH_OFFSETS.encode() not in bytes(snapshot.summary):
         return None
@@ -125,6 +155,8 @@ def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange
     text = summary.get(FLUSH_OFFSETS)
     if text is None or summary.get(FLUSH_TABLE, table.metadata.table_uuid) != table.metadata.table_uuid:
         return None
+    if summary.get(FLUSH_LOG, table.log) != table.log:
+        return None  # The rows were in the log before a rebuild.
     try:
         ranges = []
         for part in text.split(","):
@@ -158,7 +190,7 @@ class LogRows(NamedTuple):
 
     Attributes:
         ranges: The first offset, and the offset after the last row, of each shard with rows.
-        position: The position before these rows. All snapshots that need no reading are passed.
+        position: The position before these rows. It is after all snapshots that need not be read.
     """
 
     ranges: Mapping[int, tuple[int, int]]
@@ -180,17 +212,19 @@ class ReadableTable(NamedTuple):
     Attributes:
         flushed: The flushed offset of each shard, which belongs to the current snapshot of `metadata`.
         shards: The shards in the log.
+        log: The hash of the identity of the log; "" for a table without rows of a stream.
     """
 
     metadata: TableMetadata
     flushed: Mapping[int, int]
     shards: Mapping[int, ShardState]
+    log: str = ""
 
 
-def next_step(
+def choose_next_step(
     position: ReadPosition, table: ReadableTable, *, until: ReadPosition | None = None, skips_changes: bool = False
 ) -> Step:
-    """Return what a reader at `position` reads next.
+    """Return the next step of a reader at `position`.
 
     Args:
         position: The position of the reader.
@@ -202,12 +236,16 @@ def next_step(
         BadRequest: Rows were removed, or a snapshot is not an ancestor of the current snapshot.
         OffsetOutOfRange: The log no longer has the next rows, and files do not have exactly these rows.
     """
+    if until is not None:
+        _check_log(until, table)
+    _check_log(position, table)
+    position = msgspec.structs.replace(position, log=table.log)
     if position.is_scan and position.snapshot_id is not None:
         return _scan(position.snapshot_id, position, table)
     position = msgspec.structs.replace(position, is_scan=False)
     ranges: dict[int, tuple[int, int]] = {}
-    ahead = position  # the position after `ranges`
-    for snapshot in _snapshots_after(position, table, until):
+    ahead = position  # The position after `ranges`.
+    for snapshot in _list_snapshots_after(position, table, until):
         flushed = parse_ranges(snapshot, table)
         if flushed is not None and (missing := _find_in_log(ahead, flushed, table.shards)) is not None:
             ranges |= {moved.shard: (position.offset(moved.shard), moved.end) for moved in missing}
@@ -232,6 +270,19 @@ def next_step(
     return LogRows(ranges, position) if ranges else End(position)
 
 
+def _check_log(position: ReadPosition, table: ReadableTable) -> None:
+    """Check that the offsets of a position are those of the table's log.
+
+    Raises:
+        BadRequest: They are offsets of another log.
+    """
+    if position.log and position.log != table.log and any(position.offsets):
+        raise BadRequest(
+            "The position has offsets of another log: the table has got a new log since, for example by a rebuild. "
+            "Begin at earliest, latest or a snapshot"
+        )
+
+
 def _scan(snapshot_id: int, position: ReadPosition, table: ReadableTable) -> Files:
     if table.metadata.snapshot(snapshot_id) is None:
         raise OffsetOutOfRange(
@@ -240,7 +291,7 @@ def _scan(snapshot_id: int, position: ReadPosition, table: ReadableTable) -> Fil
     return Files(snapshot_id, None, True, msgspec.structs.replace(position, is_scan=False))
 
 
-def _snapshots_after(position: ReadPosition, table: ReadableTable, until: ReadPosition | None) -> list[Snapshot]:
+def _list_snapshots_after(position: ReadPosition, table: ReadableTable, until: ReadPosition | None) -> list[Snapshot]:
     """Return the snapshots after a position up to the end, oldest first.
 
     Raises:
@@ -293,7 +344,7 @@ def _skip_rolled_back(position: ReadPosition, starts: Mapping[int, int], skips_c
 def _find_in_log(
     position: ReadPosition, ranges: Sequence[FlushedRange], shards: Mapping[int, ShardState]
 ) -> list[FlushedRange] | None:
-    """Return the ranges of a flush that were not read; None if the log does not have all of their rows."""
+    """Return the ranges of a flush that were not read, or None if the log does not have all of their rows."""
     if any(position.offset(moved.shard) < moved.start for moved in ranges):
         return None  # A rollback has removed rows before this flush.
     unread = [moved for moved in ranges if position.offset(moved.shard) < moved.end]
@@ -307,7 +358,7 @@ def _find_in_log(
 def _read_files(
     passed: ReadPosition, snapshot: Snapshot, flushed: Sequence[FlushedRange] | None, skips_changes: bool
 ) -> Files | ReadPosition:
-    """Return how the files of a snapshot are read, or the position after it if nothing of it is read.
+    """Return the step that reads the files of a snapshot, or the position after the snapshot if nothing is read.
 
     Args:
         passed: The position of the reader, whose last snapshot is `snapshot`.
@@ -356,7 +407,7 @@ def _find_unflushed(
     """Return the rows of the log from the position on, up to the end.
 
     Raises:
-        BadRequest: The position is of another log.
+        BadRequest: The position belongs to another log.
         OffsetOutOfRange: The log has removed some of the rows.
     """
     ranges: dict[int, tuple[int, int]] = {}
@@ -383,13 +434,13 @@ def _find_unflushed(
 
 def position_earliest(table_uuid: str, table: ReadableTable) -> ReadPosition:
     """Return the position of a reader that reads the present rows first, and then all later rows."""
-    start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, (), is_scan=True)
+    start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, (), is_scan=True, log=table.log)
     return start.advance(table.flushed)
 
 
 def position_latest(table_uuid: str, table: ReadableTable) -> ReadPosition:
     """Return the position after all present rows."""
-    start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, ()).advance(table.flushed)
+    start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, (), log=table.log).advance(table.flushed)
     return start.advance({shard: state.watermark for shard, state in table.shards.items()})
 
 
@@ -407,16 +458,16 @@ def position_after_snapshot(table_uuid: str, table: ReadableTable, snapshot_id: 
     """
     if snapshot_id is not None and table.metadata.snapshot(snapshot_id) is None:
         raise BadRequest(f"The table has no snapshot {snapshot_id}, or it has expired; begin at one of its snapshots")
-    start = ReadPosition(table_uuid, snapshot_id, ())
+    start = ReadPosition(table_uuid, snapshot_id, (), log=table.log)
     offsets = dict(table.flushed)
-    for snapshot in reversed(_snapshots_after(start, table, None)):
+    for snapshot in reversed(_list_snapshots_after(start, table, None)):
         for moved in parse_ranges(snapshot, table) or ():
             offsets[moved.shard] = min(offsets.get(moved.shard, moved.start), moved.start)
     return start.advance(offsets)
 
 
 def snapshot_at(table: ReadableTable, time_ms: int) -> int | None:
-    """Return the last ancestor of the current snapshot that was committed before a time; None if there is none."""
+    """Return the last ancestor of the current snapshot that was committed before a time, or None if all are later."""
     snapshot = table.metadata.current_snapshot
     while snapshot is not None and snapshot.timestamp_ms >= time_ms:
         parent_id = snapshot.parent_snapshot_id

@@ -1,6 +1,6 @@
 """The port to the files of rows: encodes rows for the log, and as Parquet files of a table.
 
-The implementation is in the connector, which the server does not import (`metaserver/runtime/extensions.py`).
+The connector implements the port. The server does not import it (`metaserver/runtime/extensions.py`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ class EncodedIndexFile(NamedTuple):
 
 
 KeyedRows: TypeAlias = Any
-"""The keys of rows of a keyed table, and which row of a file has which key. Only the implementation reads it."""
+"""The keys of rows of a keyed table, and the row of a file that has each key.
+
+Only the implementation reads an instance.
+"""
 
 
 class EncodedDeletes(NamedTuple):
@@ -87,9 +90,10 @@ class GetLimits(NamedTuple):
 
 
 class RowFiles(Protocol):
-    """The port to the files of rows. Every method runs in any thread, and may take long for many rows.
+    """The port to the files of rows.
 
-    All methods but `encode_deletes` and `get` are pure.
+    Every method may run in any thread, and may take long for many rows. All methods except `encode_deletes` and `get`
+    are pure.
     """
 
     def conform(
@@ -202,7 +206,7 @@ class RowFiles(Protocol):
 
 
 class ImportedRowFiles:
-    """Implements `RowFiles` by the functions of a module, which is imported when they are first needed."""
+    """Implements `RowFiles` with the functions of a module. The module is imported when a function is first needed."""
 
     def __init__(self, module_name: str) -> None:
         self._module_name = module_name

@@ -1,7 +1,6 @@
 """Finds stored rows by key for flushes and fresh files, in one snapshot of a table, by the planner and record indexes.
-
-The code that locates rows is the connector's, as for upserts, and runs in a thread. It calls `StoredRows`, which runs
-the server's part on the event loop.
+As for upserts, the connector's code locates the rows. It runs in a thread, and calls `StoredRows`, which runs the
+server's part on the event loop.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ class FoundRows(NamedTuple):
 
 
 class RowSearch:
-    """Opens `StoredRows`. Belongs to one event loop."""
+    """Opens `StoredRows`. An instance belongs to one event loop."""
 
     def __init__(
         self, planner: Planner, objects: ObjectStore, indexes: Indexes, usage: Usage, clock: Clock, decoded_bytes: int
@@ -69,7 +68,10 @@ class RowSearch:
 
 
 class StoredRows:
-    """The stored rows of the current snapshot of a table. Every method blocks, and runs in any other thread."""
+    """The stored rows of the current snapshot of a table.
+
+    Every method blocks, so it is called in a thread other than the thread of the event loop.
+    """
 
     def __init__(
         self, search: RowSearch, entry: Entry, metadata: TableMetadata, loop: asyncio.AbstractEventLoop
@@ -83,11 +85,11 @@ class StoredRows:
         """Return the scan tasks for a filter, as a page of a plan.
 
         Args:
-            body: The PlanTableScanRequest of the connector, of which the filter is read.
+            body: The PlanTableScanRequest of the connector. Only its filter is used.
             files_max: The maximum number of data files; None for no limit.
 
         Raises:
-            TooLarge: The plan has more files. It is not written then.
+            TooLarge: The plan has more files. No answer is written.
         """
         request = PinnedRequest(
             snapshot_id=self._metadata.current_snapshot_id,
@@ -109,16 +111,16 @@ class StoredRows:
         definition = read_definitions(self._metadata).by_name[index]
         arrays, _ = arrays_of(definition.terms, keys)
         columns = keys_of_arrays(definition.terms, arrays)
-        return self._run(self._lookup(columns, index))
+        return self._run(self._look_up(columns, index))
 
-    async def _lookup(self, columns: Any, index: str) -> FoundRows:
+    async def _look_up(self, columns: Any, index: str) -> FoundRows:
         definition = read_definitions(self._metadata).by_name[index]
         request = ScanRequest(snapshot_id=self._metadata.current_snapshot_id)
         scan = await self._search.planner.bind_and_plan(self._metadata, request)
         located = await self._search.locator.locate(scan, definition, columns, None, self._entry)
         hit = np.unique(located.data_file)
         numbers = np.searchsorted(hit, located.data_file).astype(np.int32)
-        paths = pa.array(_paths_at(scan.view, hit), pa.string())
+        paths = pa.array(_list_paths(scan.view, hit), pa.string())
         rows = pa.table(
             {
                 "key": pa.array(located.query),
@@ -128,7 +130,7 @@ class StoredRows:
             }
         )
         undecided = int(np.count_nonzero(located.undecided))
-        return FoundRows(rows, tuple(_paths_at(scan.view, located.uncovered)), undecided)
+        return FoundRows(rows, tuple(_list_paths(scan.view, located.uncovered)), undecided)
 
     def read(self, location: str, start: int = 0, length: int | None = None) -> bytes:
         """Return an object or a part of it."""
@@ -139,7 +141,7 @@ class StoredRows:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
-def _paths_at(view: TableView, positions: Any) -> list[str]:
+def _list_paths(view: TableView, positions: Any) -> list[str]:
     """Return the paths of the data files at these positions in the view. The positions are ascending."""
     texts = files_at(view, view.entry_ids_at(positions)).texts("file_path").values() if len(positions) else []
     return [(text or b"").decode("utf-8", "replace") for text in texts]

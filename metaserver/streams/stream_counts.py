@@ -1,8 +1,8 @@
-"""What the streams of a server have done since its start, and how the flushes of a table go."""
+"""The counters of a server's streams since its start, and the state of the flushes of a table."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -27,11 +27,28 @@ class StreamCounts:
     failed_flushes: int = 0
 
 
-class FlushReport(NamedTuple):
-    """How the flushes of a table go.
+@dataclass
+class TopicCounts:
+    """What this process has read of input topics since its start, for metrics.
 
     Attributes:
-        oldest_ms: When the oldest row in memory was appended; None without rows.
+        messages: The messages that were read.
+        rows: The rows that were appended.
+        rejected: The rows and messages that did not fit.
+        waiting: Why the messages of a topic wait now, by the UUID of the table.
+    """
+
+    messages: int = 0
+    rows: int = 0
+    rejected: int = 0
+    waiting: dict[str, str] = field(default_factory=dict)
+
+
+class FlushReport(NamedTuple):
+    """The state of the flushes of a table.
+
+    Attributes:
+        oldest_ms: The time when the oldest row in memory was appended, or None if there are no rows.
         interval_ms: The age at which rows are flushed.
         failures: The flushes that have failed since the last successful flush.
         error: The message of the last failure.

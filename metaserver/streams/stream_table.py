@@ -5,11 +5,11 @@ The rules:
 - A row is acknowledged when the log has it. Rows in memory and fresh files only make durable rows readable.
 - A reader gets the files of a pointer, and the fresh rows from the flushed offsets that belong to this pointer up to
   watermarks of one moment. So a flush neither hides nor repeats a row, and a reader sees each append whole.
-- A flush adds files with the rows from the flushed offset to `cut`, and moves the flushed offset from the former to the
-  latter, in one transaction. Any process may flush; each row is added once.
-- Rows leave the memory, and fresh files are given up, only after the flushed offset has passed them.
+- A flush adds files with the rows from the flushed offset to `cut`, and moves the flushed offset to `cut`, in one
+transaction. Any process may flush, and each row is added once.
+- Rows are removed from memory, and fresh files are abandoned, only after the flushed offset has passed them.
 
-The class knows no socket, no database and no file system: it works on ports, so that a simulation runs it.
+The class uses no socket, database or file system directly. It uses ports, so that a simulation can run it.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class StreamTables(Protocol):
     def key_of(self, metadata: TableMetadata) -> tuple[str, ...]:
         """Return the names of the key columns; empty for a table without a valid key."""
 
-    def stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
+    def open_stored_rows(self, entry: Entry, metadata: TableMetadata) -> StoredRows:
         """Return the rows in the files of the current snapshot."""
 
 
@@ -93,8 +93,8 @@ class StreamLimits(NamedTuple):
     """Limits of one stream table.
 
     Attributes:
-        fresh_interval_s: The least time between two times that fresh files are written.
-        fresh_retention_s: How long fresh files stay when plans no longer name them, for running queries.
+        fresh_interval_s: The minimum time between two writes of fresh files.
+        fresh_retention_s: The time for which fresh files stay, for running queries, when plans no longer name them.
     """
 
     fresh_interval_s: float
@@ -119,13 +119,13 @@ KEYED_COMMITS_MAX = 20
 
 
 class RunInThread(Protocol):
-    """Runs a blocking function, so that the event loop goes on."""
+    """Runs a blocking function in a thread, so that it does not block the event loop."""
 
     def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 class StreamTable:
-    """One stream table. Belongs to one event loop."""
+    """One stream table. An instance belongs to one event loop."""
 
     def __init__(
         self,
@@ -153,7 +153,7 @@ class StreamTable:
             limits: The limits.
             fresh_folder: The location of the folder for fresh files.
             run_in_thread: Runs the encoding of rows.
-            logged_bytes: Returns the bytes of the rows that are not flushed, if the log knows those of all processes.
+            logged_bytes: Returns the bytes of the rows of all processes that are not flushed, if the log knows them.
         """
         self.uuid = entry.uuid
         self._log = log
@@ -172,8 +172,10 @@ class StreamTable:
         self._cut: Mapping[int, int] = {}
         self._written_s = -limits.fresh_interval_s
         self._written_marks: Mapping[int, int] = {}
-        """The watermarks, of one moment, that the last write of fresh files had to reach. After a failure, or after a
-        flush that crossed a part, only some shards reach them."""
+        """The watermarks, of one moment, that the last write of fresh files had to reach.
+
+        After a failure, or after a flush that crossed a part, only some shards reach them.
+        """
         self._fresh_lock, self._flush_lock = asyncio.Lock(), asyncio.Lock()
         self._unneeded: list[tuple[float, str]] = []
         """When files that plans no longer name are deleted, and their locations."""
@@ -188,7 +190,7 @@ class StreamTable:
 
     @property
     def flushed(self) -> Mapping[int, int]:
-        """The highest flushed offset of each shard that this object knows."""
+        """The highest known flushed offset of each shard."""
         return self._flushed
 
     @property
@@ -199,7 +201,7 @@ class StreamTable:
 
     @property
     def oldest_ms(self) -> int | None:
-        """When the log received the oldest row that is not flushed; None without such rows."""
+        """The time when the log received the oldest row that is not flushed, or None if all rows are flushed."""
         return min((blocks.oldest_ms for blocks in self._blocks.values() if blocks.oldest_ms is not None), default=None)
 
     @property
@@ -212,26 +214,27 @@ class StreamTable:
         return {shard.number: max(mark, self._flushed[shard.number]) for shard, mark in marks.items()}
 
     async def load_watermarks(self) -> dict[int, int]:
-        """Return the watermarks with every row that any process has acknowledged before the call."""
+        """Return watermarks after all rows that any process acknowledged before the call."""
         await self._log.catch_up()
         return self.watermarks()
 
-    def fresh_files(self) -> list[EncodedFile]:
+    def list_fresh_files(self) -> list[EncodedFile]:
         """Return the files that the next plan may name."""
         return [file for parts in self._parts.values() for part in parts.parts for file in part.files]
 
     async def append(self, batches: Mapping[int, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
-        """Append rows to shards, all or none. They are durable on return.
+        """Append all rows or no rows to the shards. The rows are durable on return.
 
         The errors are those of `StreamLog.append`.
         """
         return await append_to_tables({self: batches}, producer)
 
-    async def fresh(self, flushed: Mapping[int, int]) -> FreshRows:
-        """Return fresh files with all rows that were acknowledged before the call and that a pointer lacks.
+    async def get_fresh_rows(self, flushed: Mapping[int, int]) -> FreshRows:
+        """Return fresh files with all rows that were acknowledged before the call and are not in the files of a
+        pointer.
 
-        Files are written at most once in `fresh_interval_s`, for all readers. A reader that comes earlier waits for
-        the next write, so it always gets the rows that were acknowledged to it.
+        Files are written at most once in `fresh_interval_s`, for all readers. A reader that comes earlier waits for the
+        next write, so it always gets all rows that were acknowledged before.
 
         Args:
             flushed: The flushed offsets that belong to the reader's pointer.
@@ -251,29 +254,31 @@ class StreamTable:
                 await self._write_parts(self.watermarks())
             self._observe(flushed)  # A flush may have ended meanwhile.
             parts = tuple(part for number in sorted(self._parts) for part in self._parts[number].parts)
-            return FreshRows(parts, {number: self._covered(number) for number in self._parts})
+            return FreshRows(parts, {number: self._get_covered_offset(number) for number in self._parts})
 
     def _is_behind(self, marks: Mapping[int, int]) -> bool:
         """Return whether a shard has neither fresh files nor flushed rows up to its watermark."""
-        return any(self._covered(number) < max(mark, self._flushed[number]) for number, mark in marks.items())
+        return any(
+            self._get_covered_offset(number) < max(mark, self._flushed[number]) for number, mark in marks.items()
+        )
 
-    def _covered(self, number: int) -> int:
-        return self._parts[number].covered(self._flushed[number])
+    def _get_covered_offset(self, number: int) -> int:
+        return self._parts[number].get_covered_offset(self._flushed[number])
 
     def _observe(self, flushed: Mapping[int, int]) -> None:
-        """Follow flushes of other processes; raise FlushedBefore for a pointer before the last flush."""
+        """Follow flushes of other processes. Raise FlushedBefore if the pointer is older than the last flush."""
         if any(flushed.get(number, 0) < offset for number, offset in self._flushed.items()):
             raise FlushedBefore("The table was flushed meanwhile; read its pointer again")
         self._advance(flushed)
 
     async def _write_parts(self, marks: Mapping[int, int]) -> None:
-        """Write the fresh files that are missing up to these offsets."""
+        """Write the missing fresh files up to these offsets."""
         _, metadata = await self._tables.load(self.uuid)
         self._written_s = self._clock.monotonic()
         self._written_marks = marks
         key = self._tables.key_of(metadata)
         for parts in self._parts.values():
-            if any(part.key != key for part in parts.parts):  # The table has got another key.
+            if any(part.key != key for part in parts.parts):  # The key of the table has changed.
                 self._give_up(parts.clear())
         for number, mark in marks.items():
             blocks, parts = self._blocks[number], self._parts[number]
@@ -281,20 +286,20 @@ class StreamTable:
             written: list[FreshPart] = []
             try:
                 for chosen in parts.choose_ranges(blocks.start, mark, self._cut.get(number)):
-                    rows = self._slices(number, chosen.start, chosen.end)
+                    rows = self._read_slices(number, chosen.start, chosen.end)
                     files, keyed = await self._store(rows, metadata, self._fresh_folder, key)
-                    named = tuple(map(_without_data, files))
+                    named = tuple(map(_drop_data, files))
                     written.append(FreshPart(number, chosen.start, chosen.end, named, key, keyed))
             finally:
-                # The parts before a failure are the first of the chosen parts, and are as valid as if all had been
-                # written.
+                # The parts that were written before a failure are the first of the chosen parts. They are valid without
+                # the other parts.
                 if written and written[0].start >= blocks.start:
                     self._give_up(parts.replace(written))
                 else:  # A flush has ended meanwhile.
                     self._give_up(written)
 
     async def _read_rows(self, number: int, mark: int) -> None:
-        """Bring the rows of a shard in memory up to an offset.
+        """Read the rows of a shard into memory, up to an offset.
 
         Raises:
             FlushedBefore: Another process has flushed some of them, and the log has removed them.
@@ -308,7 +313,7 @@ class StreamTable:
                 raise
             raise FlushedBefore("Another process has flushed these rows; read the pointer again") from None
 
-    def _slices(self, number: int, start: int, end: int) -> list[RowSlice]:
+    def _read_slices(self, number: int, start: int, end: int) -> list[RowSlice]:
         """Return rows in memory.
 
         Raises:
@@ -337,7 +342,7 @@ class StreamTable:
     async def _store_index_files(
         self, files: Sequence[EncodedFile], metadata: TableMetadata
     ) -> Sequence[EncodedIndexFile]:
-        """Store index files of the files of a flush. After a failure there are none; the indexer covers the files."""
+        """Store the index files of a flush. After a failure, there are no index files, and the indexer builds them."""
         try:
             index_files = await self._run_in_thread(partial(self._files.encode_index_files, files, metadata))
             await self._create(index_files)
@@ -368,7 +373,7 @@ class StreamTable:
             fresh: Whether plans name the files before a commit.
         """
         folder = self._fresh_folder if fresh else None
-        stored = self._tables.stored_rows(entry, metadata)
+        stored = self._tables.open_stored_rows(entry, metadata)
         deletes = await self._run_in_thread(partial(self._files.encode_deletes, keyed, metadata, stored, folder))
         await self._create(deletes.files)
         return deletes
@@ -378,7 +383,7 @@ class StreamTable:
 
         Raises:
             CommitConflict: Nothing was committed. The next flush tries again.
-            CommitUnknown: The outcome is unknown. The next flush finds it out.
+            CommitUnknown: The outcome is unknown. The next flush determines it.
         """
         async with self._flush_lock:
             await self._log.catch_up()
@@ -396,7 +401,7 @@ class StreamTable:
             try:
                 for moved in ranges:
                     await self._read_rows(moved.shard, moved.end)
-                rows = [rows for moved in ranges for rows in self._slices(moved.shard, moved.start, moved.end)]
+                rows = [rows for moved in ranges for rows in self._read_slices(moved.shard, moved.start, moved.end)]
                 files, keyed = await self._store(rows, metadata, None, self._tables.key_of(metadata))
                 index_files = await self._store_index_files(files, metadata)
                 try:
@@ -455,14 +460,14 @@ class StreamTable:
         self._advance(entry.parse_flushed_offsets())
 
     async def _release(self) -> None:
-        """Allow the log to remove flushed rows; a failure only delays that."""
+        """Allow the log to remove flushed rows. A failure only delays the removal."""
         try:
             await self._log.release({Shard(self.uuid, number): offset for number, offset in self._flushed.items()})
         except SeamarkError as error:
             _log.warning("the log did not release flushed rows", table=self.uuid, error=error.message)
 
     def _advance(self, flushed: Mapping[int, int]) -> None:
-        """Drop rows and fresh files that are in the table's files now."""
+        """Drop the rows and fresh files whose rows are now in the table's files."""
         for number, offset in flushed.items():
             if offset <= self._flushed.get(number, offset):
                 continue
@@ -492,12 +497,12 @@ class StreamTable:
 
         Args:
             locations: The files.
-            extra_s: How long later plans may still name them.
+            extra_s: The time for which later plans may still name the files.
         """
         self._delete_later(locations, extra_s)
 
     def check_invariants(self) -> None:
-        """Check, for tests, that rows in memory and fresh files follow the flushed offsets."""
+        """Check, for tests, that rows in memory and fresh files begin at the flushed offsets."""
         for number, flushed in self._flushed.items():
             self._blocks[number].check_invariants()
             self._parts[number].check_invariants()
@@ -509,7 +514,7 @@ class StreamTable:
 async def append_to_tables(
     batches: Mapping[StreamTable, Mapping[int, Batch]], producer: StreamProducer | None = None
 ) -> Acknowledgement:
-    """Append rows to shards of tables with one log, all or none. They are durable on return.
+    """Append all rows or no rows to shards of tables with one log. The rows are durable on return.
 
     The errors are those of `StreamLog.append`.
     """
@@ -534,5 +539,5 @@ async def append_to_tables(
     return acknowledged
 
 
-def _without_data(file: EncodedFile) -> EncodedFile:
+def _drop_data(file: EncodedFile) -> EncodedFile:
     return EncodedFile(file.location, b"", file.content_file, file.rows)

@@ -1,17 +1,16 @@
 """The stream tables of a server: opens them, limits their memory, and flushes them.
 
 One task watches all tables. It starts a separate task for the flush of each table that is due, so that a slow table
-holds up no other. The memory for rows is one limit for all tables: from a quarter of it on, the largest table is
-flushed at once. Appends are refused while their table has more bytes than are free.
+does not delay other tables. All tables share one limit of memory for rows. When a quarter of it is used, the largest
+table is flushed immediately. Appends are refused while their table has more bytes than are free.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -20,11 +19,9 @@ import structlog
 
 from seamark.cache.single_flight import SingleFlight
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import as_bool, as_int
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.protocol.wire import FRESH_FOLDER, STREAM_ENABLED, show
+from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import (
-    BadRequest,
     CommitConflict,
     LogUnavailable,
     NoSuchTable,
@@ -33,6 +30,7 @@ from seamark.formats.runtime.errors import (
     TooLarge,
     TooManyRequests,
 )
+from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.claims import check_writable
 from seamark.metaserver.catalog.values import LoadedTable
@@ -40,19 +38,22 @@ from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, SharedLog, StreamLog, StreamProducer
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.runtime.background import run_in_background
+from seamark.metaserver.settings.fleet import READ, refuse_change
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream, RecordRemovalFlush, TakeRemovalFlush
+from seamark.metaserver.streams.appends import ProducerKey, TableRows, TopicProducer
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
 from seamark.metaserver.streams.keyed_gets import KeyedGets
-from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source
-from seamark.metaserver.streams.named_snapshots import NamedSnapshots
-from seamark.metaserver.streams.owners import StreamOwners, open_owners
+from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource
+from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.pauses import Pauses
 from seamark.metaserver.streams.row_files import RowFiles
+from seamark.metaserver.streams.snapshots.named_snapshots import NamedSnapshots
+from seamark.metaserver.streams.snapshots.shared_snapshots import SharedSnapshots
 from seamark.metaserver.streams.stored_rows import RowSearch
-from seamark.metaserver.streams.stream_counts import FlushReport, StreamCounts
+from seamark.metaserver.streams.stream_counts import FlushReport, StreamCounts, TopicCounts
+from seamark.metaserver.streams.stream_properties import fresh_folder_of, interval_ms_of, shards_of
 from seamark.metaserver.streams.stream_table import (
     FlushedBefore,
     StreamLimits,
@@ -60,12 +61,6 @@ from seamark.metaserver.streams.stream_table import (
     append_to_tables,
 )
 
-ENABLED, SHARDS = STREAM_ENABLED, "seamark.stream.shards"
-FLUSH_INTERVAL = "seamark.stream.flush-interval-ms"
-FLUSH_INTERVAL_MS_MIN = 100
-SHARDS_MAX = 64
-PRODUCER_CHARACTERS_MAX = 100
-_FORMAT_VERSION_MIN = 2
 _TICK_S = 0.1
 """The time between two checks for tables that are due."""
 _RETRY_S = 1.0
@@ -76,12 +71,12 @@ _FLUSH_TRIES = 5
 _STALE_TRIES = 20
 """The maximum number of flushes that may overtake one plan request."""
 _FOREIGN_FILES_MS = 86_400_000
-"""The age from which no plan of another process names a fresh file."""
+"""The age after which no plan of another process names a fresh file."""
 _CLEAN_S = 5.0
 _OPEN_S = 60.0
 """The time between two checks for tables that have rows in the log and are not open, such as restored tables."""
 _OPEN_SHARED_S = 1.0
-"""The same where other processes append to the log."""
+"""The time between these checks if other processes append to the log."""
 _THREADS = 8
 T = TypeVar("T")
 _log = structlog.get_logger("seamark.streams")
@@ -101,44 +96,8 @@ class FreshTable(NamedTuple):
     offsets: Mapping[int, int]
 
 
-class TableRows(NamedTuple):
-    """Packed rows to append to a table.
-
-    Attributes:
-        loaded: The table, which `check_stream_table` accepts.
-        rows: The rows: of a table without a key as one batch, else by the shard of their keys (`shards_of`).
-    """
-
-    loaded: LoadedTable
-    rows: Batch | Mapping[int, Batch]
-
-    @property
-    def size_bytes(self) -> int:
-        batches = [self.rows] if isinstance(self.rows, Batch) else self.rows.values()
-        return sum(batch.size_bytes for batch in batches)
-
-
-class ProducerKey(NamedTuple):
-    """The producer of an append, and the number of the append.
-
-    Attributes:
-        who: The principal. Two principals may use the same name of a producer.
-        scope: The UUID of the table. Two tables have independent producers.
-    """
-
-    who: str
-    scope: str
-    name: str
-    sequence: int
-
-    def to_producer(self) -> StreamProducer:
-        """Return the producer as the log knows it, with its owner (`owner_of`). Stored logs have this form."""
-        owner = hashlib.sha256(self.who.encode()).hexdigest()[:16]
-        return StreamProducer(f"{self.scope}/{owner}/{self.name}", self.sequence)
-
-
 class _FlushState:
-    """When a table was last flushed, and whether it is being flushed."""
+    """The time of the last flush of a table, and the flush that is running."""
 
     def __init__(self) -> None:
         self.task: asyncio.Task[None] | None = None
@@ -155,7 +114,7 @@ class _FlushState:
 
 
 class Streams:
-    """The stream tables of a server. Belongs to one event loop; opened by `open_streams`."""
+    """The stream tables of a server. Belongs to one event loop; opened by `metaserver/streams/opening.py`."""
 
     def __init__(
         self,
@@ -166,6 +125,7 @@ class Streams:
         row_files: RowFiles,
         search: RowSearch,
         owners: StreamOwners,
+        keyring: Keyring,
     ) -> None:
         self._context = catalog.context
         self._catalog = catalog
@@ -174,13 +134,14 @@ class Streams:
         self._owners = owners
         self.row_files = row_files
         self.gets = KeyedGets(row_files, search)
-        self._stream_tables = CatalogTables(catalog, commits, search)
+        self.stream_tables = CatalogTables(catalog, commits, search, logs)
         self._tables: dict[str, StreamTable] = {}
         self._opening: SingleFlight[str, StreamTable] = SingleFlight()
         self._flushes: dict[str, _FlushState] = {}
         self.snapshots = NamedSnapshots(
             objects,
             Manifests.of(objects, catalog.context.settings),
+            SharedSnapshots(objects, keyring, catalog.context.clock),
             catalog.context.clock,
             retention_s=catalog.context.settings.stream_fresh_retention_s,
         )
@@ -188,8 +149,9 @@ class Streams:
         """Until when a table with rows in the log is not opened again after a failure, by UUID."""
         self.pauses = Pauses()
         self.counts = StreamCounts()
+        self.topic_counts = TopicCounts()
         self._next_shard = 0
-        # Not the threads of `asyncio.to_thread`: these threads wait for plans, which are made in those.
+        # The threads of `asyncio.to_thread` are not used: they make the plans for which these threads wait.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="streams")
         self._cleaned_s = 0.0
         self._cleaning: asyncio.Task[None] | None = None
@@ -203,6 +165,10 @@ class Streams:
     def size_bytes(self) -> int:
         """The memory of rows that are not flushed."""
         return sum(table.size_bytes for table in self._tables.values())
+
+    def input_topic_of(self, uuid: str) -> str | None:
+        """Return the name of the input topic of a table; None if the log is not in Kafka."""
+        return self._logs.input_topic_of(uuid)
 
     @property
     def has_log(self) -> bool:
@@ -224,7 +190,9 @@ class Streams:
             offsets.setdefault(shard.stream, {})[shard.number] = state.watermark
         return offsets
 
-    async def append(self, appends: Sequence[TableRows], producer: ProducerKey | None) -> Acknowledgement:
+    async def append(
+        self, appends: Sequence[TableRows], producer: ProducerKey | TopicProducer | None
+    ) -> Acknowledgement:
         """Append rows to tables, all or none; they are durable on return.
 
         Args:
@@ -234,9 +202,9 @@ class Streams:
         Raises:
             StreamPaused: The table is paused.
             TooManyRequests: The memory for rows is full.
-            TooLarge: The rows never have room in it.
+            TooLarge: The rows are larger than the memory that a table may use.
             SequenceGap: The number does not follow the producer's last number.
-            RetryLater: A table has got another number of shards since it was loaded.
+            RetryLater: The number of shards of a table has changed since it was loaded.
         """
         try:
             return await self._append(appends, producer)
@@ -244,7 +212,9 @@ class Streams:
             self.counts.refused += 1
             raise
 
-    async def _append(self, appends: Sequence[TableRows], producer: ProducerKey | None) -> Acknowledgement:
+    async def _append(
+        self, appends: Sequence[TableRows], producer: ProducerKey | TopicProducer | None
+    ) -> Acknowledgement:
         named = None if producer is None else producer.to_producer()
         if not appends:
             return await (await self._logs.open()).append({}, named)
@@ -258,7 +228,7 @@ class Streams:
             elif shards_of(loaded) == table.shards:
                 batches[table] = rows
             else:
-                raise RetryLater("The table has got another number of shards meanwhile; send the rows again")
+                raise RetryLater("The number of shards of the table has changed; send the rows again")
         for (table, _), append in zip(batches.items(), appends, strict=True):
             self._check_memory(table, append.size_bytes)
         acknowledged = await append_to_tables(batches, named)
@@ -269,7 +239,7 @@ class Streams:
             assert loaded.entry is not None
             state = self._flushes.get(loaded.entry.uuid)
             if state is not None:  # else the table was dropped meanwhile
-                state.interval_ms = _interval_ms(loaded.metadata)
+                state.interval_ms = interval_ms_of(loaded.metadata)
                 # Engines do not ask for a plan of a table without a snapshot. A running flush gives it one.
                 if loaded.metadata.current_snapshot_id is None and state.task is None:
                     state.is_due = True
@@ -290,8 +260,8 @@ class Streams:
     def _check_memory(self, table: StreamTable, size_bytes: int) -> None:
         """Check that the memory has room for rows of a table.
 
-        A table may have as many bytes as stay free after the rows. So one table takes at most half of the memory, and
-        tables that are not flushed leave room for others.
+        With the new rows, a table may use at most as much memory as remains free. So one table uses at most half of the
+        memory, and tables that are not flushed leave room for other tables.
 
         Raises:
             TooManyRequests: The memory is full.
@@ -328,8 +298,8 @@ class Streams:
             flushed = entry.parse_flushed_offsets()
             try:
                 table = await self._open(entry, metadata)
-                fresh = await table.fresh(flushed)
-            except LogElsewhere:  # a replica without the log serves what was flushed
+                fresh = await table.get_fresh_rows(flushed)
+            except LogElsewhere:  # A replica without the log serves the flushed rows.
                 return FreshTable(LoadedTable(entry, metadata), None, flushed)
             except FlushedBefore:
                 namespace, name, uuid = entry.namespace, entry.name, entry.uuid
@@ -339,15 +309,19 @@ class Streams:
                 continue
             if not fresh.parts:
                 return FreshTable(LoadedTable(entry, metadata), None, fresh.offsets)
-            snapshot = await self.snapshots.make(table, entry, metadata, fresh, _fresh_folder(metadata))
+            snapshot = await self.snapshots.make(table, entry, metadata, fresh, fresh_folder_of(metadata))
             return FreshTable(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot, fresh.offsets)
         raise RetryLater("The table was flushed again and again while the plan was made; try again")
+
+    async def find_fresh_snapshot(self, entry: Entry, metadata: TableMetadata, snapshot_id: int) -> Snapshot | None:
+        """Return a fresh snapshot that an earlier answer of any process had; None if it can no longer be named."""
+        return await self.snapshots.find(entry.uuid, snapshot_id, fresh_folder_of(metadata))
 
     async def open(self, entry: Entry) -> StreamTable:
         """Return the open stream of a table that has flushed offsets.
 
         Raises:
-            LogElsewhere: If another process has the log.
+            LogElsewhere: Another process has the log.
         """
         return await self._open(entry, await self._context.documents.table(entry.metadata_location))
 
@@ -374,13 +348,13 @@ class Streams:
             await self._context.store.transact([OpenStream(entry.uuid, shards, log.identity)])
         except LogUnavailable as error:
             raise LogElsewhere(error.message) from None
-        entry, metadata = await self._stream_tables.load(entry.uuid)
+        entry, metadata = await self.stream_tables.load(entry.uuid)
         settings = self._context.settings
-        folder = _fresh_folder(metadata)
+        folder = fresh_folder_of(metadata)
         table = StreamTable(
             entry,
             log,
-            self._stream_tables,
+            self.stream_tables,
             self.row_files,
             self._objects,
             self._context.clock,
@@ -391,7 +365,7 @@ class Streams:
             ),
             fresh_folder=folder,
             run_in_thread=self._run_in_thread,
-            logged_bytes=partial(log.unreleased_bytes, entry.uuid) if isinstance(log, SharedLog) else lambda: 0,
+            logged_bytes=partial(log.count_unreleased_bytes, entry.uuid) if isinstance(log, SharedLog) else lambda: 0,
         )
         table.keeps_rows = self._owners.is_owner(entry.uuid)
         await log.catch_up()
@@ -409,7 +383,7 @@ class Streams:
         oldest_ms = self._context.clock.now_ms() - _FOREIGN_FILES_MS if self._logs.is_shared else 1 << 62
         table.give_up_files([info.location for info in listed if info.modified_ms < oldest_ms])
         self._tables[entry.uuid] = table
-        self._flushes.setdefault(entry.uuid, _FlushState()).interval_ms = _interval_ms(metadata)
+        self._flushes.setdefault(entry.uuid, _FlushState()).interval_ms = interval_ms_of(metadata)
         return table
 
     def _run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
@@ -420,8 +394,11 @@ class Streams:
 
         Raises:
             CommitConflict: Other commits were faster in all attempts.
+            ReadOnlyServer: This server has the role read.
         """
-        entry, metadata = await self._stream_tables.load(uuid)
+        if self._context.settings.role == READ:
+            raise refuse_change(self._context.settings, "a statement that changes rows of a stream table")
+        entry, metadata = await self.stream_tables.load(uuid)
         table = await self._open(entry, metadata)
         if (state := self._flushes.get(uuid)) is not None:
             state.is_due = False
@@ -449,7 +426,7 @@ class Streams:
         rows = await self.flush(uuid)
         while (table := self._tables.get(uuid)) is None or table.appending_bytes or table.unflushed_rows:
             await asyncio.sleep(_TICK_S)
-            rows += await self.flush(uuid)  # It opens a table that was closed because its name was missing.
+            rows += await self.flush(uuid)  # This also opens a table that was closed because its name was missing.
         return rows
 
     async def flush_for_removal(self, entry: Entry, read_snapshot_id: int | None) -> None:
@@ -466,15 +443,15 @@ class Streams:
         if not entry.flushed:
             return
         try:
-            loaded, metadata = await self._stream_tables.load(entry.uuid)
+            loaded, metadata = await self.stream_tables.load(entry.uuid)
             table = await self._open(loaded, metadata)
-        except LogElsewhere:  # no reader of this process has seen such rows
+        except LogElsewhere:  # No reader of this process has seen these rows.
             return
         store = self._context.store
         await table.load_watermarks()
         (is_repeated,) = await store.transact([TakeRemovalFlush(entry.uuid, read_snapshot_id)])
         if not is_repeated and await self._flush_and_count(table):
-            _, metadata = await self._stream_tables.load(entry.uuid)
+            _, metadata = await self.stream_tables.load(entry.uuid)
             if metadata.current_snapshot_id is not None:
                 await store.transact([RecordRemovalFlush(entry.uuid, metadata.current_snapshot_id)])
 
@@ -504,7 +481,7 @@ class Streams:
             if not self._owners.is_owner(uuid):
                 continue
             try:
-                entry, metadata = await self._stream_tables.load(uuid)
+                entry, metadata = await self.stream_tables.load(uuid)
                 await self._open(entry, metadata)
             except NoSuchTable:
                 self._closed[uuid] = now_s + _OPEN_S / 2
@@ -553,7 +530,7 @@ class Streams:
             self._cleaning = asyncio.create_task(self._clean(), name="clean fresh files")
 
     async def _clean(self) -> None:
-        """Delete files that are no longer needed. A slow storage does not hold up flushes."""
+        """Delete files that are no longer needed. A slow storage does not delay flushes."""
         for table in list(self._tables.values()):
             try:
                 await table.clean()
@@ -561,7 +538,7 @@ class Streams:
                 _log.warning("old fresh files were not deleted", table=table.uuid, error=error.message)
 
     def report_flushes(self, uuid: str) -> FlushReport | None:
-        """Return how the flushes of a table go; None if the table is not open."""
+        """Return the state of the flushes of a table, or None if the table is not open."""
         table, state = self._tables.get(uuid), self._flushes.get(uuid)
         if table is None or state is None:
             return None
@@ -625,69 +602,3 @@ class Streams:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._threads.shutdown(wait=False)
         self.gets.close()
-
-
-def shards_of(loaded: LoadedTable) -> int:
-    """Return the number of shards that a table has, or gets with its first row."""
-    assert loaded.entry is not None
-    shards = as_int(loaded.metadata.properties, SHARDS, 1)
-    return len(loaded.entry.parse_flushed_offsets()) or min(max(1, shards), SHARDS_MAX)
-
-
-def is_stream_table(metadata: TableMetadata) -> bool:
-    return as_bool(metadata.properties, ENABLED, False)
-
-
-def check_stream_table(metadata: TableMetadata, subject: str) -> None:
-    """Check that rows can be appended to the table.
-
-    Raises:
-        BadRequest: Rows cannot be appended; the message has the reason.
-    """
-    if not is_stream_table(metadata):
-        raise BadRequest(f"{subject} is not a stream table; set its property {ENABLED} to true")
-    if metadata.format_version < _FORMAT_VERSION_MIN:
-        raise BadRequest(
-            f"{subject} has format version {metadata.format_version}; a stream table needs version 2 or 3. Upgrade it"
-        )
-    if not as_int(metadata.properties, FLUSH_INTERVAL, FLUSH_INTERVAL_MS_MIN) >= FLUSH_INTERVAL_MS_MIN:
-        interval = metadata.properties[FLUSH_INTERVAL]
-        raise BadRequest(
-            f"{subject}: {FLUSH_INTERVAL} is {interval!r}; it has to be at least {FLUSH_INTERVAL_MS_MIN} ms"
-        )
-    if not 1 <= as_int(metadata.properties, SHARDS, 1) <= SHARDS_MAX:
-        raise BadRequest(
-            f"{subject}: {SHARDS} is {metadata.properties[SHARDS]!r}; it is a number from 1 to {SHARDS_MAX}"
-        )
-
-
-def _interval_ms(metadata: TableMetadata) -> int | None:
-    """Return the table's own flush interval, if it has a valid one."""
-    text = metadata.properties.get(FLUSH_INTERVAL, "")
-    return max(FLUSH_INTERVAL_MS_MIN, int(text)) if text.isdecimal() and len(text) < 10 else None
-
-
-def _fresh_folder(metadata: TableMetadata) -> str:
-    return f"{metadata.location.rstrip('/')}/{FRESH_FOLDER}"
-
-
-@asynccontextmanager
-async def open_streams(
-    catalog: Catalog, commits: Commits, objects: ObjectStore, row_files: RowFiles, search: RowSearch
-) -> AsyncIterator[Streams]:
-    """Open the stream tables over the log of the settings, and flush them in the background.
-
-    Raises:
-        ConfigError: The settings of the log are invalid.
-    """
-    settings, store, clock = catalog.context.settings, catalog.context.store, catalog.context.clock
-    async with (
-        open_log_source(settings, clock) as logs,
-        open_owners(settings, store, clock, is_shared=logs.is_shared) as owners,
-    ):
-        streams = Streams(catalog, commits, objects, logs, row_files, search, owners)
-        try:
-            async with run_in_background("streams", streams.run):
-                yield streams
-        finally:
-            await streams.close()

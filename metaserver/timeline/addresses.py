@@ -24,7 +24,7 @@ class EventTopic:
     Attributes:
         servers: The addresses host:port, comma-separated.
         topic: The name of the topic, which exists.
-        properties: Further properties of the client, such as those of TLS and SASL.
+        properties: Further properties of the client, for example for TLS and SASL.
     """
 
     servers: str
@@ -71,8 +71,8 @@ def parse_subject(text: str) -> EventSubject:
     Raises:
         ConfigError: A setting is invalid; the message names it, without the password.
     """
-    scheme, _, rest = text.partition("://")
-    authorities, _, subject = rest.partition("/")
+    scheme, _, after_scheme = text.partition("://")
+    authorities, _, subject = after_scheme.partition("/")
     servers = tuple(f"{scheme}://{authority}" for authority in authorities.split(","))
     if not all(_is_server(server) for server in servers):
         raise ConfigError("event_nats is invalid; give nats://[user:password@]host:port[,host:port]/subject")

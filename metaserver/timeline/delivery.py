@@ -65,13 +65,13 @@ class EventTarget(Protocol):
 
 
 class DeliveryObserver(Protocol):
-    """Receives what the metrics show."""
+    """Receives the numbers that the metrics show."""
 
     def delivery_failed(self, kind: str) -> None:
         """Count a failed call of a target."""
 
     def delivery_lags(self, kind: str, name: str, seconds: float) -> None:
-        """Take the age of the oldest event that the target `name` has not confirmed; 0 if there is none."""
+        """Record the age of the oldest event that the target `name` has not confirmed, or 0 if all are confirmed."""
 
 
 class Deliverer:
@@ -114,10 +114,10 @@ class Deliverer:
             await self._deliver_from(await self._store.cursor(self._target.name))
         except LeaseLost:
             self._report_lag(0.0)
-            await asyncio.sleep(self._jitter_s(LEASE_S / 3))
+            await asyncio.sleep(self._draw_jitter_s(LEASE_S / 3))
         except SeamarkError as error:
             _log.warning("events wait for the store", target=self._target.place, error=error.message)
-            await asyncio.sleep(self._jitter_s(5.0))
+            await asyncio.sleep(self._draw_jitter_s(5.0))
 
     async def _deliver_from(self, position: str | None) -> None:
         while True:
@@ -167,7 +167,7 @@ class Deliverer:
                 return
             attempt += 1
             self._observer.delivery_failed(self._target.kind)
-            pause_s = self._jitter_s(min(BACKOFF_S_MAX, 0.25 * 2 ** min(attempt, 16)))
+            pause_s = self._draw_jitter_s(min(BACKOFF_S_MAX, 0.25 * 2 ** min(attempt, 16)))
             _log.warning(
                 "event not delivered",
                 target=self._target.place,
@@ -190,6 +190,6 @@ class Deliverer:
     def _report_lag(self, seconds: float) -> None:
         self._observer.delivery_lags(self._target.kind, self._target.name, max(0.0, seconds))
 
-    def _jitter_s(self, seconds: float) -> float:
+    def _draw_jitter_s(self, seconds: float) -> float:
         """Return a time between half of `seconds` and `seconds`, so that replicas and targets do not send together."""
         return seconds * (0.5 + self._clock.random_bytes(1)[0] / 510)

@@ -35,7 +35,7 @@ class Event:
 
     @property
     def key(self) -> str:
-        """The same text for all events of a table, view or function, also after a rename."""
+        """The text is the same for all events of a table, view or function, even after a rename."""
         return self.instant.uuid or "/".join((*self.instant.namespace, self.instant.name))
 
 
@@ -79,7 +79,7 @@ class InstantAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     uuid: str
     requested_ms: int
     completed_ms: int | None
-    who: str
+    principal_name: str = msgspec.field(name="who")
     snapshot_id: int | None
     metadata_location: str | None
     summary: dict[str, Any]

@@ -128,7 +128,7 @@ def test_holder_at_its_share_evicts_its_own_entries() -> None:
         for _ in range(9):
             cache.get(("b", number))
         cache.put(("b", number), number, UNIT, "b")
-    assert cache.held_bytes("b") <= 10_000
+    assert cache.get_held_bytes("b") <= 10_000
     assert all(("a", number) in cache for number in range(8))
     cache.check_invariants()
 

@@ -17,8 +17,8 @@ from seamark.metaserver.store.sql import names
 from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
 from tests.catalog.test_confinement import VERSION
 
-A = Caller(who="wa", request_id="r", confined_to=(("a",),), names_owners=False)
-B = Caller(who="wb", request_id="r", confined_to=(("b",),), names_owners=False)
+A = Caller(principal_name="wa", request_id="r", confined_to=(("a",),), names_owners=False)
+B = Caller(principal_name="wb", request_id="r", confined_to=(("b",),), names_owners=False)
 _DAY_MS = 86_400_000
 _WEEK_MS = 7 * _DAY_MS
 

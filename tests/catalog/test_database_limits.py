@@ -28,14 +28,14 @@ from seamark.metaserver.store.operations import (
 )
 from tests.api.client import Answer, Api, new_key
 from tests.attacks.world import SCHEMA
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.store.samples import make_instant
 
 GRANTS = (Grant("ann", "writer", ("a",)), Grant("bob", "writer", ("b",)))
 
 
 @asynccontextmanager
-async def _tenants(home: Path, **settings: Any) -> AsyncIterator[tuple[Running, Any]]:
+async def _tenants(home: Path, **settings: Any) -> AsyncIterator[tuple[RunningServer, Any]]:
     """Open a server with two tenants, and a function that sends a request of one of them."""
     async with running(home) as admin:
         store, clock = admin.components.store, admin.components.clock
@@ -73,8 +73,8 @@ async def test_entries_are_limited_for_each_namespace_separately(
         moved = {"source": {"namespace": ["a"], "name": "t0"}, "destination": {"namespace": ["a", "x"], "name": "t"}}
         assert (await ask("ann", "POST", "/v1/tables/rename", moved)).status == 204
         assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx/tables/t")).status == 204
-        again = await ask("ann", "POST", "/v1/namespaces/a/tables", {"name": "t2", "schema": SCHEMA})
-        assert again.status == 403  # A dropped table is retained, and counts.
+        second_answer = await ask("ann", "POST", "/v1/namespaces/a/tables", {"name": "t2", "schema": SCHEMA})
+        assert second_answer.status == 403  # A dropped table is retained, and counts.
         (dropped,) = (await ask("ann", "GET", "/api/v1/dropped?namespace=a%1Fx")).json["dropped"]
         assert (await ask("ann", "POST", f"/api/v1/dropped/{dropped['id']}/undrop", {})).status == 200
         assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx/tables/t")).status == 204
@@ -132,7 +132,15 @@ def test_bytes_count_for_their_principals_and_expire_after_an_hour() -> None:
     clock = SimulatedClock(0)
     shares = DatabaseShares(Settings(database_bytes_limit=10_000), clock)
     record = AuditRecord(
-        id="1", at_ms=0, who="ann", action="x" * 9_000, resource="r", outcome="ok", status=200, request_id="", remote=""
+        id="1",
+        at_ms=0,
+        principal_name="ann",
+        action="x" * 9_000,
+        resource="r",
+        outcome="ok",
+        status=200,
+        request_id="",
+        remote="",
     )
     shares.charge([SaveAudit((record,)), DropNamespace(("a" * 50_000,))])
     shares.require_room("ann")
@@ -151,13 +159,13 @@ def test_transaction_of_several_principals_counts_for_each() -> None:
     advanced = [AdvanceProducer("u", f"producer {number}", 1, 1, 0) for number in range(2)]
     with set_principal("ann"):
         for number in range(9):
-            instants = [make_instant(f"{number} {principal}", who=principal) for principal in ("bob", "cid")]
+            instants = [make_instant(f"{number} {principal}", principal_name=principal) for principal in ("bob", "cid")]
             shares.charge([*advanced, *(RecordInstant(instant) for instant in instants)])
     shares.require_room("ann")
     for principal in ("bob", "cid"):
         shares.require_room(principal)
     with set_principal("ann"):
-        shares.charge([RecordInstant(make_instant("9 bob", who="bob")), *advanced])
+        shares.charge([RecordInstant(make_instant("9 bob", principal_name="bob")), *advanced])
     with pytest.raises(TooManyRequests):
         shares.require_room("bob")
     shares.require_room("cid")
@@ -169,7 +177,8 @@ def test_any_content_of_an_operation_can_be_counted() -> None:
     for _ in range(50):
         deep = [deep]
     report = MetricsReport(
-        id="1", uuid="u", namespace=(), name="t", report_type="scan-report", snapshot_id=1, received_ms=0, who="ann",
+        id="1", uuid="u", namespace=(), name="t", report_type="scan-report", snapshot_id=1, received_ms=0,
+        principal_name="ann",
         report={"number": 10**60, "text": "é\ud800", "deep": deep},
     )  # fmt: skip
     with set_principal("ann"):

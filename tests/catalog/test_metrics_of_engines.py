@@ -140,7 +140,7 @@ async def test_new_manifests_are_read_once_before_the_lock_unless_many_commits_w
     """
     if is_full:
         monkeypatch.setattr(engine_commits, "_PRELOADING_COMMITS_MAX", 0)
-    caller = Caller(who="ann", request_id="r", confined_to=confined_to)
+    caller = Caller(principal_name="ann", request_id="r", confined_to=confined_to)
     async with open_rig(tmp_path, wrap_objects=CountedReads) as rig:
         await create(rig, 3)
         await append(rig, {f"{(await load(rig))['location']}/data/a": 1})
@@ -176,10 +176,10 @@ async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path
     async with open_rig(tmp_path) as rig:
         await create(rig, 2)
         client = Appender(await load(rig), file=WRONG[0][0])
-        new_commit = client.commit({"file:///data/a": 3})
-        first = await commit(rig, new_commit)
-        again = await commit(rig, new_commit)
-        assert first.metadata.current_snapshot_id == again.metadata.current_snapshot_id == client.snapshot_id
+        request = client.commit({"file:///data/a": 3})
+        first = await commit(rig, request)
+        second_commit = await commit(rig, request)
+        assert first.metadata.current_snapshot_id == second_commit.metadata.current_snapshot_id == client.snapshot_id
         assert len((await load(rig))["snapshots"]) == 1
 
 

@@ -19,8 +19,8 @@ from tests.catalog.rig import CALLER, SCHEMA, Rig, name_freely, open_rig
 from tests.catalog.test_confinement import VERSION
 
 RUN_AS = "trino.run-as-owner"
-CONFINED = Caller(who="wendy", request_id="r", confined_to=(("db",),), names_owners=False)
-ENGINE = Caller(who="trino", request_id="r", confined_to=(("db",),))
+CONFINED = Caller(principal_name="wendy", request_id="r", confined_to=(("db",),), names_owners=False)
+ENGINE = Caller(principal_name="trino", request_id="r", confined_to=(("db",),))
 
 
 def _view(name: str, **properties: str) -> CreateView:
@@ -100,7 +100,7 @@ async def test_trusted_engine_names_the_owner_who_stays_over_new_texts(tmp_path:
     async with open_rig(tmp_path) as rig:
         await _create_view(rig)
         for caller in (ENGINE, CALLER):
-            await rig.catalog.views.replace(caller, ("db",), "v", [], _text(f"select '{caller.who}'"))
+            await rig.catalog.views.replace(caller, ("db",), "v", [], _text(f"select '{caller.principal_name}'"))
             assert await _owner(rig, "v") == "admin"
         await rig.catalog.views.replace(ENGINE, ("db",), "v", [], [*_text("select 9"), _set(**{RUN_AS: "anna"})])
         assert await _owner(rig, "v") == "anna"
@@ -115,7 +115,7 @@ async def test_view_without_an_owner_stays_without_one(tmp_path: Path) -> None:
 
 
 BORROWED = {"trino.run-as-owner": "root"}
-WRITER = Caller(who="mallory", request_id="r", confined_to=(("db",),), names_owners=False)
+WRITER = Caller(principal_name="mallory", request_id="r", confined_to=(("db",),), names_owners=False)
 
 
 async def _overwrite_view_file(rig: Rig, name: str, **changes: Any) -> None:

@@ -12,7 +12,7 @@ from seamark.metaserver.catalog.policies import SETTERS, load_policies, setters_
 from seamark.metaserver.catalog.values import Caller, CreateTable, TableChange
 from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
 
-WENDY, OTTO = Caller(who="wendy", request_id="r"), Caller(who="otto", request_id="r")
+WENDY, OTTO = Caller(principal_name="wendy", request_id="r"), Caller(principal_name="otto", request_id="r")
 COLUMNS, SWITCH = "seamark.clustering.columns", "seamark.compaction.enabled"
 FORGED = {SETTERS: f'{{"{SWITCH}": "admin"}}'}
 ENCRYPTED = "seamark.encrypted-columns"
@@ -51,7 +51,7 @@ async def test_server_records_who_set_each_property_of_a_policy(tmp_path: Path) 
 
 async def test_no_names_are_recorded_without_logins(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
-        anonymous = Caller(who="anonymous", request_id="r")
+        anonymous = Caller(principal_name="anonymous", request_id="r")
         await rig.catalog.namespaces.create(anonymous, ("db",), {})
         request = CreateTable(name="t", schema=SCHEMA, properties={COLUMNS: "id", **FORGED})
         assert SETTERS not in (await rig.catalog.tables.create(anonymous, ("db",), request)).metadata.properties

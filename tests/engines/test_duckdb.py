@@ -19,7 +19,7 @@ from pyiceberg.types import IntegerType
 
 import seamark
 import seamark.duckdb
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.read.scans import scan
@@ -207,7 +207,7 @@ def test_sql_on_encrypted_files_is_refused_with_the_reason(
     changes = [f"UPDATE {table} SET score = 1 WHERE id = 1", f"DELETE FROM {table} WHERE name = 'ann'"]
     with SqlSession(server.base_url) as session:
         for statement in (f"SELECT id FROM {table}", *changes, f"DELETE FROM {table} WHERE id = 2"):
-            with pytest.raises(BadRequest, match=r"SQL cannot read encrypted files: file://.*no keys were given"):
+            with pytest.raises(InvalidRequest, match=r"SQL cannot read encrypted files: file://.*no keys were given"):
                 session.sql(statement).to_arrow()
     assert ids() == [1, 2, 3]
 
@@ -293,7 +293,7 @@ def test_equality_deletes_that_duckdb_misreads_are_refused(con: duckdb.DuckDBPyC
             with catalog.load_table("shop.added_again").update_schema() as update:
                 update.delete_column("k") if change == "delete_column" else update.add_column("k", IntegerType())
         for text in ("FROM sea.shop.added_again", "SELECT count(*) FROM sea.shop.added_again WHERE id > 1"):
-            with pytest.raises(BadRequest, match=r"DuckDB .* cannot read shop.added_again: .*dropped since"):
+            with pytest.raises(InvalidRequest, match=r"DuckDB .* cannot read shop.added_again: .*dropped since"):
                 seamark.duckdb.sql(con, text)
         with SqlSession(server.base_url) as session:
             assert session.sql("UPDATE shop.added_again SET k = 5 WHERE id = 3").to_arrow()["rows"].to_pylist() == [1]

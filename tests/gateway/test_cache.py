@@ -93,8 +93,8 @@ async def worker(
         call = S3Call(request.method, address, headers, "id", name, "test-pinned" in headers, request, None, None)
         try:
             if next(turns) % 2 and (started := begin(call)) is not None:
-                if started.rest is not None:
-                    await started.rest(request.writer)
+                if started.send_body is not None:
+                    await started.send_body(request.writer)
                 return SentAnswer(started.status, started.length)
             return await backend.answer(call)
         except BrokenAnswer:

@@ -127,7 +127,7 @@ def test_rows_journaled_before_the_retention_stay_readable() -> None:
     assert start == ShardStart("t", 0, 1, 6)
     state.apply(group(rows(4)))
     state.apply(group(TrimRequest((start,), HOUR_MS)))
-    assert state.first_records() == {A: 4}
+    assert state.get_first_records() == {A: 4}
     assert [batch.records for batch in state.batches(A)] == [(4,)]
 
 
@@ -146,7 +146,7 @@ def test_retention_removes_the_oldest_released_batches_first() -> None:
     for number in range(6):
         state.apply(group(rows(number, shard=Shard("t", number % 2)), time_ms=number * HOUR_MS))
     state.apply(group(ReleaseRequest((("t", 0, 3), ("t", 1, 1)))))
-    assert state.unreleased_bytes("t") == 20
+    assert state.count_unreleased_bytes("t") == 20
     by_age = state.choose_starts(oldest_ms=2 * HOUR_MS, batches_max=9, bytes_max=1 << 30)
     assert {(start.number, start.offset) for start in by_age} == {(0, 1), (1, 1)}
     by_count = state.choose_starts(oldest_ms=0, batches_max=5, bytes_max=1 << 30)

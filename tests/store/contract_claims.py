@@ -21,12 +21,12 @@ from seamark.metaserver.store.operations import (
     RestoreEntry,
 )
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.opened import OpenedStores
 from tests.store.samples import NS, TABLE, make_entry, outcome
+from tests.store.store_pair import StorePair
 
 
 def claim(uuid: str, *keys: str, shared: bool = False, **more: bool) -> ClaimLocations:
-    locations = tuple(ClaimedLocation(key=key, shared=shared, shown=key) for key in keys)
+    locations = tuple(ClaimedLocation(key=key, shared=shared, display_form=key) for key in keys)
     return ClaimLocations(uuid=uuid, locations=locations, **more)
 
 
@@ -34,18 +34,18 @@ async def keys(store: GeneratorStore, uuid: str) -> list[str]:
     return [claim.location for claim in await store.claims(uuid)]
 
 
-class ClaimsContract(OpenedStores):
-    async def test_no_two_claims_overlap(self, store: GeneratorStore, other: GeneratorStore) -> None:
+class ClaimsContract(StorePair):
+    async def test_no_two_claims_overlap(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
         await store.transact([claim("u", "s3://b/w/t")])
         for key in ("s3://b/w/t", "s3://b/w/t/x", "s3://b/w/t/x/y", "s3://b/w", "s3://b"):
             with pytest.raises(BadRequest, match="overlaps"):
-                await other.transact([claim("v", key)])
+                await other_store.transact([claim("v", key)])
             assert {
-                overlapping_claim.uuid for overlapping_claim in await other.find_overlapping_claims([key], "v", 9)
+                overlapping_claim.uuid for overlapping_claim in await other_store.find_overlapping_claims([key], "v", 9)
             } == {"u"}
         free = ("s3://b/w/t0", "s3://b/w/t-1", "s3://b/w/t!", "s3://b/w/T", "s3://bb/w/t", "s3://b/w/ü/t")
         for number, key in enumerate(free):
-            await other.transact([claim(f"v{number}", key)])
+            await other_store.transact([claim(f"v{number}", key)])
         assert await store.find_overlapping_claims([*free], "", 0) != []
         assert await store.find_overlapping_claims(["s3://b/w/none", "s3://c"], "", 9) == []
 
@@ -91,7 +91,9 @@ class ClaimsContract(OpenedStores):
         uuid = "uuid-of-t"
         await store.transact([claim(uuid, "s3://b/t"), CreateEntry(make_entry("t"))])
         await store.transact([RenameEntry(TABLE, NS, "t", NS, "moved")])
-        keep = DroppedEntry(id="d", entry=make_entry("moved"), purge=True, dropped_ms=1, expires_ms=2**60, who="w")
+        keep = DroppedEntry(
+            id="d", entry=make_entry("moved"), purge=True, dropped_ms=1, expires_ms=2**60, principal_name="w"
+        )
         await store.transact([DropEntry(TABLE, NS, "moved", keep=keep)])
         await store.transact([ReleaseLocations(uuid)])
         await store.transact([RestoreEntry("d", NS, "back")])
@@ -127,7 +129,7 @@ class ClaimsContract(OpenedStores):
         """
         first, second = make_entry("t"), make_entry("u", uuid="dropped-1")
         await store.transact([claim(first.uuid, "s3://b/t"), CreateEntry(first)])
-        dropped_entry = DroppedEntry("dropped-1", first, purge=False, dropped_ms=1, expires_ms=2, who="ann")
+        dropped_entry = DroppedEntry("dropped-1", first, purge=False, dropped_ms=1, expires_ms=2, principal_name="ann")
         await store.transact([DropEntry(TABLE, NS, "t", keep=dropped_entry)])
         await store.transact([ForgetDropped("dropped-1")])
         await store.transact([claim(second.uuid, "s3://b/u"), CreateEntry(second)])
@@ -139,22 +141,24 @@ class ClaimsContract(OpenedStores):
 
     async def test_names_without_claims_are_found_and_can_claim_without_a_check(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry(name)) for name in ("t", "u", "v")])
-        keep = DroppedEntry(id="d", entry=make_entry("v"), purge=True, dropped_ms=1, expires_ms=2**60, who="w")
+        keep = DroppedEntry(
+            id="d", entry=make_entry("v"), purge=True, dropped_ms=1, expires_ms=2**60, principal_name="w"
+        )
         await store.transact([DropEntry(TABLE, NS, "v", keep=keep)])
         assert sorted(entry.name for entry in await store.list_unclaimed("", 9)) == ["t", "u", "v"]
         first = await store.list_unclaimed("", 2)
         assert len(first) == 2
-        rest = await store.list_unclaimed(first[-1].uuid, 9)
-        assert sorted(entry.name for entry in (*first, *rest)) == ["t", "u", "v"]
+        remaining_entries = await store.list_unclaimed(first[-1].uuid, 9)
+        assert sorted(entry.name for entry in (*first, *remaining_entries)) == ["t", "u", "v"]
         names = [claim(f"uuid-of-{name}", "s3://b/same", checked=False) for name in ("t", "u", "v")]
         await store.transact(names)
         assert await store.list_unclaimed("", 9) == []
 
-    async def test_concurrent_claims_never_overlap(self, store: GeneratorStore, other: GeneratorStore) -> None:
+    async def test_concurrent_claims_never_overlap(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
         rng = random.Random(7)
         folders = ["s3://b", "s3://b/x", "s3://b/x/y", "s3://b/x/z", "s3://b/y", "s3://b/y/y"]
         expected = [(f"u{number}", rng.choice(folders)) for number in range(40)]
-        stores = (store, other)
+        stores = (store, other_store)
         outcomes = await asyncio.gather(
             *(outcome(stores[n % 2].transact([claim(uuid, key)])) for n, (uuid, key) in enumerate(expected))
         )

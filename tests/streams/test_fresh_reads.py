@@ -16,7 +16,7 @@ from pyiceberg.exceptions import BadRequestError
 import seamark
 import seamark.duckdb
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, Unavailable
+from seamark.connector.client.errors import InvalidRequest, Unavailable
 from seamark.connector.client.values import At
 from seamark.connector.read.tables import open_table, plan
 from seamark.connector.sql.session import SqlSession
@@ -122,7 +122,7 @@ async def test_scans_of_an_open_table_read_the_same_rows_while_others_arrive(str
     assert await asyncio.to_thread(scan_ids, stream.server.url) == [1, 2, 3, 4, 5]
     (named,) = [each for each in stream.server.components.streams.snapshots._by_id.values() if each.made_s][:1]
     named.used_s -= 10_000
-    with pytest.raises(BadRequest, match="it has expired; load the table again"):
+    with pytest.raises(InvalidRequest, match="it has expired; load the table again"):
         await asyncio.to_thread(count_planned_rows, opened)
 
 
@@ -275,7 +275,9 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
             elif action == "rollback" and states:
                 head = rng.choice(sorted(states))
                 update = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": head}
-                client._json("POST", "/v1/namespaces/db/tables/t", {}, {"requirements": [], "updates": [update]})
+                client._request_json(
+                    "POST", "/v1/namespaces/db/tables/t", {}, {"requirements": [], "updates": [update]}
+                )
                 flushed = set(states[head])
 
         for _ in range(14):

@@ -15,7 +15,7 @@ from tests.seeds import first_seed
 from tests.streams.simulation.keyed import KeyedCatalog, KeyedWorld
 from tests.streams.simulation.loop import run_simulated
 from tests.streams.simulation.ports import RemoteTables
-from tests.streams.simulation.world import Broken
+from tests.streams.simulation.world import InvariantBroken
 
 QUICK_SEEDS = 60
 SLOW_SEEDS = 5_000
@@ -74,19 +74,19 @@ def commit_deletes_of_an_older_version(patch: pytest.MonkeyPatch) -> None:
 
 def take_earlier_rows_for_later_ones(patch: pytest.MonkeyPatch) -> None:
     """Keep the earlier of two rows with the same key."""
-    slices = StreamTable._slices
-    patch.setattr(StreamTable, "_slices", lambda table, *args: slices(table, *args)[::-1])
+    slices = StreamTable._read_slices
+    patch.setattr(StreamTable, "_read_slices", lambda table, *args: slices(table, *args)[::-1])
 
 
 def order_fresh_parts_backwards(patch: pytest.MonkeyPatch) -> None:
     """Let an earlier fresh file delete rows of a later one."""
-    fresh = StreamTable.fresh
+    get_fresh_rows = StreamTable.get_fresh_rows
 
     async def reverse(table: StreamTable, flushed) -> FreshRows:
-        rows = await fresh(table, flushed)
+        rows = await get_fresh_rows(table, flushed)
         return rows._replace(parts=rows.parts[::-1])
 
-    patch.setattr(StreamTable, "fresh", reverse)
+    patch.setattr(StreamTable, "get_fresh_rows", reverse)
 
 
 def locate_rows_of_an_earlier_pointer(patch: pytest.MonkeyPatch) -> None:
@@ -103,13 +103,13 @@ def locate_rows_of_an_earlier_pointer(patch: pytest.MonkeyPatch) -> None:
 
 def forget_the_last_append(patch: pytest.MonkeyPatch) -> None:
     """Leave the last append of a range of offsets out of the file."""
-    slices = StreamTable._slices
+    slices = StreamTable._read_slices
 
     def drop(table: StreamTable, *args):
         rows = slices(table, *args)
         return rows[:-1] or rows
 
-    patch.setattr(StreamTable, "_slices", drop)
+    patch.setattr(StreamTable, "_read_slices", drop)
 
 
 MUTATIONS: list[tuple[Callable[[pytest.MonkeyPatch], None], str, int]] = [
@@ -133,7 +133,7 @@ def test_the_simulation_finds_each_mutation(
     for seed in range(first, first + MUTATION_SEEDS):
         try:
             run_world(seed)
-        except Broken as error:
+        except InvariantBroken as error:
             assert re.search(expected, str(error)), error  # noqa: PT017
             return
     pytest.fail("the simulation does not find the mutation")

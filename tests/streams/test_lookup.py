@@ -11,7 +11,7 @@ import pytest
 
 import seamark
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, Unreachable
+from seamark.connector.client.errors import InvalidRequest, Unreachable
 from seamark.connector.streams import lookup, reader
 from seamark.connector.streams.lookup import LookupFailed
 from tests.streams.test_rows_over_http import create, streaming
@@ -40,7 +40,7 @@ async def test_a_copy_in_memory_follows_rows_appends_and_deletes(tmp_path: Path)
 async def test_copy_is_loaded_after_a_lost_connection_and_several_deletes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    errors: list[Exception] = [Unreachable("lost"), BadRequest("a DELETE"), BadRequest("another DELETE")]
+    errors: list[Exception] = [Unreachable("lost"), InvalidRequest("a DELETE"), InvalidRequest("another DELETE")]
 
     def iterate(*args: Any, **options: Any) -> Any:
         if errors:
@@ -68,7 +68,7 @@ async def test_copy_fails_with_too_many_keys_or_without_its_table(tmp_path: Path
             await asyncio.to_thread(lambda: seamark.lookup_table(client, "db.t", key=["id"], rows_max=2))
         with pytest.raises(LookupFailed, match="does not exist"):
             await asyncio.to_thread(lambda: seamark.lookup_table(client, "db.nothing", key=["id"]))
-        with pytest.raises(BadRequest, match="columns lacks 'id'"):
+        with pytest.raises(InvalidRequest, match="columns lacks 'id'"):
             seamark.lookup_table(client, "db.t", key=["id"], columns=["name"])
 
 

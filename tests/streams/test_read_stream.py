@@ -18,7 +18,7 @@ from pyiceberg.types import StringType
 
 import seamark
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, NotFound
+from seamark.connector.client.errors import InvalidRequest, NoSuchResource
 from seamark.connector.read.read_plan import BATCH_ROWS
 from seamark.connector.streams.reader import StreamBatch, StreamReads
 from seamark.metaserver.log.port import Shard
@@ -70,10 +70,10 @@ async def test_a_reader_gets_each_row_once_across_flushes_and_batch_appends(stre
     await append_batch(stream, 8)
     await stream.flush()
     await stream.post({"id": 9, "name": "i", "day": "2026-01-31"})
-    rest = await read(stream, from_=after)
-    assert sorted(ids(rest)) == [7, 8, 9]
-    assert rest[-1].rows.schema == batches[0].rows.schema
-    assert {"id": 9, "name": "i", "day": datetime.date(2026, 1, 31)} in rest[-1].rows.to_pylist()
+    later_rows = await read(stream, from_=after)
+    assert sorted(ids(later_rows)) == [7, 8, 9]
+    assert later_rows[-1].rows.schema == batches[0].rows.schema
+    assert {"id": 9, "name": "i", "day": datetime.date(2026, 1, 31)} in later_rows[-1].rows.to_pylist()
 
 
 async def test_a_reader_begins_at_each_place(stream: Stream) -> None:
@@ -104,14 +104,14 @@ def _locate(stream: Stream, at: str) -> str:
 
 async def test_a_waiting_reader_gets_rows_and_batch_appends_soon(stream: Stream) -> None:
     await stream.post({"id": 1})
-    client, seen, woken = SeamarkClient(stream.server.url), [], threading.Condition()
+    client, read_ids, woken = SeamarkClient(stream.server.url), [], threading.Condition()
 
     def follow() -> None:
         for batch in seamark.read_stream(client, "db.t"):
             with woken:
-                seen.extend(batch.rows.column("id").to_pylist())
+                read_ids.extend(batch.rows.column("id").to_pylist())
                 woken.notify_all()
-            if 4 in seen:
+            if 4 in read_ids:
                 return
 
     task = asyncio.create_task(asyncio.to_thread(follow))
@@ -120,7 +120,7 @@ async def test_a_waiting_reader_gets_rows_and_batch_appends_soon(stream: Stream)
         await (append_batch(stream, number) if number == 3 else stream.post({"id": number}))
     async with asyncio.timeout(10):
         await task
-    assert sorted(seen) == [1, 2, 3, 4]
+    assert sorted(read_ids) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("has_snapshot", [False, True])
@@ -144,7 +144,7 @@ async def test_removals_are_refused_or_skipped_and_compactions_return_nothing(st
     start = (await read(stream))[-1].position
     await asyncio.to_thread(lambda: seamark.delete(client, "db.t", where="id = 1"))
     await stream.post({"id": 3})
-    with pytest.raises(BadRequest, match=r"removed or replaced rows.*skip-changes=true"):
+    with pytest.raises(InvalidRequest, match=r"removed or replaced rows.*skip-changes=true"):
         await read(stream, from_=start)
     assert ids(await read(stream, from_=start, skip_changes=True)) == [3]
 
@@ -158,23 +158,23 @@ async def test_kinds_of_rows_need_a_free_column_name(stream: Stream) -> None:
 
     await asyncio.to_thread(add_column)
     assert ids(await read(stream)) == [1]
-    with pytest.raises(BadRequest, match="has a column _change_type"):
+    with pytest.raises(InvalidRequest, match="has a column _change_type"):
         await read(stream, from_=0, changes=True)
 
 
 async def test_position_of_another_table_or_an_invalid_one_is_refused(stream: Stream) -> None:
     await stream.post({"id": 1})
     position = (await read(stream))[-1].position
-    with pytest.raises(BadRequest, match="was not issued by this server"):
+    with pytest.raises(InvalidRequest, match="was not issued by this server"):
         await read(stream, from_="1.x.none..after")
-    with pytest.raises(BadRequest, match="no snapshot 77"):
+    with pytest.raises(InvalidRequest, match="no snapshot 77"):
         await read(stream, from_=77)
     uuid = position.split(".")[1]
-    with pytest.raises(BadRequest, match="another log"):
+    with pytest.raises(InvalidRequest, match="another log"):
         await read(stream, from_=f"1.{uuid}.none.9-9.after")
     await asyncio.to_thread(stream.catalog.drop_table, "db.t")
     await create(stream)
-    with pytest.raises(BadRequest, match="dropped and created again"):
+    with pytest.raises(InvalidRequest, match="dropped and created again"):
         await read(stream, from_=position)
 
 
@@ -192,7 +192,7 @@ async def test_rows_that_the_log_has_removed_are_read_from_the_files_of_their_fl
         log._state.shards[Shard(table.uuid, 0)].start = 3  # type: ignore[attr-defined]  # as the retention does
         assert sorted(ids(await read(stream, from_=0))) == [1, 2, 3, 4]
         assert sorted(ids(await read(stream, from_=first))) == [3, 4]
-        with pytest.raises(NotFound, match=f"begin at snapshot:{first}"):
+        with pytest.raises(NoSuchResource, match=f"begin at snapshot:{first}"):
             await read(stream, from_=f"1.{table.uuid}.none.1.after")
 
 
@@ -204,8 +204,8 @@ async def test_a_position_within_a_file_goes_on_with_its_next_row(tmp_path: Path
         await append_batch(stream, -1)
         first, *_ = await read(stream)
         assert "~" in first.position
-        rest = await read(stream, from_=first.position)
-        assert Counter(ids([first, *rest])) == Counter([*range(count), -1])
+        later_rows = await read(stream, from_=first.position)
+        assert Counter(ids([first, *later_rows])) == Counter([*range(count), -1])
 
 
 async def test_rows_keep_their_values_after_a_schema_change(stream: Stream) -> None:
@@ -259,15 +259,15 @@ async def test_readers_of_random_histories_return_the_rows_of_the_model(seed: in
                         readers = [await _read_some(stream, rng, *reader) for reader in readers]
             assert sorted(ids(await read(stream))) == sorted(model)
     async with streaming(home) as stream:
-        for position, seen, start in readers:
-            rest = Counter(ids(await read(stream, from_=position)))
-            assert seen + rest == Counter(model[start:]), seed
+        for position, read_ids, start in readers:
+            later_ids = Counter(ids(await read(stream, from_=position)))
+            assert read_ids + later_ids == Counter(model[start:]), seed
 
 
 async def _read_some(
-    stream: Stream, rng: Random, position: str, seen: Counter[int], start: int
+    stream: Stream, rng: Random, position: str, read_ids: Counter[int], start: int
 ) -> tuple[str, Counter[int], int]:
     """Read a random number of batches, and return the reader's new position, its rows and `start`."""
     batches = await read(stream, from_=position)
     chosen = batches[: rng.randint(0, len(batches))]
-    return (chosen[-1].position if chosen else position), seen + Counter(ids(chosen)), start
+    return (chosen[-1].position if chosen else position), read_ids + Counter(ids(chosen)), start

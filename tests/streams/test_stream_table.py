@@ -13,8 +13,8 @@ import pytest
 
 from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, RetryLater
 from seamark.metaserver.log.port import StreamProducer, owner_of
+from seamark.metaserver.streams.appends import ProducerKey
 from seamark.metaserver.streams.stream_table import StreamTable
-from seamark.metaserver.streams.streams import ProducerKey
 from tests.seeds import examples, first_seed
 from tests.streams.world import a_world, batch
 
@@ -42,7 +42,7 @@ async def test_a_pointer_from_before_a_flush_is_refused() -> None:
         before = dict(world.flushed)
         await table.flush()
         with pytest.raises(CommitConflict, match="read its pointer again"):
-            await table.fresh(before)
+            await table.get_fresh_rows(before)
 
 
 async def test_the_flush_of_a_second_owner_adds_no_row_twice() -> None:
@@ -79,9 +79,9 @@ async def test_fresh_files_stay_few_and_replaced_files_are_deleted() -> None:
             await table.append({0: batch(number)})
             assert await world.read(table) == list(range(number + 1))
             table.check_invariants()
-        assert len(table.fresh_files()) <= 8
+        assert len(table.list_fresh_files()) <= 8
         await table.clean()
-        assert len(world.objects) == len(table.fresh_files())
+        assert len(world.objects) == len(table.list_fresh_files())
         await table.flush()
         await table.clean()
         assert world.objects.keys() == set(world.files)
@@ -174,7 +174,7 @@ async def test_a_reader_sees_an_append_whole_after_a_flush_that_crosses_a_fresh_
         await table.append({0: batch(*range(10))})
         assert await world.read(table) == [*range(10)]
         await other.append({1: batch(10)})
-        first = asyncio.create_task(table.fresh(dict(world.flushed)))
+        first = asyncio.create_task(table.get_fresh_rows(dict(world.flushed)))
         await asyncio.sleep(0)
         await other.flush()
         # The second reader has the pointer of the flush, and waits for the first.

@@ -37,7 +37,7 @@ async def test_job_does_not_run_after_the_rights_of_its_policys_author_were_with
         for name in ("wendy", "otto"):
             await create_token(parts.store, parts.clock, name, None, [Grant(name, "writer", ("db",))])
         policy = {"seamark.services.priority": "high"} if on_namespace else {}
-        wendy, otto = (Caller(who=name, request_id="r") for name in ("wendy", "otto"))
+        wendy, otto = (Caller(principal_name=name, request_id="r") for name in ("wendy", "otto"))
         await parts.catalog.namespaces.create(wendy, ("db", "hers"), policy)
         await parts.catalog.namespaces.create(otto, ("db", "his"), {})
         index = {"seamark.index.i": "bloom(id)"}

@@ -20,7 +20,7 @@
   values of these columns. The same is true of IN and EXISTS, if the subquery creates no rows itself.
 - A subquery in an expression is a separate query. If its WHERE compares a column with a column of this block, only rows
   with values of needed rows of this block are needed. The same applies to LATERAL.
-- A column that is compared with the extreme of rows of a table has limits (`extremes.py`), also if the extreme is a
+- A column that is compared with the extreme of rows of a table has limits (`extremes.py`), even if the extreme is a
   column of a join partner. A column that is less or greater than a column of a join partner also has limits.
 - VALUES and UNNEST of literals are lists of values for the columns that are equal to theirs.
 """
@@ -48,8 +48,8 @@ from seamark.connector.analysis.algebra.equivalences import (
 from seamark.connector.analysis.algebra.relations import (
     Origin,
     Relation,
+    SourceRows,
     StoredExtreme,
-    StoredRows,
     exact_origin,
 )
 from seamark.connector.analysis.comparisons import evaluate_literals
@@ -248,29 +248,29 @@ class QueryBlock:
             rows = rows._replace(exact=False)
         return StoredExtreme(table, stored, own.kind, rows)
 
-    def stored_rows(self) -> StoredRows | None:
+    def find_source_rows(self) -> SourceRows | None:
         if self.keys is not None or self.having is not None or self.extremes:
             return None
         rows = self._find_joined_rows()
         # A function in SELECT may return no row for a row of the source, as DuckDB's `unnest` does.
         return rows if rows is None or self.needs_rows else rows._replace(exact=False)
 
-    def _find_joined_rows(self) -> StoredRows | None:
+    def _find_joined_rows(self) -> SourceRows | None:
         """Return the rows of a table that are the joined rows; None if other rows may be among them."""
         if self.tree != 0:
             return None
         source = self.sources[0]
-        below = source.stored_rows()
+        below = source.find_source_rows()
         if below is None or self.where is None:
             return below
         exact = self.where.exact() if below.exact else None
         stored = _move_to_table(exact, source)
         if exact is not None and stored is not None and stored.size == exact.size:
-            return StoredRows(all_of([below.where, stored]), exact=True)
+            return SourceRows(all_of([below.where, stored]), exact=True)
         # A null in place of a value, as grouping sets have it, is not in the table.
         sure = weaken(self.where.condition, lambda atom: atom if atom.rejects_null else None)
         weaker = _move_to_table(comparisons_of(sure), source)
-        return StoredRows(all_of([below.where, weaker]), exact=False)
+        return SourceRows(all_of([below.where, weaker]), exact=False)
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
         reference = self.outputs.reference(column)

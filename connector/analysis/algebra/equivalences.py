@@ -202,7 +202,7 @@ def equivalence_classes(equalities: Iterable[Equality]) -> dict[ColumnReference,
 
 
 def imply_by_equality(condition: Condition | None, equalities: Iterable[Equality], kind_of: KindOf) -> Condition | None:
-    """Return the condition, and repeat each part on a single column for the columns that are equal to it."""
+    """Return the condition, with a copy of each single-column part for each equal column."""
     classes = equivalence_classes(
         (left, right)
         for left, right in equalities

@@ -165,8 +165,8 @@ def _list_alternatives(either: AnyOf, table: Table, scan_of: ScanOf, number: int
         if join is None:
             return []
         joins[join] = None
-    unless = any_of(own) if own else None
-    return [replace(join, any_of=number, unless=unless) for join in joins]
+    exempt_condition = any_of(own) if own else None
+    return [replace(join, any_of=number, exempt_condition=exempt_condition) for join in joins]
 
 
 def common_joins(joins_of_each: Sequence[tuple[Join, ...]]) -> tuple[Join, ...]:

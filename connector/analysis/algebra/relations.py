@@ -8,7 +8,7 @@ rows of a source may be left out only if the result of the statement stays the s
 
 `origin` gives the stored columns that a column's values come from. Counting, ordering and limiting do not change it:
 each value of the result is in a row of the table that can change the result. In the same way, `extreme` gives the
-extreme of stored rows that a column has, also if it is selected from a name in WITH.
+extreme of stored rows that a column has, even if it is selected from a name in WITH.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ comparisons that a statement may have.
 """
 
 _EXACT = frozenset(("boolean", "int", "long", "decimal", "date", "time", "timestamp", "timestamptz", "string", "uuid"))
-"""Types whose equal values are identical. Floats are not among them because they have two zeros.
-Nested types are not compared.
+"""Types whose equal values are identical.
+
+Floats are not among them because they have two zeros. Nested types are not compared.
 """
 
 _FLOATS = frozenset(("float", "double"))
@@ -53,7 +54,7 @@ def is_exact(kind: str | None) -> bool:
     return kind is not None and kind.partition("(")[0].strip() in _EXACT
 
 
-class StoredRows(NamedTuple):
+class SourceRows(NamedTuple):
     """Rows of a table that meet a condition.
 
     Attributes:
@@ -78,7 +79,7 @@ class StoredExtreme(NamedTuple):
     table: Table
     column: str
     kind: str
-    rows: StoredRows | None
+    rows: SourceRows | None
 
     @property
     def type(self) -> str | None:
@@ -115,7 +116,7 @@ class Relation(Protocol):
     def extreme(self, column: str) -> StoredExtreme | None:
         """Return the extreme that the column has in each row in which it is not null; None for other columns."""
 
-    def stored_rows(self) -> StoredRows | None:
+    def find_source_rows(self) -> SourceRows | None:
         """Return the rows of a table that are the rows of this relation; None if other rows may be among them."""
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
@@ -165,8 +166,8 @@ class Table:
     def extreme(self, column: str) -> None:
         return None
 
-    def stored_rows(self) -> StoredRows:
-        return StoredRows(None, exact=True)
+    def find_source_rows(self) -> SourceRows:
+        return SourceRows(None, exact=True)
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
         return None
@@ -212,7 +213,7 @@ class UnknownRelation:
     def extreme(self, column: str) -> None:
         return None
 
-    def stored_rows(self) -> None:
+    def find_source_rows(self) -> None:
         return None
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
@@ -251,7 +252,7 @@ class LiteralRows:
     def extreme(self, column: str) -> None:
         return None
 
-    def stored_rows(self) -> None:
+    def find_source_rows(self) -> None:
         return None
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
@@ -288,8 +289,8 @@ class _SameColumns:
     def extreme(self, column: str) -> StoredExtreme | None:
         return self.body.extreme(column)
 
-    def stored_rows(self) -> StoredRows | None:
-        return self.body.stored_rows()
+    def find_source_rows(self) -> SourceRows | None:
+        return self.body.find_source_rows()
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
         return self.body.values(column)
@@ -308,7 +309,7 @@ class PushdownBarrier(_SameColumns):
 
     dependencies: tuple[Relation, ...] = ()
 
-    def stored_rows(self) -> None:
+    def find_source_rows(self) -> None:
         return None
 
     def push_down(self, condition: Condition | None) -> None:
@@ -345,7 +346,7 @@ class SetOperation:
     def extreme(self, column: str) -> None:
         return None
 
-    def stored_rows(self) -> None:
+    def find_source_rows(self) -> None:
         return None
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
@@ -421,8 +422,8 @@ class RenamedColumns:
         name = self._find_inner_name(column)
         return None if name is None else self.inner.extreme(name)
 
-    def stored_rows(self) -> StoredRows | None:
-        return self.inner.stored_rows()
+    def find_source_rows(self) -> SourceRows | None:
+        return self.inner.find_source_rows()
 
     def values(self, column: str) -> tuple[Literal, ...] | None:
         name = self._find_inner_name(column)
@@ -458,7 +459,7 @@ class NamedQuery:
     _names: list[tuple[str | None, ...] | None] = field(default_factory=list)
     _origins: dict[tuple[str, ...], Origin | None] = field(default_factory=dict)
     _extremes: dict[str, StoredExtreme | None] = field(default_factory=dict)
-    _stored_rows: list[StoredRows | None] = field(default_factory=list)
+    _stored_rows: list[SourceRows | None] = field(default_factory=list)
     _values: dict[str, tuple[Literal, ...] | None] = field(default_factory=dict)
     _classes: dict[str, str | None] = field(default_factory=dict)
     """A cache. Without it, a chain of names that each use another name twice would need exponential time."""
@@ -489,9 +490,9 @@ class NamedQuery:
             self._extremes[column] = self.inner.extreme(column)
         return self._extremes[column]
 
-    def stored_rows(self) -> StoredRows | None:
+    def find_source_rows(self) -> SourceRows | None:
         if not self._stored_rows:
-            self._stored_rows.append(self.inner.stored_rows())
+            self._stored_rows.append(self.inner.find_source_rows())
         return self._stored_rows[0]
 
     def values(self, column: str) -> tuple[Literal, ...] | None:

@@ -55,7 +55,7 @@ class FileProtection(NamedTuple):
 
         Args:
             column_ids: The ids of the columns.
-            use: States what the writer would publish of the column. It is part of the error message.
+            use: The data of the column that the writer would publish, for the error message.
 
         Raises:
             Unwritable: One of the columns is encrypted.

@@ -232,7 +232,7 @@ class _Opening:
             return data[at:end], self._footer_cipher if self._file_aad is None else None
         if crypto[0] != STRUCT:
             raise ValueError("the key of a column has an unexpected type")
-        cipher = self._cipher(bytes(crypto[1]))
+        cipher = self._make_cipher(bytes(crypto[1]))
         if module is not None:
             if module[0] != BINARY:
                 raise ValueError("the encrypted metadata of a column has an unexpected type")
@@ -243,7 +243,7 @@ class _Opening:
             raise ValueError("the metadata of an encrypted column is not encrypted")
         return encode_fields(fields), cipher
 
-    def _cipher(self, encoded: bytes) -> ModuleCipher:
+    def _make_cipher(self, encoded: bytes) -> ModuleCipher:
         cipher = self._known.get(encoded)
         if cipher is not None:
             return cipher

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import pyarrow.parquet.encryption as pe
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import Name, join_name, split_name, split_table
 from seamark.connector.parquet.encryption.footers import FileEncryption, FileKey, OpenedFooter
 from seamark.connector.parquet.encryption.key_material import KeyMaterial, KeyReference, unwrap_file_key, wrap_file_key
@@ -176,7 +176,7 @@ class EnvironmentKeys:
         """Return the keys.
 
         Raises:
-            BadRequest: The key file or the key service is invalid.
+            InvalidRequest: The key file or the key service is invalid.
         """
         if not self._found:
             self._found.append(None if self._table is None else keys_of_table(self._table))
@@ -206,7 +206,7 @@ class NamespaceKms:
             namespaces: The namespaces of each master key, as in the key file.
 
         Raises:
-            BadRequest: The name of a namespace is invalid.
+            InvalidRequest: The name of a namespace is invalid.
         """
         self._kms, self._namespace = kms, tuple(namespace)
         self._allowed = frozenset(
@@ -235,7 +235,7 @@ def _is_within(namespace: tuple[str, ...], name: str) -> bool:
     try:
         levels = split_name(name)
     except ValueError as error:
-        raise BadRequest(f"The key file has an invalid namespace: {error}") from None
+        raise InvalidRequest(f"The key file has an invalid namespace: {error}") from None
     return namespace[: len(levels)] == levels
 
 
@@ -245,7 +245,7 @@ def keys_of_environment(environment: Mapping[str, str] | None = None) -> Parquet
     Return None if the variables are not set.
 
     Raises:
-        BadRequest: The key file or the key service is invalid. The message does not quote the key file.
+        InvalidRequest: The key file or the key service is invalid. The message does not quote the key file.
     """
     configuration = _read_environment(os.environ if environment is None else environment)
     return None if configuration is None else ParquetKeys(configuration[0], configuration[1].replaced)
@@ -258,7 +258,7 @@ def keys_of_table(table: Name, environment: Mapping[str, str] | None = None) -> 
     cannot decrypt a copy of a file from another namespace.
 
     Raises:
-        BadRequest: The key file or the key service is invalid.
+        InvalidRequest: The key file or the key service is invalid.
     """
     configuration = _read_environment(os.environ if environment is None else environment)
     if configuration is None:
@@ -283,16 +283,16 @@ def _read_environment(environment: Mapping[str, str]) -> tuple[Kms, _KeyFile] | 
     try:
         return MasterKeyFile({key: _decode_base64(text, path or "") for key, text in file.keys.items()}), file
     except ValueError as error:
-        raise BadRequest(f"The key file {path} is invalid: {error}") from None
+        raise InvalidRequest(f"The key file {path} is invalid: {error}") from None
 
 
 def _read_key_file(path: Path) -> _KeyFile:
     try:
         return from_json(path.read_bytes(), _KeyFile)
     except OSError as error:
-        raise BadRequest(f"The key file {path} cannot be read: {error.strerror}") from None
+        raise InvalidRequest(f"The key file {path} cannot be read: {error.strerror}") from None
     except (msgspec.DecodeError, UnicodeDecodeError):
-        raise BadRequest(
+        raise InvalidRequest(
             f'The key file {path} is not a JSON object such as {{"keys": {{"name": "16, 24 or 32 bytes in base64"}}, '
             '"replaced": {"old name": "name"}, "namespaces": {"name": ["namespace"]}}'
         ) from None
@@ -302,7 +302,7 @@ def _decode_base64(text: str, path: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except (ValueError, binascii.Error):
-        raise BadRequest(f"The key file {path} has a key that is not base64") from None
+        raise InvalidRequest(f"The key file {path} has a key that is not base64") from None
 
 
 def _create_client(name: str) -> Kms:
@@ -310,7 +310,7 @@ def _create_client(name: str) -> Kms:
     try:
         client: Kms = getattr(importlib.import_module(module), attribute)()
     except Exception as error:  # noqa: BLE001  any client of a service
-        raise BadRequest(
+        raise InvalidRequest(
             f"{KMS_CLASS} is {name!r}, not module:name of a class with wrap_key and unwrap_key that can be created "
             f"without arguments: {type(error).__name__}"
         ) from None

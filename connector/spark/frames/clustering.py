@@ -33,7 +33,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as spark_types
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
 from seamark.connector.read.lineage import NAMES, has_lineage
@@ -99,7 +99,7 @@ def cluster(
 
     Raises:
         ValueError: An argument is invalid.
-        BadRequest: An argument is invalid.
+        InvalidRequest: An argument is invalid.
         Conflict: A file that was read has changed.
     """
     if client is None:
@@ -271,12 +271,12 @@ def _list_spark_types(read_plan: ReadPlan) -> dict[str, spark_types.DataType]:
     """Return the Spark types of the columns that are read.
 
     Raises:
-        BadRequest: A column has no Spark type.
+        InvalidRequest: A column has no Spark type.
     """
     try:
         kinds = {field.name: spark_type(field.type) for field in (*read_plan.fields, *read_plan.lineage)}
     except ValueError as error:
-        raise BadRequest(f"The table cannot be clustered: {error}") from None
+        raise InvalidRequest(f"The table cannot be clustered: {error}") from None
     return {name: kinds[name] for name in read_plan.names}
 
 

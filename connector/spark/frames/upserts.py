@@ -53,7 +53,7 @@ from seamark.connector.spark.frames.file_changes import DRIVER_COPY_BYTES_MAX, F
 from seamark.connector.spark.frames.results import RESULT, collect_results, encode_result
 from seamark.connector.write.delete_files import WrittenDeletes
 from seamark.connector.write.equality_upserts import EQUALITY, check_table, write_equality_upsert
-from seamark.connector.write.latest_rows import Batch, batch_of, check_no_nulls, column_of
+from seamark.connector.write.latest_rows import KeyedBatch, batch_of, check_no_nulls, column_of
 from seamark.connector.write.read_conditions import check_unchanged, rows_changed_error
 from seamark.connector.write.rewrites import rewrite_files
 from seamark.connector.write.row_changes import (
@@ -403,12 +403,12 @@ def change_task(work: UpsertTask, batches: Iterable[pa.RecordBatch]) -> Iterator
     yield encode_result(msgspec.msgpack.encode(result))
 
 
-def _write_without_locating(work: UpsertTask, batch: Batch) -> _Result:
+def _write_without_locating(work: UpsertTask, batch: KeyedBatch) -> _Result:
     written = write_equality_upsert(batch, work.opened, work.target, deletes=work.request.deletes)
     return _Result(written.data, written.deletes)
 
 
-def _change_located_rows(work: UpsertTask, batch: Batch) -> _Result:
+def _change_located_rows(work: UpsertTask, batch: KeyedBatch) -> _Result:
     opened, target, request = work.opened, work.target, work.request
     try:
         check_unchanged(work.client, opened, batch.keys, request.read_snapshot_id, request.strategy)

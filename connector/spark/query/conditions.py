@@ -266,7 +266,7 @@ class _Reading:
         kinds = self._kinds
 
         def kind(reference: ColumnReference) -> str | None:
-            return _rule_kind(kinds[reference[1]])
+            return _find_rule_kind(kinds[reference[1]])
 
         rules = _RULES
         if tree.find(*CURRENT) is not None:
@@ -380,11 +380,11 @@ class _Reading:
     def column_name(self, node: Node) -> str | None:
         self._count(1)
         column = self._find_column(node)
-        return column.name if column is not None and _rule_kind(column.kind) is not None else None
+        return column.name if column is not None and _find_rule_kind(column.kind) is not None else None
 
     def constant(self, node: Node) -> Literal | None:
         kind = self._catalyst.type_of(node)
-        return self._read_literal(node, kind) if kind == "void" or _rule_kind(kind) is not None else None
+        return self._read_literal(node, kind) if kind == "void" or _find_rule_kind(kind) is not None else None
 
     def row(self, node: Node) -> list[Literal | None] | None:
         if self._catalyst.kind(node) != "Literal" or node.value() is None:
@@ -404,7 +404,7 @@ class _Reading:
         if row.isNullAt(number):
             return Literal("null", "NULL")
         name = str(kind.catalogString())
-        return None if _rule_kind(name) is None else literal_of(row.get(number, kind), name)
+        return None if _find_rule_kind(name) is None else literal_of(row.get(number, kind), name)
 
     def interval_us(self, node: Node) -> int | None:
         kind = self._catalyst.type_of(node)
@@ -439,7 +439,7 @@ class _Reading:
             return None
 
 
-def _rule_kind(kind: str) -> str | None:
+def _find_rule_kind(kind: str) -> str | None:
     return kind if kind.startswith("decimal(") else _RULE_KINDS.get(kind)
 
 

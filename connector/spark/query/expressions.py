@@ -69,7 +69,7 @@ class Leaves(Protocol):
     def constant(self, node: Node) -> Literal | None:
         """Return a constant as a literal of the node's type.
 
-        An instant is in UTC. Return None if the node is no constant.
+        An instant is in UTC. Return None if the node is not a constant.
         """
 
     def row(self, node: Node) -> list[Literal | None] | None:
@@ -244,7 +244,7 @@ class SparkExpressions:
             inner = self.value(child)
             if is_current(inner):
                 return inner
-            if "timestamp" in (source, target) and not _in_utc(node):
+            if "timestamp" in (source, target) and not _is_in_utc(node):
                 return None
             if target == "date":
                 return exp.cast(inner, exp.DataType.Type.DATE) if isinstance(inner, exp.Column) else None
@@ -269,7 +269,7 @@ class SparkExpressions:
         current = self.value(node.date() if kind == "TruncDate" else node.timestamp())
         if is_current(current):
             return exp.TimestampTrunc(this=current, unit=exp.Var(this=name))
-        if kind == "TruncTimestamp" and not _in_utc(node):
+        if kind == "TruncTimestamp" and not _is_in_utc(node):
             return None
         inner = self._find_day_column(node.date()) if kind == "TruncDate" else self.value(node.timestamp())
         return exp.TimestampTrunc(this=inner, unit=exp.Var(this=name)) if isinstance(inner, exp.Column) else None
@@ -277,7 +277,7 @@ class SparkExpressions:
     def _write_formatted(self, node: Node) -> exp.Expr | None:
         pattern, inner = self._leaves.constant(node.right()), self.value(node.left())
         text = None if pattern is None or pattern.kind != "text" else _FORMATS.get(pattern.value)
-        if text is None or not isinstance(inner, exp.Column) or not _in_utc(node) or self._has_legacy_formats():
+        if text is None or not isinstance(inner, exp.Column) or not _is_in_utc(node) or self._has_legacy_formats():
             return None
         return exp.TimeToStr(this=inner, format=exp.Literal.string(text))
 
@@ -349,7 +349,7 @@ class SparkExpressions:
         value, moved_us = self.value(node.start()), self._leaves.interval_us(node.interval())
         if value is None or moved_us is None or moved_us % _SECOND_US:
             return None
-        if not is_current(value) and not (isinstance(value, exp.Column) and _in_utc(node)):
+        if not is_current(value) and not (isinstance(value, exp.Column) and _is_in_utc(node)):
             return None
         return _shift(value, moved_us // _SECOND_US, "SECOND")
 
@@ -398,7 +398,7 @@ def expression_of(literal: Literal) -> exp.Expr:
     return hide()
 
 
-def _in_utc(node: Node) -> bool:
+def _is_in_utc(node: Node) -> bool:
     """Return whether an expression that depends on the time zone is evaluated in UTC.
 
     A cast between a date and a time without a zone has no time zone.

@@ -336,7 +336,7 @@ class PlanReader:
             0,
             AttributeOutputs(references),
             keys=self._find_references(groups, child) if groups else None,
-            counted=None if counted is None else _at_sources(counted, dict.fromkeys(child.columns, 0)),
+            counted=None if counted is None else _move_to_sources(counted, dict.fromkeys(child.columns, 0)),
             extremes=extremes,
         )
         return _Rows(block, columns, sources | {int(name) for name in extremes})
@@ -418,7 +418,7 @@ class PlanReader:
         return _Rows(rows.relation, columns, rows.sources & left.sources)
 
     def _join_rows(self, left: _Rows, right: _Rows, tree: SourceJoin) -> _Rows:
-        source_of = _sources_by_id([left, right])
+        source_of = _map_sources_by_id([left, right])
         references = {str(number): (source, str(number)) for number, source in source_of.items()}
         block = QueryBlock([left.relation, right.relation], tree, AttributeOutputs(references))
         columns = {
@@ -430,10 +430,10 @@ class PlanReader:
     # Predicates
 
     def _read_predicate(self, condition: Node, *sources: _Rows) -> Predicate:
-        source_of = _sources_by_id(sources)
+        source_of = _map_sources_by_id(sources)
         columns = {number: column for rows in sources for number, column in rows.columns.items() if number in source_of}
         parts = self._catalyst.operands(condition, "And")
-        conditions: list[Condition | None] = [_at_sources(self._read_condition(parts, columns), source_of)]
+        conditions: list[Condition | None] = [_move_to_sources(self._read_condition(parts, columns), source_of)]
         equalities: list[Equality] = []
         for part in parts:
             if self._catalyst.kind(part) != "EqualTo":
@@ -460,7 +460,7 @@ class PlanReader:
         comparisons = [self._conditions.read_exactly(part, columns) for part in parts]
         if any(comparison is None for comparison in comparisons):
             return None
-        return _at_sources(all_of(comparisons), source_of)
+        return _move_to_sources(all_of(comparisons), source_of)
 
     def _values_of_inequalities(
         self, parts: Sequence[Node], source_of: Mapping[int, int], sources: Sequence[_Rows]
@@ -572,7 +572,7 @@ def _hide(children: Sequence[_Rows]) -> _Rows:
     return _Rows(UnknownRelation(tuple(child.relation for child in children)))
 
 
-def _sources_by_id(sources: Sequence[_Rows]) -> dict[int, int]:
+def _map_sources_by_id(sources: Sequence[_Rows]) -> dict[int, int]:
     """Return the position of the source of each attribute. Attributes that several sources have are left out."""
     positions: dict[int, int] = {}
     repeated: set[int] = set()
@@ -582,7 +582,7 @@ def _sources_by_id(sources: Sequence[_Rows]) -> dict[int, int]:
     return {number: position for number, position in positions.items() if number not in repeated}
 
 
-def _at_sources(condition: Condition | None, source_of: Mapping[int, int]) -> Condition | None:
+def _move_to_sources(condition: Condition | None, source_of: Mapping[int, int]) -> Condition | None:
     """Translate a condition on attributes into a condition on columns of the sources."""
     return move(condition, lambda reference: (source_of[int(reference[1].partition(".")[0])], reference[1]))
 

@@ -23,7 +23,7 @@ from pyspark.sql.readwriter import DataFrameWriter
 
 from seamark.connector.arrow.casting import Unwritable
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, ClientError, NotFound
+from seamark.connector.client.errors import ClientError, InvalidRequest, NoSuchResource
 from seamark.connector.client.names import join_name, split_name
 from seamark.connector.spark.frames.table_creation import create_for_frame, merge_schema, split_terms
 from seamark.connector.spark.frames.writes import write
@@ -48,7 +48,7 @@ _OPTIONS = frozenset(
     }
 )
 _CATALOG = re.compile(r"spark\.sql\.catalog\.([^.]+)\.uri")
-_REFUSED = re.compile(r"(?:Unwritable|BadRequest|Conflict|Refused): ([^\n]+)")
+_REFUSED = re.compile(r"(?:Unwritable|BadRequest|InvalidRequest|Conflict|Refused): ([^\n]+)")
 
 
 @dataclass(frozen=True)
@@ -176,24 +176,26 @@ def save(
     unknown = sorted(name for name in options.keys() - _OPTIONS if not name.startswith(PROPERTY))
     if unknown:
         supported = ", ".join(sorted(_OPTIONS - {"path"}))
-        raise BadRequest(
+        raise InvalidRequest(
             f"Unknown options {', '.join(unknown)}; the options are {supported}, and {PROPERTY}… for a new table"
         )
     mode = options.get("mode", save_mode).lower().replace("errorifexists", ERROR).replace("-", "_")
     if mode not in MODES:
-        raise BadRequest(f"mode is {mode!r}; it must be {', '.join(MODES)}")
+        raise InvalidRequest(f"mode is {mode!r}; it must be {', '.join(MODES)}")
     if "keys" in options and mode not in KEYED:
-        raise BadRequest(f"keys require option('mode', 'upsert') or 'delete'; the mode is {mode}")
+        raise InvalidRequest(f"keys require option('mode', 'upsert') or 'delete'; the mode is {mode}")
     target = _find_target(df.sparkSession, name or options.get("table") or options.get("path"), options)
-    exists = _exists(target)
+    exists = _table_exists(target)
     if exists and mode == ERROR:
         text = join_name(target.table)
-        raise BadRequest(f"Table {text} exists; write with mode('append'), 'overwrite' or 'ignore', or another name")
+        raise InvalidRequest(
+            f"Table {text} exists; write with mode('append'), 'overwrite' or 'ignore', or another name"
+        )
     if exists and mode == IGNORE:
         return
     if not exists:
         if must_exist or mode == "delete":
-            raise BadRequest(
+            raise InvalidRequest(
                 _explain_not_found(df.sparkSession, target, f"Table {join_name(target.table)} does not exist")
             )
         _create(df, target, options, partition_by)
@@ -214,14 +216,14 @@ def _read_arguments(options: Mapping[str, str], mode: str) -> dict[str, Any]:
     arguments["merge_files"] = parse_flag(options, "merge-files", False)
     dynamic = options.get("partitionoverwritemode", "static").lower()
     if dynamic not in ("static", "dynamic"):
-        raise BadRequest(f"partitionOverwriteMode is {dynamic!r}; it must be static or dynamic")
+        raise InvalidRequest(f"partitionOverwriteMode is {dynamic!r}; it must be static or dynamic")
     by_partition = mode == PARTITIONS or parse_flag(options, "replace-partitions", dynamic == "dynamic")
     if mode not in (OVERWRITE, PARTITIONS):
         if "replace-where" in options or "replace-partitions" in options:
-            raise BadRequest("replace-where and replace-partitions require mode('overwrite')")
+            raise InvalidRequest("replace-where and replace-partitions require mode('overwrite')")
         return {"mode": APPEND, **arguments}
     if by_partition and "replace-where" in options:
-        raise BadRequest("replace-where and replace-partitions are both set; set only one of them")
+        raise InvalidRequest("replace-where and replace-partitions are both set; set only one of them")
     if by_partition:
         return {"mode": PARTITIONS, **arguments}
     return {"mode": OVERWRITE, "where": options.get("replace-where", True), **arguments}
@@ -231,10 +233,10 @@ def _parse_list(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def _exists(target: _Target) -> bool:
+def _table_exists(target: _Target) -> bool:
     try:
         target.client.load_table(target.table)
-    except NotFound:
+    except NoSuchResource:
         return False
     return True
 
@@ -244,8 +246,8 @@ def _create(df: DataFrame, target: _Target, options: Mapping[str, str], partitio
     properties = {key.removeprefix(PROPERTY): value for key, value in options.items() if key.startswith(PROPERTY)}
     try:
         create_for_frame(target.client, target.table, df.schema, partitioning=terms, properties=properties)
-    except NotFound as error:
-        raise BadRequest(_explain_not_found(df.sparkSession, target, error.message)) from None
+    except NoSuchResource as error:
+        raise InvalidRequest(_explain_not_found(df.sparkSession, target, error.message)) from None
 
 
 # Names
@@ -259,7 +261,7 @@ def catalogs(spark: SparkSession) -> list[str]:
 def _find_target(spark: SparkSession, name: str | None, options: Mapping[str, str]) -> _Target:
     """Return the table to write. It is a table of the server `uri`, or of the catalog with which its name begins."""
     if not name:
-        raise BadRequest("Give the table: save('db.events'), or option('table', 'db.events')")
+        raise InvalidRequest("Give the table: save('db.events'), or option('table', 'db.events')")
     levels = split_name(name.replace("`", ""))
     catalog_names, uri = catalogs(spark), options.get("uri")
     if uri is None and levels[0] in catalog_names:
@@ -268,7 +270,7 @@ def _find_target(spark: SparkSession, name: str | None, options: Mapping[str, st
         return _Target(SeamarkClient(str(spark.conf.get(f"{conf}.uri")), token=token or None), levels[1:])
     uri = uri or os.environ.get("SEAMARK_URL")
     if not uri:
-        raise BadRequest(f"{name!r} is in no catalog of this session: {catalog_hint(levels[0], catalog_names)}")
+        raise InvalidRequest(f"{name!r} is in no catalog of this session: {catalog_hint(levels[0], catalog_names)}")
     return _Target(SeamarkClient(uri, token=options.get("token")), levels)
 
 

@@ -6,7 +6,7 @@ table.
 Tasks return their rows to the driver, which appends the rows of all tasks in one request. So a batch is durable and
 visible whole, without a commit of the table. The producer of the request is the id of the query, which Spark stores in
 the checkpoint. The number of the request is the number of the batch. A batch that Spark repeats after a failure is
-stored once, also if its rows have another order or are in other tasks.
+stored once, even if its rows have another order or are in other tasks.
 
 Batches of a query have the numbers 0, 1, 2, … without a gap, and the log refuses a gap. So a batch of a checkpoint that
 is too old, or of a query that wrote earlier batches by commits, is refused.
@@ -23,7 +23,7 @@ from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMess
 from pyspark.sql.types import StructType
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest, Refused
+from seamark.connector.client.errors import InvalidRequest, Refused
 from seamark.connector.spark.source.options import client_and_table, parse_flag
 from seamark.connector.spark.types import check_fits
 from seamark.connector.streams.writer import ARROW, send_rows
@@ -45,7 +45,7 @@ def writes_log(raw_options: Mapping[str, str]) -> bool:
     """Return whether a stream with these options writes through the log.
 
     Raises:
-        BadRequest: The option is neither true nor false.
+        InvalidRequest: The option is neither true nor false.
     """
     return parse_flag({name.lower(): value for name, value in raw_options.items()}, LOG, False)
 
@@ -78,21 +78,21 @@ class LogSinkOptions:
         """Parse the options of a writer.
 
         Raises:
-            BadRequest: Options are unknown, or the table is no stream table.
+            InvalidRequest: Options are unknown, or the table is not a stream table.
             Unwritable: Columns do not fit the table.
         """
         options = {name.lower(): value for name, value in raw_options.items()}
         if unknown := sorted(options.keys() - _OPTIONS - _SPARK_OPTIONS):
-            raise BadRequest(
+            raise InvalidRequest(
                 f"Unknown options {', '.join(unknown)} with option('log', 'true'); the options are "
                 f"{', '.join(sorted(_OPTIONS))}"
             )
         if overwrite:
-            raise BadRequest("The log takes rows of outputMode('append') only; write other modes with foreachBatch")
+            raise InvalidRequest("The log takes rows of outputMode('append') only; write other modes with foreachBatch")
         client, table = client_and_table(options)
         into = open_destination(client, table, APPEND)
         if not as_bool(into.target.properties, STREAM_ENABLED, False):
-            raise BadRequest(f"{table} is no stream table; set its property {STREAM_ENABLED} to true")
+            raise InvalidRequest(f"{table} is not a stream table; set its property {STREAM_ENABLED} to true")
         has_kind = all(column.name != _KIND_COLUMN for column in into.target.schema.fields)
         columns = [column for column in schema.fields if not (has_kind and column.name == _KIND_COLUMN)]
         check_fits(StructType(columns), into.target)
@@ -113,18 +113,20 @@ class LogWriter(DataSourceStreamArrowWriter):
     def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
         own = [message for message in messages if isinstance(message, RowsMessage)]
         if any(message.table_uuid != self._options.table_uuid for message in own):
-            raise BadRequest("The table was replaced by another table while rows were written; start the query again")
+            raise InvalidRequest(
+                "The table was replaced by another table while rows were written; start the query again"
+            )
         query_id = next((message.query_id for message in own if message.query_id), None)
         if query_id is None:
-            raise BadRequest("Spark reports no id of this query, so Seamark cannot append each batch exactly once")
+            raise InvalidRequest("Spark reports no id of this query, so Seamark cannot append each batch exactly once")
         body = _encode([batch for message in own for batch in _decode(message.rows)])
         options, producer = self._options, (_PRODUCER_PREFIX + query_id, batchId)
         try:
             answer = send_rows(options.client, options.table, body, ARROW, producer, timeout_s=_TIMEOUT_S)
         except Refused as error:
-            raise BadRequest(_explain(error, batchId)) from error
+            raise InvalidRequest(_explain(error, batchId)) from error
         if (last := answer.get("last_sequence")) is not None:
-            raise BadRequest(
+            raise InvalidRequest(
                 f"The table already has batch {batchId} of this query, and later batches up to {last}: the checkpoint "
                 "is older than the table, and the batch may have different rows now. Nothing was written. Continue "
                 "with the newest checkpoint; if it is lost, start a new checkpoint after the table's last row"

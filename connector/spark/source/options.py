@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 
 
 def client_and_table(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:
@@ -15,12 +15,12 @@ def client_and_table(options: Mapping[str, str]) -> tuple[SeamarkClient, str]:
     The default of `uri` is SEAMARK_URL. The names of the options are in lower case.
 
     Raises:
-        BadRequest: The server or the table is missing.
+        InvalidRequest: The server or the table is missing.
     """
     uri = options.get("uri") or os.environ.get("SEAMARK_URL")
     table = options.get("table") or options.get("path")
     if not uri or not table:
-        raise BadRequest(
+        raise InvalidRequest(
             "Set option('uri', …) to the server's address, and option('table', …) to a table such as db.events"
         )
     return SeamarkClient(uri, token=options.get("token")), table
@@ -30,9 +30,9 @@ def parse_flag(options: Mapping[str, str], name: str, default: bool) -> bool:
     """Return the value of a boolean option.
 
     Raises:
-        BadRequest: The value is neither true nor false.
+        InvalidRequest: The value is neither true nor false.
     """
     text = options.get(name, str(default)).lower()
     if text not in ("true", "false"):
-        raise BadRequest(f"{name} is {text[:40]!r}; it must be true or false")
+        raise InvalidRequest(f"{name} is {text[:40]!r}; it must be true or false")
     return text == "true"

@@ -27,7 +27,7 @@ from pyspark.sql import types as spark_types
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Filter, InputPartition
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.values import CURRENT, At, parse_as_of
 from seamark.connector.groups import divide
 from seamark.connector.read.changes import APPEND, INSERT, OPERATION, SnapshotChange, changes, list_snapshots_between
@@ -84,23 +84,23 @@ class Options:
     after: str = ""
     """Tokens of rows that the answer has to include."""
     from_: str | None = None
-    """Where a stream of rows begins (`row_stream.py`)."""
+    """The start of a stream of rows (`row_stream.py`)."""
 
     @staticmethod
     def of(raw_options: Mapping[str, str]) -> Options:
         """Parse the options of a reader. The default of `uri` is SEAMARK_URL.
 
         Raises:
-            BadRequest: Options are unknown, or cannot be combined.
+            InvalidRequest: Options are unknown, or cannot be combined.
         """
         options = {name.lower(): value for name, value in raw_options.items()}
         unknown = sorted(options.keys() - _OPTIONS)
         if unknown:
-            raise BadRequest(f"Unknown options {', '.join(unknown)}; the options are {', '.join(sorted(_OPTIONS))}")
+            raise InvalidRequest(f"Unknown options {', '.join(unknown)}; the options are {', '.join(sorted(_OPTIONS))}")
         client, table = client_and_table(options)
         selectors = [name for name in ("snapshot-id", "branch", "tag", "as-of") if name in options]
         if len(selectors) > 1:
-            raise BadRequest(f"{' and '.join(selectors)} are both given; select the snapshot with one of them")
+            raise InvalidRequest(f"{' and '.join(selectors)} are both given; select the snapshot with one of them")
         at = At(
             snapshot_id=_parse_number(options, "snapshot-id"),
             ref=options.get("branch") or options.get("tag"),
@@ -110,7 +110,9 @@ class Options:
         start, end = _parse_number(options, "start-snapshot-id"), _parse_number(options, "end-snapshot-id")
         with_changes = parse_flag(options, "changes", False)
         if end is not None and selectors:
-            raise BadRequest(f"{selectors[0]} and end-snapshot-id are both given; select the snapshot with one of them")
+            raise InvalidRequest(
+                f"{selectors[0]} and end-snapshot-id are both given; select the snapshot with one of them"
+            )
         return Options(
             client=client,
             table=table,
@@ -148,7 +150,7 @@ def _parse_number(options: Mapping[str, str], name: str) -> int | None:
     if text is None:
         return None
     if not text.isascii() or not text.isdigit():
-        raise BadRequest(f"{name} is {text[:40]!r}; it must be a whole number")
+        raise InvalidRequest(f"{name} is {text[:40]!r}; it must be a whole number")
     return int(text)
 
 
@@ -156,7 +158,7 @@ def _parse_milliseconds(text: str) -> int:
     try:
         return parse_as_of(text)
     except ValueError:
-        raise BadRequest(
+        raise InvalidRequest(
             f"as-of is {text[:40]!r}; it must be milliseconds or a time like 2026-01-31T12:00:00"
         ) from None
 
@@ -165,7 +167,7 @@ def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:
     """Return the schema of the columns that the options select.
 
     Raises:
-        BadRequest: A column is unknown, or has no Spark type.
+        InvalidRequest: A column is unknown, or has no Spark type.
     """
     by_name = {field.name: field for field in table.schema.fields}
     names = options.columns or (*by_name, *((CHANGE_TYPE,) if options.changes else ()))
@@ -173,11 +175,11 @@ def schema_of(table: OpenTable, options: Options) -> spark_types.StructType:
     fields = []
     for name in names:
         if name not in by_name and name not in special:
-            raise BadRequest(f"There is no column {name!r}; the table has {', '.join(by_name)}")
+            raise InvalidRequest(f"There is no column {name!r}; the table has {', '.join(by_name)}")
         try:
             kind = special[name] if name not in by_name else spark_type(by_name[name].type)
         except ValueError as error:
-            raise BadRequest(f"Column {name}: {error}; exclude it with option('columns', …)") from None
+            raise InvalidRequest(f"Column {name}: {error}; exclude it with option('columns', …)") from None
         required = name in special or by_name[name].required
         fields.append(spark_types.StructField(name, kind, not required))
     return spark_types.StructType(fields)
@@ -191,7 +193,7 @@ def check_schema(schema: spark_types.StructType, table: OpenTable) -> spark_type
     """Check the schema that Spark passes, which may come from the user, and return it.
 
     Raises:
-        BadRequest: The schema does not match the table.
+        InvalidRequest: The schema does not match the table.
     """
     by_name = {column.name: column for column in table.schema.fields}
     for field in schema.fields:
@@ -204,7 +206,7 @@ def check_schema(schema: spark_types.StructType, table: OpenTable) -> spark_type
             problem = (
                 "is not a column of the table" if expected is None else f"is {expected.simpleString()} in the table"
             )
-            raise BadRequest(f"{field.name} {field.dataType.simpleString()}: {field.name} {problem}")
+            raise InvalidRequest(f"{field.name} {field.dataType.simpleString()}: {field.name} {problem}")
     return schema
 
 
@@ -224,9 +226,9 @@ class RowReader:
         reader = TaskReader(self._read_plan, self._storage, threads=False)
         for change in snapshot_changes:
             for batch in reader.read(change.task):
-                yield self._for_spark(batch, change.kind, converts)
+                yield self._convert_for_spark(batch, change.kind, converts)
 
-    def _for_spark(self, batch: pa.RecordBatch, kind: str, converts: Mapping[str, Convert]) -> pa.RecordBatch:
+    def _convert_for_spark(self, batch: pa.RecordBatch, kind: str, converts: Mapping[str, Convert]) -> pa.RecordBatch:
         arrays = []
         for name in self._names:
             if name == CHANGE_TYPE:
@@ -291,7 +293,8 @@ class BatchReader(DataSourceReader):
 class FilteringReader(BatchReader):
     """A reader with the option `push-filters`.
 
-    It is a separate class, because Spark calls `pushFilters` if it exists, so `BatchReader` must not have it.
+    It is a separate class because Spark calls `pushFilters` of every reader that has it. Therefore `BatchReader` must
+    not have this method.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
@@ -312,7 +315,7 @@ class StreamReader(DataSourceStreamReader):
 
     def __init__(self, options: Options, table: OpenTable, schema: spark_types.StructType) -> None:
         if options.changes or options.limit is not None or (options.at.ref is None and options.at != CURRENT):
-            raise BadRequest(
+            raise InvalidRequest(
                 "A stream does not support the options changes, limit, snapshot-id, end-snapshot-id and as-of"
             )
         self._options, self._table, self._schema = options, table, schema
@@ -354,12 +357,12 @@ class StreamReader(DataSourceStreamReader):
         """Check that the snapshots only append rows.
 
         Raises:
-            BadRequest: A snapshot deleted or rewrote rows, which a stream of rows cannot represent.
+            InvalidRequest: A snapshot deleted or rewrote rows, which a stream of rows cannot represent.
         """
         for snapshot in list_snapshots_between(table, first, last):
             operation = snapshot.summary_map().get(OPERATION)
             if operation != APPEND and not is_replace(snapshot) and not self._options.skip_changes:
-                raise BadRequest(
+                raise InvalidRequest(
                     f"Snapshot {snapshot.snapshot_id} ({operation}) deleted or rewrote rows; a stream has only "
                     "appended rows. Skip such snapshots with option('skip-changes', 'true'), or read the changes"
                 )

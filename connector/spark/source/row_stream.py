@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql import types as spark_types
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.values import CURRENT
 from seamark.connector.parquet.projection import FileProjection
 from seamark.connector.read.changes import INSERT, SnapshotChange
@@ -69,7 +69,7 @@ class LogTask(InputPartition):
         arrays = []
         by_name = {field.name: field for field in self.fields}
         for name in self.names:
-            if name not in by_name:  # the kind of the change
+            if name not in by_name:  # This column has the kind of the change.
                 arrays.append(batch.column(name))
                 continue
             convert = for_spark(by_name[name].type)
@@ -85,7 +85,7 @@ class RowStreamReader(DataSourceStreamReader):
         """Check the options.
 
         Raises:
-            BadRequest: An option is not supported.
+            InvalidRequest: An option is not supported.
         """
         unsupported = {
             "where": options.where,
@@ -95,7 +95,7 @@ class RowStreamReader(DataSourceStreamReader):
         }
         names = [name for name, value in unsupported.items() if value is not None]
         if names or options.at != CURRENT:
-            raise BadRequest(
+            raise InvalidRequest(
                 f"A stream of rows does not support {names[0] if names else 'a branch, tag, snapshot or time'}; choose "
                 "where to begin with option('from', …), and filter the rows in the query"
             )
@@ -142,10 +142,10 @@ def _position_of(offset: dict[str, str]) -> str:
     """Return the position of an offset of Spark's checkpoint.
 
     Raises:
-        BadRequest: The checkpoint is of a stream of snapshots.
+        InvalidRequest: The checkpoint is of a stream of snapshots.
     """
     if _POSITION not in offset:
-        raise BadRequest(
+        raise InvalidRequest(
             "The checkpoint is of a query that read committed snapshots only; set option('start-snapshot-id', …) as in "
             "that query, or start a new checkpoint"
         )

@@ -29,7 +29,7 @@ from pyspark.sql.types import StructType
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.commits import Producer
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.spark.frames.writes import decode_files, encode_files
 from seamark.connector.spark.source.options import client_and_table, parse_flag
 from seamark.connector.spark.types import check_fits
@@ -64,19 +64,19 @@ class SinkOptions:
         """Parse the options of a writer.
 
         Raises:
-            BadRequest: Options are unknown, or cannot be combined.
+            InvalidRequest: Options are unknown, or cannot be combined.
             Unwritable: Columns do not fit the table.
         """
         options = {name.lower(): value for name, value in raw_options.items()}
         supported = OPTIONS | ({"checkpointlocation", "queryname", _LOG} if streaming else frozenset())
         if unknown := sorted(options.keys() - supported):
-            raise BadRequest(f"Unknown options {', '.join(unknown)}; the options are {', '.join(sorted(OPTIONS))}")
+            raise InvalidRequest(f"Unknown options {', '.join(unknown)}; the options are {', '.join(sorted(OPTIONS))}")
         client, table = client_and_table(options)
         partitions = parse_flag(options, "replace-partitions", False)
         if not overwrite and (partitions or "replace-where" in options):
-            raise BadRequest("replace-where and replace-partitions require mode('overwrite')")
+            raise InvalidRequest("replace-where and replace-partitions require mode('overwrite')")
         if partitions and "replace-where" in options:
-            raise BadRequest("replace-where and replace-partitions are both set; set only one of them")
+            raise InvalidRequest("replace-where and replace-partitions are both set; set only one of them")
         mode = APPEND if not overwrite else OVERWRITE_PARTITIONS if partitions else OVERWRITE
         into = open_destination(
             client, table, mode, where=options.get("replace-where", True), branch=options.get("branch", MAIN)
@@ -110,12 +110,14 @@ class StreamWriter(DataSourceStreamArrowWriter):
         # Spark creates a new writer for the commit. By then, the name may refer to another table.
         table_uuid = self._options.into.target.table_uuid
         if any(isinstance(message, SinkCommit) and message.table_uuid != table_uuid for message in messages):
-            raise BadRequest("The table was replaced by another table while rows were written; start the query again")
+            raise InvalidRequest(
+                "The table was replaced by another table while rows were written; start the query again"
+            )
         query = next(
             (message.query_id for message in messages if isinstance(message, SinkCommit) and message.query_id), None
         )
         if query is None and any(isinstance(message, SinkCommit) for message in messages):
-            raise BadRequest(
+            raise InvalidRequest(
                 "Spark reports no id of this query, so Seamark cannot commit each batch exactly once; write batches "
                 "with foreachBatch and seamark.spark.write(…, producer=(name of the query, number of the batch))"
             )
@@ -137,7 +139,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
             snapshot_id: The snapshot of the batch, or None if a later batch has been committed.
 
         Raises:
-            BadRequest: The table has later batches of the query.
+            InvalidRequest: The table has later batches of the query.
         """
         into, (name, number) = self._options.into, producer
         loaded = self._options.client.load_table(into.table, history=True)
@@ -145,7 +147,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
         later = [int(summary[SEQUENCE_KEY]) for summary in summaries if summary.get(PRODUCER_KEY) == name]
         if snapshot_id is None or max(later, default=number) > number:
             last = max(later, default="a later one")
-            raise BadRequest(
+            raise InvalidRequest(
                 f"The table already has batch {number} of this query, and later batches up to {last}: the checkpoint "
                 "is older than the table, and the batch may have different rows now. Nothing was written. Continue "
                 "with the newest checkpoint; if it is lost, start a new checkpoint after the table's last row"

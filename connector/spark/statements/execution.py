@@ -338,7 +338,7 @@ class _LocatedStatement:
         condition = self._statement.condition
         if self._statement.kind == MERGE:
             key_values = keys_of_join(
-                self._catalyst, self._build, condition, columns, self._source_ids(), self._read_source_plan
+                self._catalyst, self._build, condition, columns, self._list_source_ids(), self._read_source_plan
             )
             if key_values is None:
                 raise NotLocated(
@@ -386,7 +386,7 @@ class _LocatedStatement:
         index = find_record_index(opened.metadata, [by_name[name] for name in names])
         return None if index is None else index.name
 
-    def _source_ids(self) -> Sequence[int]:
+    def _list_source_ids(self) -> Sequence[int]:
         if self._source is not None:
             return self._source.ids
         source = self._statement.source

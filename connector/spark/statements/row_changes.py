@@ -38,8 +38,9 @@ from seamark.formats.iceberg.types.schema import Schema
 
 _DELETE, _UPDATE, _INSERT, _REINSERT = 1, 2, 3, 4
 _INNER, _RIGHT_OUTER, _LEFT_ANTI = "Inner", "RightOuter", "LeftAnti"
-"""The types of the joins that Spark creates for a MERGE. The stored rows are on the left, but in an anti-join they are
-on the right.
+"""The types of the joins that Spark creates for a MERGE.
+
+The stored rows are on the left, but in an anti-join they are on the right.
 """
 _IS_STORED, _ROW = "is stored", "row"
 """What such a join's side of the stored rows has besides their columns."""
@@ -170,7 +171,7 @@ class ChangeQuery:
         )
         outputs = to_list(local.output())
         by_name = {field.name: output for field, output in zip(fields, outputs, strict=False)}
-        by_id = self._by_id(by_name) | dict(zip(source.ids, outputs[len(fields) + 1 :], strict=True))
+        by_id = self._key_by_id(by_name) | dict(zip(source.ids, outputs[len(fields) + 1 :], strict=True))
         for number, kind_of_mark in marks.items():
             by_id[number] = by_name[PLACE] if kind_of_mark == _ROW else outputs[len(fields)]
         return self._with_attributes(join, local, by_id)
@@ -185,7 +186,7 @@ class ChangeQuery:
         return {} if kind == _LEFT_ANTI and self._is_stored(join.right()) else None
 
     def _read_marks(self, side: Node) -> dict[int, str] | None:
-        """Return the marks of a row by the ids of attributes: that the row is stored, and the number of the row.
+        """Return, by the ids of attributes, the marks of a row: the mark of a stored row, and the number of the row.
 
         The result is None if the side of the join has any other column, such as a part of the ON in a filter.
         """
@@ -223,9 +224,9 @@ class ChangeQuery:
             pa.table(columns, names=[field.name for field in fields]), spark_types.StructType(fields)
         )
         by_name = dict(zip((field.name for field in fields), to_list(plan.output()), strict=True))
-        return self._with_attributes(self._statement.stored, plan, self._by_id(by_name))
+        return self._with_attributes(self._statement.stored, plan, self._key_by_id(by_name))
 
-    def _by_id(self, by_name: Mapping[str, Node]) -> dict[int, Node]:
+    def _key_by_id(self, by_name: Mapping[str, Node]) -> dict[int, Node]:
         """Return the nodes by the ids of the stored rows' attributes.
 
         Args:

@@ -12,6 +12,11 @@ from sqlglot import exp
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
+from seamark.connector.cubes.summaries import CUBE_USES as CUBE_USES
+from seamark.connector.cubes.summaries import EXACT as EXACT
+from seamark.connector.cubes.summaries import OFF as OFF
+from seamark.connector.cubes.summaries import ON as ON
+from seamark.connector.cubes.summaries import CubeSummary as CubeSummary
 from seamark.connector.read.tables import ScanTask
 from seamark.connector.sql.cubes.queries import CubeQuery, NotFromCube, check_form, translate_over_cube
 from seamark.connector.sql.queries import DuckDBQuery
@@ -20,27 +25,6 @@ from seamark.formats.index.definitions import IndexDefinition, read_definitions
 from seamark.formats.index.keys.hashing import file_ids
 from seamark.formats.index.kinds.cube import entry_schema
 from seamark.formats.index.kinds.kinds import KINDS
-
-ON, EXACT, OFF = "on", "exact", "off"
-CUBE_USES = (ON, EXACT, OFF)
-"""Whether queries use cubes. With `exact`, they do not use sums of floats, whose last digits depend on the order."""
-
-
-@dataclass(frozen=True)
-class CubeSummary:
-    """How a query uses cubes of its table.
-
-    Attributes:
-        index: The name of the cube, or None if the query is answered from rows only.
-        files: The number of data files that are answered from the cube.
-        row_files: The number of data files whose rows are read.
-        reason: Why no cube is used.
-    """
-
-    index: str | None
-    files: int
-    row_files: int
-    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -157,11 +141,11 @@ def _read_groups(
     )
     expected = entry_schema(cube.terms, cube.measures)
     if groups.schema != pa.schema([expected.field(name) for name in translated.columns]):
-        raise NotFromCube("the server returned other columns")
+        raise NotFromCube("the server returned columns that were not requested")
     covered = np.unpackbits(np.frombuffer(bits, dtype=np.uint8), count=len(files), bitorder="little")
     answered = {tasks[number] for number in np.flatnonzero(covered).tolist()}
     if not answered:
-        raise NotFromCube(f"{cube.name}: none of its entries is for a file of the plan")
+        raise NotFromCube(f"{cube.name}: it has no entry for a file of the plan")
     row_tasks = tuple(task for number, task in enumerate(facts.tasks) if number not in answered)
     remaining = {number: replace(reads[number], table=table) for number, table in translated.tables.items()}
     remaining[translated.facts] = replace(remaining[translated.facts], tasks=row_tasks)
@@ -177,7 +161,10 @@ def _read_groups(
 
 
 def _has_whole_file(task: ScanTask) -> bool:
-    """Return whether the task is for all rows of an identified file. The condition of the query selects groups."""
+    """Return whether the task reads all rows of an identified file.
+
+    In this case, the condition of the query can select groups.
+    """
     is_whole = not task.deletes and task.removed_by is None and task.span is None
     return is_whole and task.records >= 0 and task.size_bytes >= 0
 

@@ -36,7 +36,7 @@ Three kinds of literals are rounded, because every client rounds them before it 
 - A JSON integer for a double column becomes the nearest double.
 - A JSON number with a decimal point for a decimal column is rounded half up; a decimal string is exact.
 
-Integers for timestamps are microseconds, also for nanosecond columns (Java's `LongLiteral`). A timestamp
+Integers for timestamps are microseconds, even for nanosecond columns (Java's `LongLiteral`). A timestamp
 without an offset is UTC if the column has a time zone. The sign of zero is kept.
 """
 
@@ -164,15 +164,15 @@ def _parse_integer(kind: str, json: object) -> Literal | None:
     limits = (INT_MIN, INT_MAX) if kind == "int" else (LONG_MIN, LONG_MAX)
     match json:
         case int():
-            return _position_literal(json, True, *limits)
+            return _choose_position_literal(json, True, *limits)
         case float():
             return (
                 _to_infinite_literal(json)
                 if math.isinf(json)
-                else _position_literal(math.floor(json), json.is_integer(), *limits)
+                else _choose_position_literal(math.floor(json), json.is_integer(), *limits)
             )
         case str():
-            return _position_literal(*floor_unscaled(parse_decimal(json), 0), *limits)
+            return _choose_position_literal(*floor_unscaled(parse_decimal(json), 0), *limits)
     return None
 
 
@@ -212,37 +212,37 @@ def _parse_decimal(kind: str, json: object) -> Literal | None:
     scale, limit = decimal_scale(kind), 10 ** decimal_precision(kind) - 1
     match json:
         case int():
-            return _position_literal(json * 10**scale, True, -limit, limit)
+            return _choose_position_literal(json * 10**scale, True, -limit, limit)
         case float() if math.isinf(json):
             return _to_infinite_literal(json)
         case float():
             # Both clients round half up: the first digit beyond the scale decides.
             magnitude = (floor_unscaled(Decimal(repr(abs(json))), scale + 1)[0] + 5) // 10
-            return _position_literal(-magnitude if json < 0 else magnitude, True, -limit, limit)
+            return _choose_position_literal(-magnitude if json < 0 else magnitude, True, -limit, limit)
         case str():
-            return _position_literal(*floor_unscaled(parse_decimal(json), scale), -limit, limit)
+            return _choose_position_literal(*floor_unscaled(parse_decimal(json), scale), -limit, limit)
     return None
 
 
 def _parse_date(_: str, json: object) -> Literal | None:
     match json:
         case int():
-            return _position_literal(json, True, INT_MIN, INT_MAX)
+            return _choose_position_literal(json, True, INT_MIN, INT_MAX)
         case str() if "T" in json.upper():
             days, remainder = divmod(parse_iso_timestamp(json)[0], NANOS_PER_DAY)
-            return _position_literal(days, remainder == 0, INT_MIN, INT_MAX)
+            return _choose_position_literal(days, remainder == 0, INT_MIN, INT_MAX)
         case str():
-            return _position_literal(parse_iso_date(json), True, INT_MIN, INT_MAX)
+            return _choose_position_literal(parse_iso_date(json), True, INT_MIN, INT_MAX)
     return None
 
 
 def _time(_: str, json: object) -> Literal | None:
     match json:
         case int():
-            return _position_literal(json, True, LONG_MIN, LONG_MAX)
+            return _choose_position_literal(json, True, LONG_MIN, LONG_MAX)
         case str():
             micros, remainder = divmod(parse_iso_time(json), NANOS_PER_MICRO)
-            return _position_literal(micros, remainder == 0, LONG_MIN, LONG_MAX)
+            return _choose_position_literal(micros, remainder == 0, LONG_MIN, LONG_MAX)
     return None
 
 
@@ -260,7 +260,7 @@ def _parse_timestamp(kind: str, json: object) -> Literal | None:
             return None
     unit = 1 if kind.endswith("_ns") else NANOS_PER_MICRO
     count, remainder = divmod(nanos, unit)
-    return _position_literal(count, remainder == 0, LONG_MIN, LONG_MAX)
+    return _choose_position_literal(count, remainder == 0, LONG_MIN, LONG_MAX)
 
 
 def _parse_string(_: str, json: object) -> Literal | None:
@@ -285,7 +285,7 @@ def _parse_bytes(kind: str, json: object) -> Literal | None:
     return data
 
 
-def _position_literal(floor: int, exact: bool, low: int, high: int) -> Literal:
+def _choose_position_literal(floor: int, exact: bool, low: int, high: int) -> Literal:
     """Return the literal with this floor, or its position relative to the integers from `low` to `high`."""
     if floor > high or (floor == high and not exact):
         return Above()
@@ -412,7 +412,7 @@ class _Binder:
     def _term(self, name: str, transform: str) -> _Term:
         for position, schema in enumerate(self._schemas):
             if column := self._find_column(schema, position, name):
-                return _term(column, schema, transform, trusted=position == 0)
+                return _bind_term(column, schema, transform, trusted=position == 0)
         raise BadRequest(f"Cannot find column '{name}' in the table's schemas{self._suggest_similar_names(name)}")
 
     def _find_column(self, schema: Schema, position: int, name: str) -> Column | None:
@@ -434,7 +434,7 @@ class _Binder:
         return f"; did you mean {' or '.join(similar_names)}?" if similar_names else ""
 
 
-def _term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _Term:
+def _bind_term(column: Column, schema: Schema, transform: str, *, trusted: bool) -> _Term:
     """Return the term of a column and a transform.
 
     Args:

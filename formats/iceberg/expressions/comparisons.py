@@ -93,7 +93,7 @@ class Comparisons:
         Raises:
             BadRequest: No column has this name, or several columns have it.
         """
-        column, kind = self._column(name)
+        column, kind = self._find_column(name)
         if kind in NESTED:
             return None
         if transform == IDENTITY:
@@ -212,7 +212,7 @@ class Comparisons:
         self.exact &= exact
         return value, exact
 
-    def _column(self, name: str) -> tuple[str, str]:
+    def _find_column(self, name: str) -> tuple[str, str]:
         """Return (name, type).
 
         Raises:

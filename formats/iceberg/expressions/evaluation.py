@@ -46,9 +46,9 @@ def evaluate(predicate: Bound, value: Value | None) -> bool | None:
     if op in (Op.STARTS_WITH, Op.NOT_STARTS_WITH):
         return str(value).startswith(str(predicate.values[0])) == (op == Op.STARTS_WITH)
     if isinstance(value, float) and (value == 0 or isnan(value)):
-        return _compare_in_both_orders(predicate, value, _float_order)
+        return _compare_in_both_orders(predicate, value, _make_float_key)
     if predicate.result == "uuid" and op in _COMPARED:
-        return _compare_in_both_orders(predicate, value, _uuid_order)
+        return _compare_in_both_orders(predicate, value, _make_uuid_key)
     if (compared := _COMPARED.get(op)) is not None:
         return compared(value, predicate.values[0])
     values: tuple[Any, ...] = predicate.values
@@ -103,11 +103,11 @@ def _compare(op: Op, value: Any, values: tuple[Any, ...]) -> bool:
     return any(value == other for other in values) == (op == Op.IN)
 
 
-def _float_order(value: float) -> tuple[bool, float, float]:
+def _make_float_key(value: float) -> tuple[bool, float, float]:
     """Return the sort key of a number in the order of Java's `Double.compare`."""
     return (True, 0.0, 0.0) if isnan(value) else (False, value, copysign(1.0, value))
 
 
-def _uuid_order(value: bytes) -> tuple[int, int]:
+def _make_uuid_key(value: bytes) -> tuple[int, int]:
     """Return the sort key of a UUID in the order of Java's `UUID.compareTo`."""
     return int.from_bytes(value[:8], signed=True), int.from_bytes(value[8:], signed=True)

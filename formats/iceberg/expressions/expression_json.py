@@ -100,7 +100,7 @@ class _Parser:
         kind = _read_kind(json, path)
         op = _OPS.get(kind)
         if op is not None:
-            return self._predicate(op, json, path)
+            return self._parse_predicate(op, json, path)
         match kind:
             case "and" | "or":
                 return self._parse_junction(json, kind, path, depth)
@@ -127,7 +127,7 @@ class _Parser:
                 children.append(self.expression(node, at, depth + 1))
         return all_of(*children) if kind == "and" else any_of(*children)
 
-    def _predicate(self, op: Op, json: dict[str, object], path: _Path) -> Unbound:
+    def _parse_predicate(self, op: Op, json: dict[str, object], path: _Path) -> Unbound:
         unary, has_values = op in UNARY, op in SETS
         operand = "term"
         if "term" not in json:

@@ -101,7 +101,12 @@ def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
 
 
 class StoredAsInt(NamedTuple):
-    """The exact result of the lowest ints, and the value to which it wrapped in the partition values of files."""
+    """The result of a truncation of the lowest ints, which overflowed in the partition values of some files.
+
+    Attributes:
+        exact: The exact result.
+        wrapped: The value after the overflow.
+    """
 
     exact: int
     wrapped: int
@@ -133,7 +138,7 @@ def contains(ranges: Iterable[Range], value: int) -> bool:
 def invert_ranges(transform: str, kind: str, results: Iterable[Range]) -> list[Range]:
     """Return exactly the source values whose result is in one of the ranges: disjoint ranges in order."""
     if base_name(kind) in ("string", "binary"):
-        return _merge_ranges(list(_strings_backwards(width_of(transform), results)))
+        return _merge_ranges(list(_find_ranges_backwards(width_of(transform), results)))
     begin = _inverse_of(transform, kind)
     first, end = _find_limits(kind)
     result = result_type(transform, kind)
@@ -151,7 +156,7 @@ def invert_ranges(transform: str, kind: str, results: Iterable[Range]) -> list[R
     ]
 
 
-def _strings_backwards(width: int, results: Iterable[Range]) -> Iterator[Range]:
+def _find_ranges_backwards(width: int, results: Iterable[Range]) -> Iterator[Range]:
     for span in results:
         low, high = (bound if bound is None or len(bound) <= width else end_of_prefix(bound[:width]) for bound in span)
         if low is None and span.low is not None:

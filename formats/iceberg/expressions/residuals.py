@@ -71,7 +71,9 @@ def _add_nan_tests(expression: Expression) -> Expression:
     match expression:
         case And(children):
             # NaN does not match `x > 1 AND x < 5` for any client. With a test for NaN, bounds would decide less.
-            without_nan = {_term(child) for child in children if isinstance(child, Bound) and child.op in _NEVER_NAN}
+            without_nan = {
+                _get_term(child) for child in children if isinstance(child, Bound) and child.op in _NEVER_NAN
+            }
             return all_of(*[_remove_nan_tests(_add_nan_tests(child), without_nan) for child in children])
         case Or(children):
             added = any_of(*map(_add_nan_tests, children))
@@ -94,14 +96,14 @@ def _remove_nan_tests(expression: Expression, terms: set[tuple[int, str]]) -> Ex
 
 
 def _is_test_of(predicate: Bound, terms: set[tuple[int, str]]) -> bool:
-    return _is_test(predicate) and _term(predicate) in terms
+    return _is_test(predicate) and _get_term(predicate) in terms
 
 
 def _is_test(expression: Expression) -> bool:
     return isinstance(expression, Bound) and expression.op is Op.IS_NAN
 
 
-def _term(predicate: Bound) -> tuple[int, str]:
+def _get_term(predicate: Bound) -> tuple[int, str]:
     return predicate.column_id, predicate.transform
 
 

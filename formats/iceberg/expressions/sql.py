@@ -414,7 +414,7 @@ class _Reader(Comparisons):
             return None
         name = _read_name(node)
         if name is not None:
-            column, kind = self._column(name)
+            column, kind = self._find_column(name)
             return ComparedTerm(column, kind) if any_type or kind not in NESTED else None
         if isinstance(node, exp.Dot):
             return self._transform(node.expression, qualified=True)

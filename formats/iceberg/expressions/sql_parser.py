@@ -68,7 +68,7 @@ def parse_statements(
 
 
 def parse_into(dialect: Dialect, text: str, into: type[exp.Expr]) -> exp.Expr:
-    """Return the tree of `text`, which has the type `into`. The errors are those of `parse_statements`."""
+    """Return the tree of `text`, which has the type `into`. It raises the same errors as `parse_statements`."""
     statements = parse_statements(dialect, text, into=into)
     if not statements or statements[0] is None:
         raise ParseError(f"No expression was parsed from '{text[:200]}'")

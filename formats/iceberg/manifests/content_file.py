@@ -251,10 +251,10 @@ def _decode_file(parsed: _Json, metadata: TableMetadata) -> ContentFile:
         partition=_parse_partition(parsed, metadata),
         record_count=parsed.record_count,
         file_size_in_bytes=parsed.file_size_in_bytes,
-        column_sizes=_counts("column-sizes", parsed.column_sizes),
-        value_counts=_counts("value-counts", parsed.value_counts),
-        null_value_counts=_counts("null-value-counts", parsed.null_value_counts),
-        nan_value_counts=_counts("nan-value-counts", parsed.nan_value_counts),
+        column_sizes=_decode_counts("column-sizes", parsed.column_sizes),
+        value_counts=_decode_counts("value-counts", parsed.value_counts),
+        null_value_counts=_decode_counts("null-value-counts", parsed.null_value_counts),
+        nan_value_counts=_decode_counts("nan-value-counts", parsed.nan_value_counts),
         lower_bounds=_parse_bounds("lower-bounds", parsed.lower_bounds),
         upper_bounds=_parse_bounds("upper-bounds", parsed.upper_bounds),
         key_metadata=None if parsed.key_metadata is None else _decode_hex("key-metadata", parsed.key_metadata),
@@ -314,7 +314,7 @@ def _parse_partition_value(field: PartitionField, kind: str, json: object) -> Va
     return value
 
 
-def _counts(name: str, counts: _Counts | None) -> dict[int, int] | None:
+def _decode_counts(name: str, counts: _Counts | None) -> dict[int, int] | None:
     return None if counts is None else dict(_pair_columns(name, counts.keys, counts.values)) or None
 
 

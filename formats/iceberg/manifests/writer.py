@@ -177,7 +177,7 @@ def _summarize_field(kind: str, values: Sequence[Value | None]) -> FieldSummary 
     if not numbers:
         return FieldSummary(null, nan, None, None)
     if kind in FLOATS:
-        minimum, maximum = (choose(numbers, key=_zeros_apart) for choose in (min, max))
+        minimum, maximum = (choose(numbers, key=_separate_zeros) for choose in (min, max))
     else:
         minimum, maximum = min(numbers), max(numbers)
     if kind == "uuid" and (minimum, maximum) != tuple(
@@ -187,7 +187,7 @@ def _summarize_field(kind: str, values: Sequence[Value | None]) -> FieldSummary 
     return FieldSummary(null, nan, encode(kind, minimum), encode(kind, maximum))
 
 
-def _zeros_apart(value: float) -> tuple[float, float]:
+def _separate_zeros(value: float) -> tuple[float, float]:
     return value, copysign(1.0, value)
 
 

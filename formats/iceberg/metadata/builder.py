@@ -190,7 +190,7 @@ class TableBuilder:
             raise BadRequest(f"Cannot set current schema to unknown schema: {schema_id}")
         if schema_id == self.current_schema_id:
             return
-        self._comparisons.spend(len(self.specs) + self._spec_fields())
+        self._comparisons.spend(len(self.specs) + self._count_spec_fields())
         has_rows = any(
             ref.is_branch for ref in self.refs.values()
         )  # When an engine replaces a table, it first removes the branch.
@@ -207,20 +207,20 @@ class TableBuilder:
                 raise BadRequest("Cannot remove the current schema")
             self.changed |= self.schemas.pop(schema_id, None) is not None
 
-    def _current_schema(self) -> Schema:
+    def _get_current_schema(self) -> Schema:
         schema = self.schemas.get(self.current_schema_id)
         if schema is None:
             raise BadRequest("No schema has been added and set as current")
         return schema
 
-    def _spec_fields(self) -> int:
+    def _count_spec_fields(self) -> int:
         return sum(len(spec.fields) for spec in self.specs.values())
 
     def add_spec(self, added: PartitionSpec) -> None:
-        self._comparisons.spend(len(self.specs) + self._spec_fields())
+        self._comparisons.spend(len(self.specs) + self._count_spec_fields())
         existing_id = next((spec.spec_id for spec in self.specs.values() if spec.has_same_fields(added)), None)
         if existing_id is None:
-            schema = self._current_schema()
+            schema = self._get_current_schema()
             partition.check_names(added, schema)
             partition.check_compatible(added, schema)
             existing_id = max(self.specs, default=-1) + 1
@@ -261,7 +261,7 @@ class TableBuilder:
         self._comparisons.spend(len(self.orders), len(added.fields))
         existing_id = next((order.order_id for order in self.orders.values() if order.fields == added.fields), None)
         if existing_id is None:
-            sort_order.check_compatible(added, self._current_schema())
+            sort_order.check_compatible(added, self._get_current_schema())
             existing_id = max((*self.orders, 0)) + 1 if added.fields else sort_order.UNSORTED.order_id
             self.orders[existing_id] = SortOrder(existing_id, added.fields)
             self.changed = True
@@ -419,7 +419,7 @@ class TableBuilder:
             return self._base
         if self.location is None:
             raise BadRequest("Table location is required: the updates set none")
-        schema = self._current_schema()
+        schema = self._get_current_schema()
         spec, order = self.specs.get(self.default_spec_id), self.orders.get(self.default_order_id)
         if spec is None:
             raise BadRequest("No partition spec has been added and set as default")

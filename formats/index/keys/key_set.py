@@ -126,7 +126,7 @@ class KeySet:
                 codes = codes[(codes >= np.uint64(INT_MIN + _SIGN)) & (codes <= np.uint64(INT_MAX + _SIGN))]
             return KeySet(kind, Distinct(codes))
         if codes is not None:
-            spelled = b"".join(_wide(code - _SIGN) for code in codes.tolist())
+            spelled = b"".join(_encode_wide(code - _SIGN) for code in codes.tolist())
             starts = np.arange(len(codes) + 1, dtype=np.int64) * _WIDE_DECIMAL
             return KeySet(kind, Distinct(None, starts, np.frombuffer(spelled, dtype=np.uint8)))
         numbers = (_narrow(self.at(index)) for index in range(len(self)))
@@ -140,7 +140,7 @@ class KeySet:
         assert distinct.starts is not None
         assert distinct.heap is not None
         hashes = hash_keys(Keys(self.kind, len(distinct), None, distinct.starts, distinct.heap, None, None), 0)
-        mask = _among(self._hashes, hashes)
+        mask = _mark_members(self._hashes, hashes)
         # Truncated keys never match.
         mask[np.diff(distinct.starts) >= CLIPPED_BYTES] = 0
         return mask
@@ -150,7 +150,7 @@ class KeySet:
         if table is not None and table[0] is not None:
             return _bitmap.marks_of(codes, table[0], *table[1:])
         assert self.distinct.codes is not None
-        return _among(self.distinct.codes, codes)
+        return _mark_members(self.distinct.codes, codes)
 
     @cached_property
     def table(self) -> tuple[Words | None, int, int] | None:
@@ -174,7 +174,7 @@ class KeySet:
         return hashes
 
 
-def _among(ascending: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64]) -> Bytes:
+def _mark_members(ascending: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64]) -> Bytes:
     if not len(ascending):
         return np.zeros(len(values), dtype=np.uint8)
     at = np.minimum(np.searchsorted(ascending, values), len(ascending) - 1)
@@ -182,7 +182,7 @@ def _among(ascending: npt.NDArray[np.uint64], values: npt.NDArray[np.uint64]) ->
     return mask
 
 
-def _wide(unscaled: int) -> bytes:
+def _encode_wide(unscaled: int) -> bytes:
     return (unscaled + _BIAS).to_bytes(_WIDE_DECIMAL, "big")
 
 

@@ -4,7 +4,7 @@ In text a measure names its columns: `count(*)`, `sum(price * (1 - discount))`, 
 its field id, as in `sum(#3 * (1 - #4))`, so that renames do not affect it.
 
 A measure is stored as partial aggregates, which can be combined: an average as a sum and a count. The types follow
-Trino's rules. Integers keep their type, and an operation of decimals has at most 38 digits. This module is pure.
+Trino's rules. Integers keep their type, and an operation of decimals has at most 38 digits. The functions are pure.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _DEPTH_MAX = 50
 _TOKENS_MAX = 200
 """The maximum number of tokens of a measure, because functions that recurse into its operands must not nest deeply."""
 _PRODUCT_DIGITS_MAX = 75
-"""The maximum number of digits of both operands of a product, so that the exact product has at most 76 digits."""
+"""The maximum number of digits of both operands together. The exact product then has at most 76 digits.
+"""
 _TOKEN = re.compile(r"\s*(?:(?P<symbol>[-+*()])|(?P<number>[0-9]+(?:\.[0-9]+)?)|`(?P<quoted>(?:[^`]|``)+)`"
                     r"|#(?P<id>[0-9]{1,10})|(?P<name>[^\s`()+*,;=#-]+))")  # fmt: skip
 _INTEGERS = {"int": 10, "long": 19}
@@ -69,7 +70,7 @@ class NumberOperand:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class BinaryOperation:
     """A sum, a difference or a product.
 
     Attributes:
@@ -83,11 +84,11 @@ class Operation:
     kind: str
 
 
-Operand: TypeAlias = ColumnOperand | NumberOperand | Operation
+Operand: TypeAlias = ColumnOperand | NumberOperand | BinaryOperation
 
 
-def operation(sign: str, left: Operand, right: Operand) -> Operation:
-    """Return an operation with the type that Trino gives it. The operands of sums and products have one order.
+def operation(sign: str, left: Operand, right: Operand) -> BinaryOperation:
+    """Return an operation with the type that Trino gives it. The operands of sums and products are sorted.
 
     Raises:
         BadRequest: The operation is not defined for these types, or its result may have too many digits.
@@ -98,19 +99,19 @@ def operation(sign: str, left: Operand, right: Operand) -> Operation:
     if sign in "+*" and format_operand(right, _format_id) < format_operand(left, _format_id):
         left, right = right, left
     if all(kind in _INTEGERS for kind in kinds):
-        return Operation(sign, left, right, "long" if "long" in kinds else "int")
+        return BinaryOperation(sign, left, right, "long" if "long" in kinds else "int")
     (p, s), (q, t) = map(decimal_digits, kinds)
     if sign == "*":
         if s + t > PRECISION_MAX or p + q > _PRODUCT_DIGITS_MAX:
             raise BadRequest(f"A measure cannot compute {kinds[0]} * {kinds[1]}: the product has too many digits")
-        return Operation(sign, left, right, f"decimal({min(PRECISION_MAX, p + q)}, {s + t})")
+        return BinaryOperation(sign, left, right, f"decimal({min(PRECISION_MAX, p + q)}, {s + t})")
     scale = max(s, t)
     digits = max(p - s, q - t) + scale + 1
-    return Operation(sign, left, right, f"decimal({min(PRECISION_MAX, digits)}, {scale})")
+    return BinaryOperation(sign, left, right, f"decimal({min(PRECISION_MAX, digits)}, {scale})")
 
 
 def decimal_digits(kind: str) -> tuple[int, int]:
-    """Return precision and scale of the decimal type to which a number is converted."""
+    """Return the precision and scale of the decimal type to which a number of this type is converted."""
     return (_INTEGERS[kind], 0) if kind in _INTEGERS else (decimal_precision(kind), decimal_scale(kind))
 
 
@@ -172,7 +173,7 @@ def list_columns(operand: Operand | None) -> Iterator[ColumnOperand]:
     match operand:
         case ColumnOperand():
             yield operand
-        case Operation():
+        case BinaryOperation():
             yield from list_columns(operand.left)
             yield from list_columns(operand.right)
 
@@ -186,12 +187,12 @@ def format_operand(operand: Operand, name: Callable[[ColumnOperand], str]) -> st
     left, right = (format_operand(side, name) for side in (operand.left, operand.right))
     left = f"({left})" if operand.sign == "*" and _is_sum(operand.left) else left
     # `a - (b - c)` and `a + (b + c)` keep their parentheses, because the order of operations may matter.
-    right = f"({right})" if isinstance(operand.right, Operation) else right
+    right = f"({right})" if isinstance(operand.right, BinaryOperation) else right
     return f"{left} {operand.sign} {right}"
 
 
 def _is_sum(operand: Operand) -> bool:
-    return isinstance(operand, Operation) and operand.sign != "*"
+    return isinstance(operand, BinaryOperation) and operand.sign != "*"
 
 
 def _format_id(column: ColumnOperand) -> str:
@@ -200,7 +201,7 @@ def _format_id(column: ColumnOperand) -> str:
 
 def _format_name(column: ColumnOperand) -> str:
     match = _TOKEN.match(column.name)
-    # A text that begins with a digit is a number, and a space before a name is ignored.
+    # A token that begins with a digit is a number. A space before a name is ignored.
     is_plain = match is not None and match["name"] == column.name
     return column.name if is_plain else "`" + column.name.replace("`", "``") + "`"
 
@@ -228,32 +229,32 @@ class _MeasureParser:
         self._text, self._schema, self._older = text, schema, older
         self._tokens = list(islice(self._split(text), _TOKENS_MAX + 1))
         if len(self._tokens) > _TOKENS_MAX:
-            raise self._error(f"it has more than {_TOKENS_MAX} names, numbers and signs")
+            raise self._make_error(f"it has more than {_TOKENS_MAX} names, numbers and signs")
         self._at = 0
         self._depth = 0
 
     def parse(self) -> Measure:
         function = self._take().lower()
         if function not in FUNCTIONS or not self._skip("("):
-            raise self._error(f"begin with one of {', '.join(FUNCTIONS)}, as in sum(amount)")
+            raise self._make_error(f"begin with one of {', '.join(FUNCTIONS)}, as in sum(amount)")
         operand = None if function == COUNT and self._skip("*") else self._parse_sum()
         if not self._skip(")") or self._at < len(self._tokens):
-            raise self._error("a measure is one function of columns and numbers with +, - and *")
+            raise self._make_error("a measure is one function of columns and numbers with +, - and *")
         if operand is not None:
             self._check(function, operand)
         return Measure(function, operand)
 
     def _check(self, function: str, operand: Operand) -> None:
         if not any(True for _ in list_columns(operand)):
-            raise self._error("it has no column")
+            raise self._make_error("it has no column")
         name = base_name(operand.kind)
         if (function in (SUM, AVG) and name not in _SUMMED) or (function in (MIN, MAX) and name not in _COMPARED):
-            raise self._error(f"{function} is not defined for values of type {operand.kind}")
+            raise self._make_error(f"{function} is not defined for values of type {operand.kind}")
 
     def _parse_sum(self) -> Operand:
         self._depth += 1
         if self._depth > _DEPTH_MAX:
-            raise self._error("it is nested too deeply")
+            raise self._make_error("it is nested too deeply")
         operand = self._parse_product()
         while (sign := self._peek()) in ("+", "-"):
             self._take()
@@ -271,10 +272,10 @@ class _MeasureParser:
         if self._skip("("):
             operand = self._parse_sum()
             if not self._skip(")"):
-                raise self._error("a parenthesis is not closed")
+                raise self._make_error("a parenthesis is not closed")
             return operand
         if self._at >= len(self._tokens):
-            raise self._error("it ends before a column")
+            raise self._make_error("it ends before a column")
         kind, value = self._tokens[self._at]
         self._at += 1
         match kind:
@@ -287,13 +288,13 @@ class _MeasureParser:
             case "quoted":
                 term = resolve(f"`{value}`", self._schema, self._older)
             case _:
-                raise self._error(f"{value!r} is not a column or a number")
+                raise self._make_error(f"{value!r} is not a column or a number")
         return column_operand(term)
 
     def _parse_number(self, text: str) -> NumberOperand:
         number = NumberOperand(text)
         if len(text) > PRECISION_MAX or ("." not in text and int(text) > _LONG_MAX):
-            raise self._error(f"the number {text[:50]} has too many digits")
+            raise self._make_error(f"the number {text[:50]} has too many digits")
         return number
 
     def _split(self, text: str) -> Iterator[tuple[str, str]]:
@@ -303,7 +304,7 @@ class _MeasureParser:
         while at < end:
             match = _TOKEN.match(text, at)
             if match is None or match.lastgroup is None:
-                raise self._error(f"{text[at : at + 20]!r} is not expected")
+                raise self._make_error(f"{text[at : at + 20]!r} is not expected")
             yield match.lastgroup, match[match.lastgroup]
             at = match.end()
 
@@ -316,12 +317,12 @@ class _MeasureParser:
         return self._tokens[self._at - 1][1] if self._at <= len(self._tokens) else ""
 
     def _skip(self, symbol: str) -> bool:
-        """Skip the symbol if it is next, and return whether it was."""
+        """Skip the symbol if it is the next token, and return whether it was skipped."""
         is_next = self._peek() == symbol
         self._at += is_next
         return is_next
 
-    def _error(self, reason: str) -> BadRequest:
+    def _make_error(self, reason: str) -> BadRequest:
         return BadRequest(f"{self._text[:100]!r} is not a measure of a cube: {reason}")
 
 
@@ -330,7 +331,7 @@ def column_operand(term: Term) -> ColumnOperand:
     return ColumnOperand(term.column_id, term.name, term.source)
 
 
-def measured_types(measures: Iterable[Measure]) -> Mapping[str, str]:
+def list_measured_types(measures: Iterable[Measure]) -> Mapping[str, str]:
     """Return the types of the columns of the measures, by field id in text form."""
     columns = {column.column_id: column.kind for measure in measures for column in list_columns(measure.operand)}
     return {str(column_id): columns[column_id] for column_id in sorted(columns)}

@@ -145,7 +145,7 @@ def resolve_id(transform: str, column_id: int, schema: Schema, older: Iterable[S
     for candidate in (schema, *sorted((other for other in older if other is not schema), key=lambda other: -other.id)):
         column = candidate.column(column_id)
         if column is not None:
-            return _term(candidate, column, _transform(transform))
+            return _make_term(candidate, column, _transform(transform))
     raise BadRequest(f"Cannot index field {column_id}: the table has no column with this id")
 
 
@@ -163,7 +163,7 @@ def _transform(text: str) -> str:
 
 
 def _find_column(schema: Schema, name: str) -> Column | None:
-    """Return the column with this exact name, or else the only column with this name in any case, as in Spark."""
+    """Return the column with this exact name, or otherwise the only column with this name in any case, as in Spark."""
     column = schema.column_named(name)
     if column is not None:
         return column
@@ -174,7 +174,7 @@ def _find_column(schema: Schema, name: str) -> Column | None:
     return schema.index.by_id[ids.pop()] if ids else None
 
 
-def _term(schema: Schema, column: Column, transform: str) -> Term:
+def _make_term(schema: Schema, column: Column, transform: str) -> Term:
     parent = column.parent
     while parent is not None:
         ancestor = schema.index.by_id[parent]

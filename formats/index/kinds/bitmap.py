@@ -148,7 +148,7 @@ def _read_head(memory: memoryview | bytes) -> tuple[int, int, int, int, int]:
     return form, files, postings, total, checksum
 
 
-def _directory_end(files: int) -> int:
+def _compute_directory_end(files: int) -> int:
     return _HEAD_BYTES + -(-_ENTRY_BYTES * files // 8) * 8
 
 
@@ -162,7 +162,7 @@ def header_size(start: memoryview | bytes) -> int:
         ValueError: The head is damaged.
     """
     _, files, postings, *_ = _read_head(start)
-    return _directory_end(files) + min(postings, head_bytes(PIECES_MAX))
+    return _compute_directory_end(files) + min(postings, head_bytes(PIECES_MAX))
 
 
 class Bitmap:
@@ -177,7 +177,7 @@ class Bitmap:
     def __init__(self, memory: memoryview) -> None:
         self.memory = memory
         self._form, self.files, postings, total, checksum = _read_head(memory)
-        end = _directory_end(self.files)
+        end = _compute_directory_end(self.files)
         if total != len(memory) or end + postings > total:
             raise ValueError(f"a bitmap index has {len(memory)} bytes instead of {total}")
         if isal_zlib.crc32(memory[_HEAD_BYTES:end]) != checksum:
@@ -229,14 +229,14 @@ class Bitmap:
 
         An answer is inexact only for bounds of more than 1 KiB, and only if the index has values of this length.
         """
-        return self._bounds(ranges).exact or not (self._flags & CLIPPED).any()
+        return self._read_bounds(ranges).exact or not (self._flags & CLIPPED).any()
 
     def files_with(self, ranges: KeyRanges) -> Marks:
         """Return uint8[files]: 1 if a row of the file is in the ranges.
 
         Rows that are null or NaN count if the ranges include null or NaN.
         """
-        marks = self._postings.files_with(self._bounds(ranges), self._has_keys, self.section)
+        marks = self._postings.files_with(self._read_bounds(ranges), self._has_keys, self.section)
         flags = (NULLS if ranges.nulls else 0) | (NANS if ranges.nans else 0)
         if flags:
             marks |= (self._flags & flags) != 0
@@ -263,7 +263,7 @@ class Bitmap:
         self._check(keys)
         section = self.section(file)
         marks = keys.marks(distinct_of(section.dictionary))
-        return section.rows_marked(marks, among, partial(self._slices, file))
+        return section.rows_marked(marks, among, partial(self._read_slices, file))
 
     def column(self, file: int, table: tuple[Words | None, int, int]) -> _rows.Column | None:
         """Return the input of `_rows.any_row` for a file, for codes in a table.
@@ -276,7 +276,7 @@ class Bitmap:
             dictionary = section.dictionary
             if section.layout == EQUALITY or not isinstance(dictionary, _ordered.Numbers):
                 return None
-            ready = dictionary, self._slices(file), section.keyless
+            ready = dictionary, self._read_slices(file), section.keyless
             if section.is_flat:
                 section.ready = ready
         return *ready, *table
@@ -301,14 +301,14 @@ class Bitmap:
         Offsets are in the blob. The parts are yielded in steps: the caller loads each list into memory before it
         requests the next list.
         """
-        bounds = self._bounds(ranges)
+        bounds = self._read_bounds(ranges)
         for pieces in self._postings.reads(bounds):
             yield [(self._postings_start + start, length) for start, length in pieces]
         if numbers := self._postings.list_undecided_files(bounds, self._has_keys).tolist():
             yield [(start, min(length, _SECTION_HEAD_BYTES)) for start, length in map(self.section_range, numbers)]
-            yield [self._dictionary_range(number) for number in numbers]
+            yield [self._locate_dictionary(number) for number in numbers]
 
-    def _dictionary_range(self, file: int) -> tuple[int, int]:
+    def _locate_dictionary(self, file: int) -> tuple[int, int]:
         start, length = self.section(file).dictionary_spot
         return self._starts[file] + start, length
 
@@ -318,7 +318,9 @@ class Bitmap:
         Rows that are null or NaN are returned if the ranges include null or NaN.
         """
         section = self.section(file)
-        return section.rows_where(self._bounds(ranges), ranges.nulls, ranges.nans, partial(self._slices, file))
+        return section.rows_where(
+            self._read_bounds(ranges), ranges.nulls, ranges.nans, partial(self._read_slices, file)
+        )
 
     def verify(self) -> None:
         """Read the whole blob.
@@ -330,14 +332,14 @@ class Bitmap:
         for file in range(self.files):
             self.section(file).verify()
 
-    def _bounds(self, ranges: KeyRanges) -> Bounds:
+    def _read_bounds(self, ranges: KeyRanges) -> Bounds:
         """Return the bounds of the ranges. They are cached, because a plan uses the same ranges for many files."""
         cached = self._last_bounds
         if cached is None or cached[0] is not ranges:
             self._last_bounds = cached = (ranges, Bounds(ranges, self._form))
         return cached[1]
 
-    def _slices(self, file: int) -> _bitmap.Slices:
+    def _read_slices(self, file: int) -> _bitmap.Slices:
         with self._lock:
             slices = self._decoded.get(file)
         if slices is None:
@@ -452,7 +454,7 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
         present = np.arange(keys.rows) if keys.present is None else np.flatnonzero(keys.present)
         hashes = hash_keys(keys, 0)
         for row in sampled:
-            key = _key(keys, row)
+            key = _get_key(keys, row)
             ranges = KeyRanges(keys.kind, (KeyRange(key, key),))
             indexed = positions(index.rows(number, ranges))
             expected = present[hashes[present] == hashes[row]]  # This assumes that no two values have the same hash.
@@ -464,7 +466,7 @@ class BitmapKind(IndexKind[FileBitmap, Bitmap]):
             yield f"the bitmap has {recorded} nulls; there are {nulls}"
 
 
-def _key(keys: Keys, row: int) -> Key:
+def _get_key(keys: Keys, row: int) -> Key:
     if keys.codes is not None:
         return int(keys.codes[row])
     assert keys.starts is not None

@@ -223,7 +223,7 @@ def _encode_blob(k: int, bits_of_files: Sequence[int], fill: Callable[[_Group, B
         fill: Sets the bits of a group's rows, in pages of zeros.
     """
     sizes, number_of = np.unique(np.array(bits_of_files, dtype=np.int64), return_inverse=True)
-    head = _header_size(len(bits_of_files), len(sizes))
+    head = _compute_header_size(len(bits_of_files), len(sizes))
     entries = np.zeros(len(sizes), dtype=_ENTRY)
     pieces: list[Bytes] = []
     offset = head
@@ -268,7 +268,7 @@ class Bloom:
         _, self.hash_count, self.files, groups = _FIXED.unpack_from(text)
         if not 1 <= self.hash_count <= _HASH_COUNT_MAX or groups > _GROUPS_MAX:
             raise ValueError(f"bloom blob: {self.hash_count} bits per key and {groups} groups are not possible")
-        if header != _header_size(self.files, groups):
+        if header != _compute_header_size(self.files, groups):
             raise ValueError(
                 f"bloom blob: a header of {header} bytes is impossible for {self.files} files in {groups} groups"
             )
@@ -330,7 +330,7 @@ class Bloom:
         flags = np.zeros(self.files, dtype=np.uint8)
         bad = _bloom.probe(data, spans, self._geometry, self._members, checked, hashes, self.hash_count, flags)
         if bad >= 0:
-            raise _damage(bad)
+            raise _make_damage_error(bad)
         return flags
 
     def verify(self) -> None:
@@ -342,7 +342,7 @@ class Bloom:
         for row in self._geometry:
             bad = _bloom.damaged(self._data, row)
             if bad >= 0:
-                raise _damage(bad)
+                raise _make_damage_error(bad)
 
     def filters(self, size: int, keep: Mask, first: int, words: int) -> list[npt.NDArray[np.uint64]]:
         """Return some words of the kept filters that have `size` bits: `words` words from word `first` on.
@@ -358,7 +358,7 @@ class Bloom:
                 filters = np.empty((len(group.files), words), dtype=np.uint64)
                 bad = _bloom.unslice(self._data, group.geometry(), first, filters)
                 if bad >= 0:
-                    raise _damage(bad)
+                    raise _make_damage_error(bad)
                 return [filters[number] for number in np.flatnonzero(keep[group.files]).tolist()]
         return []
 
@@ -377,7 +377,7 @@ def header_size(start: memoryview | bytes) -> int:
     return size
 
 
-def _header_size(files: int, groups: int) -> int:
+def _compute_header_size(files: int, groups: int) -> int:
     return FIXED_SIZE + groups * _ENTRY.itemsize + -(-files // 8) * 8 + _CHECK.size
 
 
@@ -417,7 +417,7 @@ def _mix_hashes(hashes: Hashes, k: int) -> npt.NDArray[np.uint64]:
     return mixed
 
 
-def _damage(offset: int) -> ValueError:
+def _make_damage_error(offset: int) -> ValueError:
     return ValueError(f"bloom blob: the page at byte {offset} does not match its checksum, or is missing")
 
 

@@ -7,11 +7,11 @@
 
 All numbers are little-endian. The columns of a batch are the dimensions `d0`, `d1`, ... and the partial aggregates
 `m0`, `m1`, ... in the order of `list_partials`; `m0` is the number of rows. A group may appear twice if its values
-differ only in their bits, such as 0.0 and -0.0: an engine groups the groups again. The checksum covers all bytes, and
+differ only in their bits, such as 0.0 and -0.0: an engine groups the entries again. The checksum covers all bytes, and
 is compared when the blob is opened, because a changed bit would change an answer.
 
-A value is stored exactly, or the file is refused: an expression or a sum that does not fit its type raises ValueError.
-This module is pure.
+Every value is stored exactly. If an expression or a sum does not fit its type, ValueError is raised, and the file gets
+no entry. The functions are pure.
 """
 
 from __future__ import annotations
@@ -56,13 +56,16 @@ _NO_ATTRIBUTES: Attributes = {}
 
 SHRINK = 20.0
 SMALL_GROUPS = 1000
-"""An entry with at most this number of groups is kept although it may not shrink its rows."""
+"""An entry with at most this number of groups is kept even if it is not smaller than its rows."""
 ENTRY_GROUPS_MAX = 1_000_000
 """The maximum number of groups of an entry."""
 ENTRY_BYTES_MAX = 256 << 20
 """The maximum number of bytes of the groups of an entry, when it is built."""
 _DECODED_BYTES_MAX = 2 * ENTRY_BYTES_MAX
-"""The number of decompressed bytes from which an entry is damaged. Arrow's padding is more than `nbytes` counts."""
+"""An entry with more decompressed bytes is damaged.
+
+The limit allows for Arrow's padding, which `nbytes` does not count.
+"""
 TIME_UNITS = ("year", "month", "day", "hour")
 """The transforms that a dimension may have, from the coarsest to the finest."""
 TIME_TYPES = frozenset({"date", "timestamp", "timestamptz"})
@@ -75,7 +78,7 @@ _HEAD = struct.Struct("<8sIIQI")
 _CHECK = struct.Struct("<I")
 _HEAD_BYTES = _HEAD.size + _CHECK.size
 _FLOAT_TOLERANCE = 1e-9
-"""The relative difference of two sums of floats that an audit accepts: their order of additions may differ."""
+"""The maximum relative difference of two sums of floats in an audit, because the order of the additions may differ."""
 _SIGNS = {"+": "add", "-": "subtract", "*": "multiply"}
 
 
@@ -86,7 +89,7 @@ class SumOverflow(ValueError):
 class CubeEntries:
     """An opened blob. It is immutable, and thread-safe.
 
-    Groups are decompressed when they are read, so that an opened blob takes the memory of its bytes.
+    Groups are decompressed when they are read, so an opened blob needs only the memory of its compressed bytes.
     """
 
     def __init__(self, blob: memoryview) -> None:
@@ -124,7 +127,9 @@ class CubeEntries:
             raise ValueError("a cube does not match its checksum")
 
     def read(self, numbers: Iterable[int], columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-        """Yield the groups of some data files. They are validated, because Arrow trusts the offsets of an array.
+        """Yield the groups of some data files.
+
+        The batches are validated, because Arrow does not check the offsets of an array.
 
         Args:
             columns: The names of the columns, in the order of the schema, or None for all columns.
@@ -238,7 +243,7 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
 
 
 def describe_size(groups: int, rows: int, shrink: float) -> str:
-    """Return why a cube with this number of groups does not pay."""
+    """Return a text that says why a cube with this number of groups is too large to be useful."""
     return (
         f"a cube of {groups:,} groups for {rows:,} rows has {rows / max(1, groups):.1f} rows for each group; "
         f"the minimum is {shrink:g} (shrink)"

@@ -35,7 +35,7 @@ class Piece(NamedTuple):
     data: bytes | memoryview
 
 
-class Head(NamedTuple):
+class PiecesHeader(NamedTuple):
     """The owner's description of its pieces: two numbers below 2^64, and three numbers below 256."""
 
     first: int
@@ -50,7 +50,7 @@ def head_bytes(count: int) -> int:
     return _HEAD.size + _ENTRY_BYTES * count + _CHECK.size
 
 
-def write_pieces(head: Head, pieces: Sequence[Piece]) -> bytes:
+def write_pieces(head: PiecesHeader, pieces: Sequence[Piece]) -> bytes:
     """Return the header and the pieces; the size is a multiple of 8 bytes.
 
     Raises:
@@ -86,7 +86,7 @@ class Pieces:
             raise ValueError(f"a header cannot have {count} pieces")
         if isal_zlib.crc32(memory[:end]) != _CHECK.unpack_from(memory, end)[0]:
             raise ValueError("a header does not match its checksum")
-        self.head = Head(*numbers)
+        self.head = PiecesHeader(*numbers)
         self.count: int = count
         self._table: npt.NDArray[np.uint32] = np.frombuffer(memory[_HEAD.size : end], dtype="<u4").reshape(-1, 3)
         lengths = self._table[:, 0].astype(np.int64)

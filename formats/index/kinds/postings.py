@@ -42,7 +42,7 @@ from seamark.formats.index.kinds.dictionary import (
     open_dictionary,
     pack,
 )
-from seamark.formats.index.kinds.pieces import Head, Piece, Pieces, write_pieces
+from seamark.formats.index.kinds.pieces import Piece, Pieces, PiecesHeader, write_pieces
 
 MATRIX, LISTS, EDGES = 0, 1, 2
 """Layouts."""
@@ -196,11 +196,11 @@ def _encode_by_key(
     if layout == MATRIX:
         pieces.append(_pack(matrix))
     else:
-        pieces += _lists(pairs, keys, width)
-    return write_pieces(Head(keys, files, form, layout, 0), pieces)
+        pieces += _encode_lists(pairs, keys, width)
+    return write_pieces(PiecesHeader(keys, files, form, layout, 0), pieces)
 
 
-def _lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: int, width: int) -> list[Piece]:
+def _encode_lists(pairs: Sequence[tuple[Ranks, npt.NDArray[np.uint32]]], keys: int, width: int) -> list[Piece]:
     ranks = np.concatenate([pair[0] for pair in pairs])
     owners = np.concatenate([pair[1] for pair in pairs])
     starts = np.zeros(keys + 1, dtype=np.uint64)
@@ -222,7 +222,7 @@ def _encode_edges(sections: Sequence[Searchable], form: int) -> bytes:
         if section.cardinality:
             sides[0, number], sides[1, number] = section.dictionary.edges()
     pieces = [_pack(np.ascontiguousarray(side)) for side in sides]
-    return write_pieces(Head(0, len(sections), form, EDGES, 0), pieces)
+    return write_pieces(PiecesHeader(0, len(sections), form, EDGES, 0), pieces)
 
 
 def _make_flat_piece(array: Bytes) -> Piece:
@@ -291,7 +291,7 @@ class Postings:
             return np.zeros(self._files, dtype=np.uint8)
         if self.layout == EDGES:
             return self._search_sections(bounds, *self._mark_by_edge_keys(bounds, has_keys), section)
-        return self._by_key(bounds)
+        return self._mark_by_key(bounds)
 
     def reads(self, bounds: Bounds) -> Iterator[list[tuple[int, int]]]:
         """Yield (offset, length) of the pieces that `files_with` reads.
@@ -371,7 +371,7 @@ class Postings:
             self._dictionary = open_dictionary(self._pieces.read(_DICTIONARY).data, self._keys, self._form)
         return self._dictionary
 
-    def _by_key(self, bounds: Bounds) -> Marks:
+    def _mark_by_key(self, bounds: Bounds) -> Marks:
         begins, ends = bounds.intervals(self._open_dictionary())
         marks = np.zeros(self._files, dtype=np.uint8)
         if _is_wide(begins, ends):
@@ -390,7 +390,7 @@ class Postings:
         marks = np.zeros(self._files, dtype=np.uint8)
         wide = ends - begins > 1
         lowest_ranks, greatest_ranks = (
-            self._array(number, "<u4", self._files) for number in (_LOWEST_RANKS, _GREATEST_RANKS)
+            self._read_array(number, "<u4", self._files) for number in (_LOWEST_RANKS, _GREATEST_RANKS)
         )
         undecided = np.zeros(self._files, dtype=np.bool_)
         for begin, end in zip(begins[wide].tolist(), ends[wide].tolist(), strict=True):
@@ -405,7 +405,7 @@ class Postings:
     def _mark_files(self, begins: npt.NDArray[np.uint64], ends: npt.NDArray[np.uint64]) -> Marks:
         if self.layout == MATRIX:
             words = bits.words_of(self._files)
-            matrix = self._array(_FILES, "<u8", words * self._keys)
+            matrix = self._read_array(_FILES, "<u8", words * self._keys)
             file_words = _bitmap.mark_rows(matrix.reshape(self._keys, words), begins, ends)
             return np.unpackbits(file_words.view(np.uint8), count=self._files, bitorder="little")
         if self._starts is None:
@@ -415,14 +415,14 @@ class Postings:
         pairs = int(self._starts.at(np.array([self._keys], dtype=np.uint64))[0])
         if pairs > self._pairs:
             raise ValueError(f"the postings list {pairs} files, but the files have {self._pairs} keys")
-        file_numbers = self._array(_FILES, f"<u{width}", pairs)
+        file_numbers = self._read_array(_FILES, f"<u{width}", pairs)
         _bitmap.mark_listed(file_numbers, self._starts.at(begins), self._starts.at(ends), marks)
         return marks
 
     def _mark_by_edge_keys(self, bounds: Bounds, has_keys: npt.NDArray[np.bool_]) -> tuple[Marks, npt.NDArray[np.intp]]:
         """Return (the marks that the lowest and greatest keys decide, the numbers of the files that are undecided)."""
         dtype = "<u8" if self._form == CODES else f"S{EDGE_BYTES}"
-        lowest_keys, greatest_keys = self._array(0, dtype, self._files), self._array(1, dtype, self._files)
+        lowest_keys, greatest_keys = self._read_array(0, dtype, self._files), self._read_array(1, dtype, self._files)
         lows, highs = bounds.edges(EDGE_BYTES)
         # If a range contains a key of the file, this is the first range that does not end before the file's
         # lowest key.
@@ -447,7 +447,7 @@ class Postings:
             marks[number] = len(bounds.intervals(section(number).dictionary).begins) > 0
         return marks
 
-    def _array(self, number: int, dtype: str, count: int) -> npt.NDArray[Any]:
+    def _read_array(self, number: int, dtype: str, count: int) -> npt.NDArray[Any]:
         """Return a piece as an array of `count` numbers. If the array was decompressed, it is cached.
 
         The size is checked before the piece is decompressed.

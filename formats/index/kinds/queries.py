@@ -74,12 +74,14 @@ def point_keys(ranges_of_terms: Sequence[KeyRanges]) -> list[Keys] | None:
     if prod(map(len, lists)) > (KEYS_MAX if len(lists) == 1 else COMBINATIONS_MAX):  # The literal 0.0 has two keys.
         return None
     if len(lists) == 1:
-        return [_literal_keys(lists[0], ranges_of_terms[0].kind)]
+        return [_encode_literal_keys(lists[0], ranges_of_terms[0].kind)]
     rows = list(product(*lists))
-    return [_literal_keys([row[term] for row in rows], ranges.kind) for term, ranges in enumerate(ranges_of_terms)]
+    return [
+        _encode_literal_keys([row[term] for row in rows], ranges.kind) for term, ranges in enumerate(ranges_of_terms)
+    ]
 
 
-def _literal_keys(keys: Sequence[Key], kind: str) -> Keys:
+def _encode_literal_keys(keys: Sequence[Key], kind: str) -> Keys:
     """Return the literals in the form of a column."""
     if has_codes(kind):
         return Keys(kind, len(keys), np.array(keys, dtype=np.uint64), None, None, None, None)

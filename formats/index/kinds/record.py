@@ -102,7 +102,7 @@ def encode(entries: Sequence[FileRecords]) -> Iterator[Part]:
     return _write_parts(Merger(runs, len(entries)), len(entries))
 
 
-def merge(parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
+def merge(parts: Sequence[tuple[RecordBlob, Mask]]) -> Iterator[Part]:
     """Merge blobs into one blob, and yield its parts. The merge has only a few pages in memory.
 
     The result has the kept files of each blob, in order.
@@ -237,7 +237,7 @@ def _read_trailer(tail: Part, blob_bytes: int) -> tuple[int, int, int, int]:
     return entries, pages, files, directory_sum
 
 
-class Record:
+class RecordBlob:
     """An opened blob, which may be a memory-mapped file. The object keeps the memory alive, and is thread-safe.
 
     Raises:
@@ -311,7 +311,7 @@ class RecordQuery:
         """Return the query for keys in rows; each part of the key is a column."""
         return RecordQuery(*hash_halves(columns))
 
-    def of(self, index: Record) -> Flags:
+    def of(self, index: RecordBlob) -> Flags:
         """Return the files that may match, as `IndexQuery.of` does."""
         return files_of(index.lookup(self.high, self.low), index.files)
 
@@ -336,7 +336,7 @@ class RemoteRecord:
         return None if pages is None else self._fences.lookup_bytes(high, low, pages)
 
 
-class RecordKind(IndexKind[FileRecords, Record]):
+class RecordKind(IndexKind[FileRecords, RecordBlob]):
     name = "record"
     alignment = PAGE_BYTES
     """The alignment with which the pages of the index are aligned to pages of the disk."""
@@ -349,11 +349,11 @@ class RecordKind(IndexKind[FileRecords, Record]):
     def encode(self, entries: Sequence[FileRecords]) -> Iterator[Part]:
         return encode(entries)
 
-    def merge(self, parts: Sequence[tuple[Record, Mask]]) -> Iterator[Part]:
+    def merge(self, parts: Sequence[tuple[RecordBlob, Mask]]) -> Iterator[Part]:
         return merge(parts)
 
-    def open(self, blob: memoryview) -> Record:
-        return Record(blob)
+    def open(self, blob: memoryview) -> RecordBlob:
+        return RecordBlob(blob)
 
     async def open_remote(self, blob: BlobReader) -> RemoteRecord:
         def size_of(tail: bytes) -> int:
@@ -369,10 +369,10 @@ class RecordKind(IndexKind[FileRecords, Record]):
     def query_of_keys(self, keys: KeySet) -> RecordQuery | None:
         return None if len(keys) > KEYS_MAX else RecordQuery.from_keys([keys.keys])
 
-    def check_rows(self, index: Record, rows: int) -> str | None:
+    def check_rows(self, index: RecordBlob, rows: int) -> str | None:
         return None if index.count == rows else f"it has {index.count} entries for {rows} rows"
 
-    def compare(self, index: Record, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
+    def compare(self, index: RecordBlob, number: int, columns: Sequence[Keys], sampled: Sequence[int]) -> Iterator[str]:
         """Compare all rows, not only the sampled rows."""
         rows = columns[0].rows
         if int(index.counts[number]) != rows:

@@ -25,7 +25,7 @@ from seamark.formats.index.keys.ranks import ROWS_MAX, Ranks, rank_keys
 from seamark.formats.index.kinds import bits
 from seamark.formats.index.kinds.bits import Coding
 from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds, Intervals, align_bytes, open_dictionary, pack
-from seamark.formats.index.kinds.pieces import Head, Piece, Pieces, write_pieces
+from seamark.formats.index.kinds.pieces import Piece, Pieces, PiecesHeader, write_pieces
 
 SLICES, EQUALITY = 0, 1
 """Layouts."""
@@ -67,7 +67,7 @@ def build_section(keys: Keys) -> bytes:
     nulls = bits.none_of(keys.rows) if keys.valid is None else bits.all_of(keys.rows) & ~keys.valid
     nans = bits.none_of(keys.rows) if keys.nan is None else keys.nan
     flags = (NULLS if nulls.any() else 0) | (NANS if nans.any() else 0) | (CLIPPED if distinct.clipped else 0)
-    layout, stored = _choose_layout(ranks, len(distinct), _present(nulls, nans, keys.rows))
+    layout, stored = _choose_layout(ranks, len(distinct), _find_present(nulls, nans, keys.rows))
     pieces = [
         Piece(Coding.FLAT, pack(distinct).data),
         bits.encode(nulls, keys.rows),
@@ -75,10 +75,10 @@ def build_section(keys: Keys) -> bytes:
         *stored,
     ]
     form = CODES if keys.codes is not None else BYTES
-    return write_pieces(Head(keys.rows, len(distinct), form, layout, flags), pieces)
+    return write_pieces(PiecesHeader(keys.rows, len(distinct), form, layout, flags), pieces)
 
 
-def _present(nulls: Bits, nans: Bits, rows: int) -> Bits:
+def _find_present(nulls: Bits, nans: Bits, rows: int) -> Bits:
     return bits.all_of(rows) & ~(nulls | nans)
 
 
@@ -173,8 +173,8 @@ class Section:
             slices: Returns the first result of `decode_slices`, which may be cached.
         """
         rows = self._select_ranks(self.intervals(bounds), slices)
-        null_rows = self._marks(NULL_ROWS, NULLS)
-        nan_rows = self._marks(NAN_ROWS, NANS)
+        null_rows = self._read_marks(NULL_ROWS, NULLS)
+        nan_rows = self._read_marks(NAN_ROWS, NANS)
         for marks, included in ((null_rows, nulls), (nan_rows, nans)):
             if marks is not None:
                 rows = rows | marks if included else rows & ~marks
@@ -210,15 +210,15 @@ class Section:
     @property
     def keyless(self) -> Bits | None:
         """The rows that are null or NaN, or None if all rows have a key."""
-        nulls, nans = self._marks(NULL_ROWS, NULLS), self._marks(NAN_ROWS, NANS)
+        nulls, nans = self._read_marks(NULL_ROWS, NULLS), self._read_marks(NAN_ROWS, NANS)
         return nulls if nans is None else nans if nulls is None else nulls | nans
 
-    def _marks(self, piece: int, flag: int) -> Bits | None:
+    def _read_marks(self, piece: int, flag: int) -> Bits | None:
         if not self.flags & flag:
             return None
-        return self._bits(piece)
+        return self._read_bits(piece)
 
-    def _bits(self, piece: int) -> Bits:
+    def _read_bits(self, piece: int) -> Bits:
         decoded = self._decode_slice(piece)
         if isinstance(decoded, bool):
             return bits.all_of(self.rows) if decoded else bits.none_of(self.rows)
@@ -270,7 +270,7 @@ class Section:
         inverted = 2 * len(ranks) > self.cardinality
         rows = bits.none_of(self.rows)
         for rank in sorted(set(range(self.cardinality)) - set(ranks)) if inverted else ranks:
-            rows |= self._bits(FIRST + rank)
+            rows |= self._read_bits(FIRST + rank)
         return bits.all_of(self.rows) & ~rows if inverted else rows
 
 
@@ -278,7 +278,7 @@ def find_rows(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) ->
     """Return the rows whose rank is in one of the intervals. There is at least one interval."""
     begins, ends = intervals
     if len(begins) == 1:
-        return _where_interval(slices, int(begins[0]), int(ends[0]), cardinality)
+        return _find_rows_in_interval(slices, int(begins[0]), int(ends[0]), cardinality)
     single = ends - begins == 1
     points, starts, stops = begins[single], begins[~single], ends[~single]
     if len(points) + 2 * len(starts) > COMPARED_MAX:
@@ -288,7 +288,7 @@ def find_rows(slices: _bitmap.Slices, intervals: Intervals, cardinality: int) ->
     return slices.where(cuts, points, bool(every))
 
 
-def _where_interval(slices: _bitmap.Slices, begin: int, end: int, cardinality: int) -> Bits:
+def _find_rows_in_interval(slices: _bitmap.Slices, begin: int, end: int, cardinality: int) -> Bits:
     if end - begin == 1:
         return slices.where(_NO_RANKS, np.array([begin], dtype=np.uint64), False)
     cuts = [cut for cut in (begin, end) if 0 < cut < cardinality]

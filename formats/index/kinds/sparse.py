@@ -32,7 +32,7 @@ class SparseMemory:
         """
         gaps: list[Range] = []
         for offset, length in sorted(ranges):
-            for start, end in self._gaps(offset, offset + length):
+            for start, end in self._find_gaps(offset, offset + length):
                 if gaps and start <= gaps[-1][1]:
                     gaps[-1] = gaps[-1][0], max(gaps[-1][1], end)
                 else:
@@ -40,12 +40,12 @@ class SparseMemory:
         return [(start, end - start) for start, end in gaps]
 
     def fill(self, offset: int, data: bytes) -> None:
-        for start, end in list(self._gaps(offset, offset + len(data))):
+        for start, end in list(self._find_gaps(offset, offset + len(data))):
             self.memory[start:end] = data[start - offset : end - offset]
             self._add(start, end)
             self.filled_bytes += end - start + mmap.PAGESIZE
 
-    def _gaps(self, start: int, end: int) -> Iterator[Range]:
+    def _find_gaps(self, start: int, end: int) -> Iterator[Range]:
         """Yield (start, end) of the unfilled parts between `start` and `end`."""
         index = max(0, bisect_right(self._filled, (start, len(self.memory))) - 1)
         for filled_start, filled_end in self._filled[index:]:

@@ -59,10 +59,10 @@ class AppliedProposal(msgspec.Struct, frozen=True, rename="kebab"):
 
     Attributes:
         proposal: The proposal, with its prediction.
-        applied_ms: When it was applied.
-        measured: What an average statement of the same shapes reads now, by a replay over the changed table. Null if
-            the table cannot be sampled.
-        recorded: What the statements since then have read, by the history: files and bytes of an average statement.
+        applied_ms: The time when it was applied.
+        measured: The files and bytes that an average statement of the same shapes reads now, by a replay over the
+            changed table. Null if the table cannot be sampled.
+        recorded: The files and bytes that an average statement has read since then, by the history.
             Null if there were none.
     """
 
@@ -78,10 +78,10 @@ class Advice(msgspec.Struct, frozen=True, rename="kebab"):
     Attributes:
         statements: The number of recorded statements.
         days: The days to which they belong.
-        before: What an average statement reads now, by the replay.
+        before: The files and bytes that an average statement reads now, by the replay.
         proposals: The proposals, the best first. A proposal that does not pay is after all that pay.
         applied: The proposals that were applied, newest first.
-        reason: Why there is no proposal, or empty.
+        reason: The reason why there is no proposal; otherwise empty.
     """
 
     statements: int
@@ -104,7 +104,7 @@ class ReportedProposal(msgspec.Struct, frozen=True, rename="kebab", forbid_unkno
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The best proposal first", Advice),
-        ResponseSpec(400, "days is no number, or out of range"),
+        ResponseSpec(400, "days is not a number, or is out of range"),
         ResponseSpec(404, "No such table"),
     ),
 )
@@ -133,7 +133,7 @@ async def advise_table(call: Call) -> Advice:
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The proposal, with prediction and measurement", AppliedProposal),
-        ResponseSpec(400, "The body is no proposal"),
+        ResponseSpec(400, "The body is not a proposal"),
         ResponseSpec(404, "No such table"),
     ),
 ).takes(ReportedProposal)
@@ -162,7 +162,7 @@ async def _simulate(call: Call, work: Callable[[], T]) -> T:
 async def _read_state(
     call: Call, loaded: LoadedTable, shapes: Sequence[QueryShapeSums]
 ) -> Callable[[], AdvisedTable] | str:
-    """Read what the advisor needs of a table.
+    """Read the state of a table that the advisor needs.
 
     Returns:
         A function that returns the table for the advisor, or a text with the reason why there is no advice. The
@@ -177,7 +177,7 @@ async def _read_state(
         return "the server has not seen a statement with a condition on this table yet"
     if metadata.current_snapshot_id is None:
         return "the table has no snapshot"
-    columns = _compared_columns(recorded, metadata)
+    columns = _find_compared_columns(recorded, metadata)
     if not columns:
         return "the statements compare no column whose values can be sampled"
     scan = await call.components.planner.plan(BoundScan.bind(metadata, ScanRequest()), loaded.entry)
@@ -235,12 +235,12 @@ def _bind(filter_json: str, metadata: TableMetadata) -> Expression | None:
         return None  # The column was renamed or dropped since.
 
 
-def _compared_columns(recorded: Sequence[RecordedShape], metadata: TableMetadata) -> dict[int, str]:
+def _find_compared_columns(recorded: Sequence[RecordedShape], metadata: TableMetadata) -> dict[int, str]:
     """Return the types of the columns that the most statements compare, by id."""
     counts: dict[int, int] = {}
-    for one in recorded:
-        for column_id in one.shape.compared_columns:
-            counts[column_id] = counts.get(column_id, 0) + one.statements
+    for record in recorded:
+        for column_id in record.shape.compared_columns:
+            counts[column_id] = counts.get(column_id, 0) + record.statements
     by_id = metadata.current_schema.index.by_id
     columns: dict[int, str] = {}
     for column_id in sorted(counts, key=lambda column_id: (-counts[column_id], column_id)):
@@ -259,11 +259,11 @@ def _count_per_day(shapes: Sequence[QueryShapeSums]) -> float:
 
 
 async def _list_applied(history: QueryHistory, uuid: str) -> list[AppliedProposal]:
-    """Return the applied proposals, newest first, with what the statements since then have read."""
+    """Return the applied proposals, newest first, with the reads of the statements since then."""
     listed = []
-    for one in (await history.list_applied(uuid))[:_APPLIED_MAX]:
+    for stored_advice in (await history.list_applied(uuid))[:_APPLIED_MAX]:
         try:
-            applied = from_json(one.advice, AppliedProposal)
+            applied = from_json(stored_advice.advice, AppliedProposal)
         except msgspec.MsgspecError:  # Another version of the server wrote it.
             continue
         sums = await history.sums_since(uuid, applied.applied_ms)

@@ -1,6 +1,6 @@
 """Routes by which tools such as Terraform declare a state. A repeat of a request changes nothing.
 
-The body of a PUT is the whole state: what it omits is removed.
+The body of a PUT is the whole state: a property that it omits is removed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ async def put_namespace(call: Call, body: NamespaceState) -> NamespaceAnswer:
         ResponseSpec(200, "The policy, with inherited properties and defaults", TablePolicy),
         ResponseSpec(400, "A property is unknown, or its value is invalid"),
         ResponseSpec(404, "No such table"),
-        ResponseSpec(409, "Other commits were faster in each attempt"),
+        ResponseSpec(409, "Concurrent commits conflicted in every attempt"),
     ),
 ).takes(PolicyState)
 async def put_table_policy(call: Call, body: PolicyState) -> TablePolicy:

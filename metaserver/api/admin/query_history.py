@@ -1,6 +1,6 @@
 """The routes of the query history: which statements read a table, and which tables are read most.
 
-An answer has names of columns and operators, and never a literal, also if the setting `query_history_literals` keeps
+An answer has names of columns and operators, and never a literal, even if the setting `query_history_literals` keeps
 literals for the advisor. It does not say who sent a statement.
 """
 
@@ -16,7 +16,7 @@ from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.history.history import HOUR_MS
-from seamark.metaserver.history.shapes import QueryShape, Term
+from seamark.metaserver.history.shapes import QueryShape, ShapeTerm
 from seamark.metaserver.store.model import QueryShapeSums, QuerySums
 
 DAYS, DAYS_MAX = 30, 3650
@@ -91,7 +91,7 @@ class ReadTables(msgspec.Struct, frozen=True, rename="kebab"):
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The most frequent shapes first", TableHistory),
-        ResponseSpec(400, "days or limit is no number, or out of range"),
+        ResponseSpec(400, "days or limit is not a number, or is out of range"),
         ResponseSpec(404, "No such table"),
     ),
 )
@@ -117,7 +117,7 @@ async def load_query_history(call: Call) -> TableHistory:
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The tables that the caller may read", ReadTables),
-        ResponseSpec(400, "days is no number, or out of range"),
+        ResponseSpec(400, "days is not a number, or is out of range"),
     ),
 )
 async def list_query_history(call: Call) -> ReadTables:
@@ -137,7 +137,7 @@ def read_number(call: Call, name: str, default: int, maximum: int) -> int:
     """Return a number of the query.
 
     Raises:
-        BadRequest: It is no number from 1 to `maximum`.
+        BadRequest: The value is not a number from 1 to `maximum`.
     """
     text = call.query.get(name, str(default))
     if not text.isdecimal() or len(text) > 6 or not 1 <= int(text) <= maximum:
@@ -154,10 +154,10 @@ def _to_shape(shape_sums: QueryShapeSums, metadata: TableMetadata) -> StatementS
     return StatementShape(
         fingerprint=shape_sums.fingerprint,
         engine=shape.engine,
-        columns=_names(metadata, shape.columns),
+        columns=_list_names(metadata, shape.columns),
         conditions=show_conditions(shape, metadata),
-        joins=_names(metadata, shape.joins),
-        grouping=_names(metadata, shape.grouping),
+        joins=_list_names(metadata, shape.joins),
+        grouping=_list_names(metadata, shape.grouping),
         aggregates=[
             f"{aggregate.function}({name_column(metadata, aggregate.column_id) if aggregate.column_id else '*'})"
             for aggregate in shape.aggregates
@@ -168,7 +168,7 @@ def _to_shape(shape_sums: QueryShapeSums, metadata: TableMetadata) -> StatementS
     )
 
 
-def _names(metadata: TableMetadata, column_ids: Iterable[int]) -> list[str]:
+def _list_names(metadata: TableMetadata, column_ids: Iterable[int]) -> list[str]:
     return [name_column(metadata, column_id) for column_id in column_ids]
 
 
@@ -186,7 +186,7 @@ def show_conditions(shape: QueryShape, metadata: TableMetadata) -> list[str]:
     return [" or ".join(_show_term(term, metadata) for term in conjunct) for conjunct in shape.conjuncts]
 
 
-def _show_term(term: Term, metadata: TableMetadata) -> str:
+def _show_term(term: ShapeTerm, metadata: TableMetadata) -> str:
     name = name_column(metadata, term.column_id)
     subject = name if term.transform == "identity" else f"{term.transform}({name})"
     if term.op in ("in", "not-in"):

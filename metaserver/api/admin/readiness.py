@@ -47,12 +47,12 @@ class Readiness:
         async with self._asking:
             if self._clock.monotonic() < self._until_s:
                 return self._answers
-            self._answers = {"disk": await self._disk(), "writes": await self._writes()}
+            self._answers = {"disk": await self._check_disk(), "writes": await self._writes()}
             good = all(answer == "ok" for answer in self._answers.values())
             self._until_s = self._clock.monotonic() + INTERVAL_S * (1 if good else 0.2)
             return self._answers
 
-    async def _disk(self) -> str:
+    async def _check_disk(self) -> str:
         least = self._settings.free_space_min_bytes
         try:
             async with asyncio.timeout(TIMEOUT_S):

@@ -59,7 +59,7 @@ class TtlAdvice(msgspec.Struct, frozen=True, rename="kebab"):
         reads_with_columns: The number of these reads that named their columns.
         confidence: The share of the reads that named their columns.
         days: The days since the first read.
-        reason: Why there is no advice for the table.
+        reason: The reason why there is no advice for the table.
     """
 
     reads: int
@@ -78,7 +78,7 @@ class TtlAdvice(msgspec.Struct, frozen=True, rename="kebab"):
     tags=("metadata",),
     answers=(
         ResponseSpec(200, "The columns with the most bytes first", TtlAdvice),
-        ResponseSpec(400, "unread-days is no number, or out of range"),
+        ResponseSpec(400, "unread-days is not a number, or is out of range"),
         ResponseSpec(404, "No such table"),
     ),
 )

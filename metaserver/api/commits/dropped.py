@@ -31,7 +31,7 @@ class DroppedAnswer(EntryAnswer, frozen=True, rename="kebab"):
     dropped_ms: int
     expires_ms: Annotated[int, doc("The end of the retention; until then undrop is possible.")]
     purge: Annotated[bool, doc("Whether the files are deleted after the retention.")]
-    who: str
+    principal_name: str = msgspec.field(name="who")
 
 
 class DroppedPage(msgspec.Struct, frozen=True, rename="kebab"):
@@ -44,7 +44,7 @@ class MetricsReportAnswer(msgspec.Struct, frozen=True, rename="kebab"):
     report_type: Literal["scan-report", "commit-report"]
     snapshot_id: int | None
     received_ms: int
-    who: str
+    principal_name: str = msgspec.field(name="who")
     report: Annotated[dict[str, Any], doc("The report as the engine sent it.")]
 
 
@@ -178,5 +178,5 @@ def _to_answer(row: DroppedEntry) -> DroppedAnswer:
         row.dropped_ms,
         row.expires_ms,
         row.purge,
-        row.who,
+        row.principal_name,
     )

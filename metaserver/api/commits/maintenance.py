@@ -21,7 +21,7 @@ from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestReport,
         ResponseSpec(200, "What was removed; repeat while snapshots-left is not 0", ExpirationReport),
         ResponseSpec(400, "The table's properties forbid the deletion of files, or are invalid"),
         ResponseSpec(404, "No such table"),
-        ResponseSpec(409, "Other commits were faster each time; nothing was removed"),
+        ResponseSpec(409, "Concurrent commits conflicted in every attempt; nothing was removed"),
     ),
 ).takes(ExpireSnapshotsRequest)
 async def expire_snapshots(call: Call, body: ExpireSnapshotsRequest) -> ExpirationReport:
@@ -36,7 +36,7 @@ async def expire_snapshots(call: Call, body: ExpireSnapshotsRequest) -> Expirati
     tags=("commits",),
     is_body_optional=True,
     answers=(
-        ResponseSpec(200, "What was replaced; nothing if other commits were faster (conflicts)", ManifestReport),
+        ResponseSpec(200, "The replaced manifests; none if other commits conflicted (conflicts)", ManifestReport),
         ResponseSpec(400, "The table has format version 1, or an invalid property"),
         ResponseSpec(404, "No such table"),
     ),

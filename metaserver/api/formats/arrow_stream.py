@@ -83,13 +83,13 @@ class RecordBatchWriter:
         for (_, kind), part in zip(self._fields, self._parts, strict=True):
             if isinstance(part, IntegerColumn):
                 bits, values = next(spans), next(spans)
-                nulls.append(part.write(_cut_slice(body, values), kind.bit_width // 8, _cut_slice(body, bits)))
+                nulls.append(part.write(_slice_body(body, values), kind.bit_width // 8, _slice_body(body, bits)))
             else:
                 nulls.append(part.null_count)
                 for buffer in _list_buffers(part):
                     span = next(spans)
                     if buffer is not None:
-                        _cut_slice(body, span)[:] = memoryview(buffer).cast("B")
+                        _slice_body(body, span)[:] = memoryview(buffer).cast("B")
         for at, size in offsets:
             padding = -size % _ALIGNMENT
             if padding:
@@ -102,7 +102,7 @@ def _list_buffers(array: pa.Array) -> list[pa.Buffer | None]:
     return [] if pa.types.is_null(array.type) else array.buffers()
 
 
-def _cut_slice(body: memoryview, span: tuple[int, int]) -> memoryview:
+def _slice_body(body: memoryview, span: tuple[int, int]) -> memoryview:
     return body[span[0] : span[0] + span[1]]
 
 

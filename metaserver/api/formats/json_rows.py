@@ -42,12 +42,12 @@ def _write_array(array: pa.Array, kind: Type) -> list[Any]:
             for values, is_valid in zip(objects, array.is_valid().to_pylist(), strict=True)
         ]
     if isinstance(kind, ListType):
-        return _cut(_write_array(pc.list_flatten(array), kind.element), array)
+        return _slice_values(_write_array(pc.list_flatten(array), kind.element), array)
     if isinstance(kind, MapType):
         entries = array.cast(pa.list_(pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])))
         keys, values = pc.list_flatten(entries).flatten()
-        cut_keys = _cut(_write_array(keys, kind.key), entries)
-        cut_values = _cut(_write_array(values, kind.value), entries)
+        cut_keys = _slice_values(_write_array(keys, kind.key), entries)
+        cut_values = _slice_values(_write_array(values, kind.value), entries)
         return [
             None if keys is None else {"keys": keys, "values": values}
             for keys, values in zip(cut_keys, cut_values, strict=True)
@@ -55,7 +55,7 @@ def _write_array(array: pa.Array, kind: Type) -> list[Any]:
     return [encode_json(kind, value) for value in _read_values(array, kind)]
 
 
-def _cut(values: list[Any], lists: pa.Array) -> list[Any]:
+def _slice_values(values: list[Any], lists: pa.Array) -> list[Any]:
     """Return consecutive values as lists, with the lengths of an array of lists."""
     cut: list[Any] = []
     start = 0

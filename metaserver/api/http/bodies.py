@@ -33,7 +33,9 @@ TOKEN_BODY_MAX = 16 << 10
 BYTES_PER_SECOND_MIN = 64 << 10
 """The minimum rate, in bytes per second, of a body that takes longer than `body_timeout_s`."""
 _LINGERING_BYTES = 1 << 20
-"""The maximum bytes of a body that are read after the answer, because some clients read the answer only then."""
+"""The maximum bytes of a body that are read after the answer, because some clients read the answer only after they have
+sent the body.
+"""
 _INFLATED_BYTES = 64 << 10
 """The number of bytes that a step inflates before the event loop runs other tasks.
 

@@ -78,7 +78,7 @@ class Inflater:
             BadRequest: The data are not valid for the coding.
             TooLarge: The body expands to too many times its size.
         """
-        while self._is_full or self._tail() or self._at < len(self._input):
+        while self._is_full or self._get_undecoded() or self._at < len(self._input):
             out = self._step(size)
             self._unpacked += len(out)
             if self._unpacked > RATIO_FREE_BYTES and self._unpacked > RATIO_MAX * self._sent:
@@ -96,13 +96,13 @@ class Inflater:
         if self._sent and not (self._stream is not None and self._stream.eof):
             raise self._to_bad_request("ends too early")
 
-    def _tail(self) -> bytes:
+    def _get_undecoded(self) -> bytes:
         stream = self._stream
         # At the end of a member, zlib keeps the bytes after it in both of its attributes.
         return b"" if stream is None or stream.eof else stream.unconsumed_tail
 
     def _step(self, size: int) -> bytes:
-        packed = self._tail()
+        packed = self._get_undecoded()
         if not packed and not self._is_full:
             packed = self._input[self._at : self._at + _PIECE_BYTES]
             self._at += len(packed)

@@ -81,7 +81,7 @@ class _RequestPipeline:
                 response, error = await answer
         if not response.prepared:
             response.headers["X-Request-Id"] = request_id
-            response.headers["Server"] = "seamark"  # By default, aiohttp sends its version and that of Python.
+            response.headers["Server"] = "seamark"  # By default, aiohttp sends its version and Python's version.
             if self._drain.is_set():
                 response.force_close()
             if error is not None or response.status >= 400 or not request.content.is_eof():

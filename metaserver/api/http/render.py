@@ -41,8 +41,9 @@ GZIPS: web.AppKey[SingleFlight[str, bytes]] = web.AppKey("gzips")
 """Shares one compression of a new snapshot between concurrent readers."""
 DELEGATION = "X-Iceberg-Access-Delegation"
 GZIP_FROM_BYTES = 16_384
-"""The minimum size of an answer that is compressed. A smaller answer fits a few packets, so compression costs more
-than it saves.
+"""The minimum size of an answer that is compressed.
+
+A smaller answer fits a few packets, so compression costs more than it saves.
 """
 PLANNING_MODE = "scan-planning-mode"
 """The key of the planning mode.
@@ -55,7 +56,7 @@ CACHE_PINNED = "seamark.cache.pinned"
 _PLANNERS = ("server", "client")
 _MODES = ("all", "refs")
 _REVISION = "2"
-"""The revision of how the server renders a metadata file.
+"""The revision of the code that renders a metadata file.
 
 Clients must not reuse answers of older revisions, which may contain properties that are left out now.
 """
@@ -92,7 +93,7 @@ def table_etag(
     path = table_path(namespace, name, settings.prefix)
     access = access_stamp(settings, call.headers.get(DELEGATION))
     config = (settings.scan_planning_mode, *access, *_grant_stamp(call, namespace))
-    ids = ",".join(str(plan.shown_id) for plan in plan_snapshots)
+    ids = ",".join(str(plan.id) for plan in plan_snapshots)
     tag = _compute_plan_etag if plan_snapshots else _make_etag
     return tag(_REVISION, metadata_location, mode, path, *config, ids)
 
@@ -143,7 +144,7 @@ async def table_answer(
         return _make_json_response(b'{"metadata":' + encode_table(loaded.metadata) + tail + b"}", {})
     location = loaded.entry.metadata_location
     snapshots = loaded.metadata.snapshots_by_id
-    plan_snapshots = [plan for plan in plan_snapshots if plan.shown_id not in snapshots]
+    plan_snapshots = [plan for plan in plan_snapshots if plan.id not in snapshots]
     etag = table_etag(call, location, namespace, name, mode, plan_snapshots)
     return await _answer_with_location(
         call, location, loaded.metadata, mode, tail, etag, compress=compress, plan_snapshots=plan_snapshots
@@ -159,7 +160,7 @@ async def answer_fresh_read(
     *,
     shown: Sequence[PlanSnapshot] = (),
 ) -> web.Response:
-    """Return a LoadTableResult with a fresh snapshot, which is the current one of the metadata.
+    """Return a LoadTableResult with a fresh snapshot, which is the current snapshot of the metadata.
 
     `shown` are plan snapshots, as in `table_answer`. The answer is encoded for
     each request: the next answer probably has another snapshot.
@@ -170,7 +171,7 @@ async def answer_fresh_read(
     tail = _encode_tail({**config, PLANNING_MODE: planning_mode(call.components.settings, metadata)}, credentials)
     metadata = log_current_snapshot(metadata)
     document = refs_view(metadata) if mode == "refs" else encode_table(metadata)
-    shown = [plan for plan in shown if plan.shown_id not in metadata.snapshots_by_id]
+    shown = [plan for plan in shown if plan.id not in metadata.snapshots_by_id]
     if shown:
         document = _add_snapshots(document, shown)
     head = b'{"metadata-location":' + encode_json(entry.metadata_location) + b',"metadata":'

@@ -8,28 +8,38 @@ from typing import Any
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.api.http.dispatch import Call
+from seamark.metaserver.catalog.values import LoadedTable
 
 COMMIT_TRIES = 8
 
 
-async def commit_updates(call: Call, compute_updates: Callable[[TableMetadata], list[dict[str, Any]]]) -> None:
+async def commit_updates(
+    call: Call, compute_updates: Callable[[TableMetadata], list[dict[str, Any]]], *, reads_schema: bool = True
+) -> LoadedTable | None:
     """Commit the updates that `compute_updates` computes. After a conflict, compute and commit them again.
 
-    Without updates, nothing is committed.
+    Args:
+        call: The call.
+        compute_updates: Returns the updates for the current metadata.
+        reads_schema: Whether the updates depend on the schema. A concurrent change of the schema is then a conflict.
+
+    Returns:
+        The table if it needs no updates; None after a commit.
 
     Raises:
         CommitConflict: Many attempts conflicted.
     """
     tables = call.components.catalog.tables
     for attempt in range(1, COMMIT_TRIES + 1):
-        metadata = (await tables.load(call.namespace, call.name)).metadata
+        loaded = await tables.load(call.namespace, call.name)
+        metadata = loaded.metadata
         updates = compute_updates(metadata)
         if not updates:
-            return
-        requirements: list[dict[str, Any]] = [
-            {"type": "assert-table-uuid", "uuid": metadata.table_uuid},
-            {"type": "assert-current-schema-id", "current-schema-id": metadata.current_schema_id},
-        ]
+            return loaded
+        requirements: list[dict[str, Any]] = [{"type": "assert-table-uuid", "uuid": metadata.table_uuid}]
+        if reads_schema:
+            schema_id = metadata.current_schema_id
+            requirements.append({"type": "assert-current-schema-id", "current-schema-id": schema_id})
         try:
             await call.components.engine_commits.commit_table(
                 call.caller, call.namespace, call.name, requirements, updates
@@ -38,4 +48,5 @@ async def commit_updates(call: Call, compute_updates: Callable[[TableMetadata], 
             if attempt == COMMIT_TRIES:
                 raise
         else:
-            return
+            return None
+    return None

@@ -23,7 +23,7 @@ from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.timeline.instants import INDEXING
 
 ABANDONED_MS = 3_600_000
-"""If a build is inactive for this time, it is rolled back when the next build of its table begins."""
+"""The time after which an inactive build is rolled back, when the next build of its table begins."""
 EXCLUSIVE_MS = 300_000
 """The time after its last activity for which a build excludes other builds.
 
@@ -168,7 +168,7 @@ async def require_alone(call: Call, table: TableIndexes, name: str, *, but: str 
     for build in await _list_running_builds(call, table):
         if build.id != but and build.summary["index"] == name and build.summary["active-ms"] >= since_ms:
             raise CommitConflict(
-                f"The build {build.id} of the index {name}, by {build.who}, is in progress; try again later"
+                f"The build {build.id} of the index {name}, by {build.principal_name}, is in progress; try again later"
             )
 
 

@@ -146,7 +146,7 @@ async def start_index_build(call: Call, body: StartBuildRequest) -> dict[str, An
         name=table.entry.name,
         uuid=table.entry.uuid,
         requested_ms=now_ms,
-        who=call.caller.who,
+        principal_name=call.caller.principal_name,
         snapshot_id=table.metadata.current_snapshot_id,
         metadata_location=table.entry.metadata_location,
         summary=summary,

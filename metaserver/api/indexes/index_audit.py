@@ -64,13 +64,15 @@ class SkippedIndexFile(msgspec.Struct):
 
 
 class RebuildRegistryResponse(msgspec.Struct, rename="kebab"):
-    folder: Annotated[str, doc("That was looked through.")]
-    known: Annotated[int, doc("Files in it that the registry lists, in any state.")]
-    registered: Annotated[list[RebuiltIndex], doc("By index, what plans use from now on.")]
-    redundant: Annotated[int, doc("Sound ones that describe nothing that others do not describe, too.")]
+    folder: Annotated[str, doc("The folder that was searched.")]
+    registered_before: Annotated[int, doc("The number of its files that the registry listed before.")] = msgspec.field(
+        name="known"
+    )
+    registered: Annotated[list[RebuiltIndex], doc("The index files that plans use from now on, by index.")]
+    redundant: Annotated[int, doc("The number of intact files whose data files other index files describe, too.")]
     left_out: Annotated[
         list[SkippedIndexFile],
-        doc(f"What is no index file of this table that can be used; the first {_LEFT_OUT_MAX}."),
+        doc(f"The first {_LEFT_OUT_MAX} files that are not usable index files of this table."),
     ]
     left_out_files: int
 
@@ -164,7 +166,7 @@ async def rebuild_index_registry(call: Call) -> RebuildRegistryResponse:
     rebuilt = await rebuild.run(table.entry.uuid, table.metadata, table.registered)
     return RebuildRegistryResponse(
         folder=rebuilt.folder,
-        known=rebuilt.known,
+        registered_before=rebuilt.registered_before,
         registered=[_summarize_index(definition, files) for definition, files in rebuilt.registered],
         redundant=rebuilt.redundant,
         left_out=[

@@ -365,7 +365,7 @@ async def _describe_index(
     if any(table.metadata.current_schema.column(column_id) is None for column_id in definition.column_ids):
         health, problem = "broken", "The column was dropped from the table"
     return {
-        **_definition_to_json(definition),
+        **_encode_definition(definition),
         "health": health if definition.enabled or health == "broken" else "paused",
         "problem": problem,
         "files": indexed,
@@ -403,7 +403,7 @@ def _describe_bucket_index(
     counts = [block.rows for block in files.view.blocks]
     mask = np.repeat(np.isin(files.view.spec_ids, specs), counts)
     return {
-        **_definition_to_json(definition),
+        **_encode_definition(definition),
         "health": "ok",
         "problem": None,
         "files": int(mask.sum()),
@@ -421,7 +421,7 @@ def _describe_bucket_index(
     }
 
 
-def _definition_to_json(definition: IndexDefinition) -> dict[str, Any]:
+def _encode_definition(definition: IndexDefinition) -> dict[str, Any]:
     return {
         "name": definition.name,
         "kind": definition.kind,
@@ -455,7 +455,9 @@ def _index_file_to_json(file: RegisteredIndexFile) -> dict[str, Any]:
 
 
 def _make_missing_error(name: str, names: Iterable[str]) -> NotFound:
-    similar_names = near_names(name[:_SHOWN_CHARS_MAX], names, maximum=1, cutoff=0.5)  # e.g. price_bitmap for price
+    similar_names = near_names(
+        name[:_SHOWN_CHARS_MAX], names, maximum=1, cutoff=0.5
+    )  # For example, price_bitmap for price.
     hint = f"did you mean {similar_names[0]}?" if similar_names else "list its indexes with seamark index list"
     return NotFound(f"The table has no index {name[:_SHOWN_CHARS_MAX]!r}; {hint}")
 

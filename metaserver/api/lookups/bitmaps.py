@@ -216,7 +216,7 @@ class _AnswerFile:
 ).takes(SelectRowsRequest)
 async def select_rows(call: Call, body: SelectRowsRequest) -> web.Response:
     as_arrow = arrow.wants_arrow(call.headers)
-    # The pages of an answer have one snapshot, which only the body can name if it is a fresh one.
+    # The pages of an answer have one snapshot, which only the body can name if it is a fresh snapshot.
     loaded = await load_to_read(call, call.namespace, call.name, body.snapshot_id, is_named=body.snapshot_id is None)
     metadata, entry = loaded.metadata, loaded.entry
     assert entry is not None

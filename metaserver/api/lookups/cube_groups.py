@@ -1,8 +1,8 @@
 """The route that returns the groups of a cube for data files.
 
-The client plans the files of its query, and sends their ids. So snapshots, branches and deletes are decided by the
-plan, and this route only finds entries. An entry describes one immutable file. Files without a usable entry are not
-covered by the answer, and the client reads their rows.
+The client plans the files of its query, and sends their ids. So the plan decides about snapshots, branches and deletes,
+and this route only finds entries. An entry describes one immutable file. Files without a usable entry are not covered
+by the answer, and the client reads their rows.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from seamark.formats.runtime.errors import BadRequest, NotFound
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.index.files.indexes import OpenIndex
 from seamark.metaserver.planner.indexes.coverage import find_ids
 
@@ -40,7 +41,7 @@ BYTES_MAX = 256 << 20
 """The number of bytes of groups in memory from which no further entry is read."""
 _COMBINED_BYTES = 64 << 20
 _COMBINED_GROUPS = 500_000
-"""The number of groups, or of their bytes, from which they are combined before further groups are read."""
+"""The number of groups, or of their bytes, at which groups are combined before further groups are read."""
 _ID_BYTES = 16
 _OPENED_AT_ONCE = 16
 
@@ -82,19 +83,49 @@ class ReadCubeGroupsRequest(msgspec.Struct, rename="kebab", forbid_unknown_field
 ).takes(ReadCubeGroupsRequest)
 async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Response:
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
+    definition = find_cube(call, loaded, body.definition_id)
+    reading = await read_groups(call, loaded, definition, body.columns, _parse_ids(body.files))
+    return web.Response(body=await asyncio.to_thread(reading.encode), content_type=ARROW_STREAM)
+
+
+def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> IndexDefinition:
+    """Return the definition of a cube.
+
+    Raises:
+        Forbidden: The caller may not read a dimension table whose attributes the cube has.
+        NotFound: The table has no cube with this id.
+    """
     defined = read_definitions(loaded.metadata).by_name.values()
-    definition = next((one for one in defined if one.id == body.definition_id and KINDS[one.kind].aggregates), None)
+    definition = next((one for one in defined if one.id == definition_id and KINDS[one.kind].aggregates), None)
     if definition is None or loaded.entry is None:
         raise NotFound("The table has no cube with this definition-id; list its indexes with seamark index list")
-    schema = _select(definition, body.columns)
     for term in definition.terms:  # Who may read the facts may not be allowed to read their dimension tables.
         if (lookup := parse_lookup(term.transform)) is not None:
             call.allow(lookup.source.table[:-1])
-    ids = _parse_ids(body.files)
+    return definition
+
+
+async def read_groups(
+    call: Call, loaded: LoadedTable, definition: IndexDefinition, columns: Sequence[str], ids: Ids
+) -> GroupReading:
+    """Read the groups of data files.
+
+    Args:
+        call: The request.
+        loaded: The table.
+        definition: A cube of the table.
+        columns: Dimensions and partial aggregates of the entries, in their order.
+        ids: uint64[files, 2], the ids of the data files.
+
+    Raises:
+        BadRequest: A column does not exist.
+    """
+    schema = _select(definition, columns)
+    assert loaded.entry is not None
     live = (await call.components.registry.files(loaded.entry)).live(definition.id)
-    reading = GroupReading(schema, _functions_of(definition, body.columns), ids)
+    reading = GroupReading(schema, _functions_of(definition, columns), ids)
     for start in range(0, len(live), _OPENED_AT_ONCE):
-        # If two index files have an entry of one data file, the entries are equal, and the newer one is read.
+        # If two index files have an entry of one data file, the entries are equal, and the newer entry is read.
         newest = live[::-1][start : start + _OPENED_AT_ONCE]
         opened = await asyncio.gather(*(call.components.indexes.open(file) for file in newest))
         damaged = await asyncio.to_thread(reading.add, [file for file in opened if file is not None])
@@ -103,7 +134,7 @@ async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Respo
         )
         if reading.is_done:
             break
-    return web.Response(body=await asyncio.to_thread(reading.encode), content_type=ARROW_STREAM)
+    return reading
 
 
 def _select(definition: IndexDefinition, columns: Sequence[str]) -> pa.Schema:
@@ -140,6 +171,16 @@ class GroupReading:
         self._groups = schema.empty_table()
 
     @property
+    def groups(self) -> pa.Table:
+        """The groups of the covered files. A group may appear several times."""
+        return self._groups
+
+    @property
+    def covered(self) -> npt.NDArray[np.bool_]:
+        """bool[files]: whether the groups contain the rows of each requested file."""
+        return self._covered
+
+    @property
     def is_done(self) -> bool:
         is_full = self._groups.num_rows > GROUPS_MAX or self._groups.nbytes > BYTES_MAX
         return is_full or bool(self._covered.all())
@@ -163,7 +204,7 @@ class GroupReading:
             numbers = numbers[np.unique(places[numbers], return_index=True)[1]]
             try:
                 self._add_entries(entries, numbers.tolist(), missing[places[numbers]].tolist())
-            except ValueError:  # Arrow raises it for other columns, too.
+            except ValueError:  # Arrow also raises this error for other columns.
                 damaged.add(index_file.location)
         return damaged
 

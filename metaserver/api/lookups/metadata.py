@@ -49,9 +49,9 @@ from seamark.metaserver.planner.view.view import TableView
 ARROW_LIMIT = 100_000
 """The maximum, and the default, of the number of items of an Arrow answer."""
 IN_THREAD_JSON = 500
-"""With more items, a page is encoded in a thread. This number of items takes about 2 ms."""
+"""The maximum number of items that are encoded in the event loop. Encoding them takes about 2 ms."""
 IN_THREAD_FILES = 5_000
-"""If a table has more files, its partitions are computed in a thread, because each page needs all files."""
+"""The maximum number of files of a table whose partitions are computed in the event loop. Each page needs all files."""
 PREFIXES: web.AppKey[PrefixCache] = web.AppKey("prefixes", PrefixCache)
 _PREFIXES_SHARE = 8
 """The divisor of `plan_answers_bytes` for parsed partition filters, which use an eighth of it."""
@@ -219,7 +219,7 @@ def stats_column(metadata: TableMetadata, name: str) -> RequestedColumn:
         if column is not None:
             if not isinstance(column.type, str):
                 raise BadRequest(
-                    f"Column {name} has no statistics; request those of {_suggest_inner_fields(schema, name)}"
+                    f"Column {name} has no statistics; request the statistics of {_suggest_inner_fields(schema, name)}"
                 )
             return RequestedColumn(column.id, _canonicalize_kind(column.type))
     similar_names = near_names(name, metadata.current_schema.index.by_name)

@@ -1,4 +1,4 @@
-"""Which columns a plan or a scan report reads, and how old the oldest partition is, for `catalog/column_usage.py`.
+"""The columns that a plan or a scan report reads, and the age of the oldest partition, for `catalog/column_usage.py`.
 
 If the columns or the partition are unknown, the read counts as a read of every column, or of the whole table. So no
 column appears unread although it is read. The cost for a plan is one pass over the partition values of its files.

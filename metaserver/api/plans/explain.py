@@ -163,10 +163,10 @@ class ExplainResponse(msgspec.Struct, rename="kebab"):
             "the list contains those with the most files."
         ),
     ]
-    kept: Annotated[
+    kept_files: Annotated[
         list[dict[str, Any]] | msgspec.UnsetType,
         doc("The kept files, if the request lists them.", items={"$ref": "#/components/schemas/ContentFile"}),
-    ] = msgspec.UNSET
+    ] = msgspec.field(default=msgspec.UNSET, name="kept")
     joins: JoinOutcomes = msgspec.UNSET
     unpruned_reasons: Annotated[
         tuple[str, ...],
@@ -329,7 +329,7 @@ def _explain_scan(
         columns=list(_collect_columns(scan.bound, set())),
         residuals=residuals,
         residuals_complete=complete,
-        kept=kept_files,
+        kept_files=kept_files,
         joins=outcomes,
         unpruned_reasons=reasons,
     )

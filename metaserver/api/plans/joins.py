@@ -114,13 +114,13 @@ class JoinSpec(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
     any_of: Annotated[
         int | None, doc("Joins of this list with the same number are alternatives: a row must satisfy one of them.")
     ] = None
-    unless: Annotated[
+    exempt_condition: Annotated[
         msgspec.Raw,
         doc(
             "An expression of the Iceberg REST specification on this table: rows that match it need no row of the "
             "other table, and none of an alternative."
         ),
-    ] = msgspec.field(default_factory=msgspec.Raw)
+    ] = msgspec.field(default_factory=msgspec.Raw, name="unless")
     snapshot_id: Annotated[int | None, doc("A snapshot of the other table; default: the current snapshot.")] = None
     joins: Annotated[
         list[JoinSpec],
@@ -196,7 +196,7 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Reque
         ends = [(name, spec.end) for name in spec.on] if spec.end is not None else []
         pairs = tuple(_bind_pair(metadata, other, *names) for names in (*spec.on.items(), *ends))
         expression = await _bind_filter(call, spec, other)
-        unless = await _bind_unless(call, spec, metadata)
+        exempt_condition = await _bind_exempt_condition(call, spec, metadata)
         outside = await _bind_outside(call, spec, other)
         likes = _bind_likes(spec, other)
         joins = [await _resolve(call, other, join) for join in spec.joins]
@@ -215,7 +215,7 @@ async def _resolve(call: Call, metadata: TableMetadata, spec: JoinSpec) -> Reque
         likes,
         transform,
         spec.any_of,
-        unless,
+        exempt_condition,
         operators,
         outside,
     )
@@ -257,8 +257,8 @@ def _check_comparison(spec: JoinSpec, transform: str, pairs: Sequence[Pair], tab
     return ()
 
 
-async def _bind_unless(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression:
-    filter_json = bytes(spec.unless)
+async def _bind_exempt_condition(call: Call, spec: JoinSpec, metadata: TableMetadata) -> Expression:
+    filter_json = bytes(spec.exempt_condition)
     if not filter_json:
         return FALSE
 

@@ -42,7 +42,7 @@ class LeasePlanSnapshotsRequest(msgspec.Struct, rename="kebab", forbid_unknown_f
 
 
 class LeasePlanSnapshotsResponse(msgspec.Struct):
-    found: Annotated[int, doc("The number of ids that are plans of this header.")]
+    renewed: Annotated[int, doc("The number of ids that are plans of this header.")] = msgspec.field(name="found")
 
 
 class RenewPlanTableRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):

@@ -139,7 +139,9 @@ async def make_plan_view(call: Call, body: PlanViewRequest) -> PlanViewResponse:
     plan = await catalog.plan_views.create(view, references, body.predicate, lease_s, call.principal.name, reader)
     if plan is None:
         return PlanViewResponse(None, None)
-    return PlanViewResponse(plan.name, plan.expires_ms, msgspec.UNSET if plan.shown_id is None else plan.shown_id)
+    return PlanViewResponse(
+        plan.name, plan.expires_ms, msgspec.UNSET if plan.plan_snapshot_id is None else plan.plan_snapshot_id
+    )
 
 
 async def _resolve_reference(call: Call, table: PlanViewReference, audience: str | None) -> ReplacedReference:
@@ -175,6 +177,6 @@ async def _choose_version(
 ) -> ReplacedReference:
     entry = await catalog.tables.entry(namespace, name)
     plan_snapshots = [] if audience is None else await catalog.plan_tables.list_shown(entry, audience)
-    if table.plan_snapshot_id not in {plan.shown_id for plan in plan_snapshots}:
+    if table.plan_snapshot_id not in {plan.id for plan in plan_snapshots}:
         raise NoSuchTable(f"{show(namespace, name)} has no plan {table.plan_snapshot_id} for this {HEADER}")
     return ReplacedReference(table.start, table.end, namespace, name, version=table.plan_snapshot_id)

@@ -109,7 +109,7 @@ class PointerCache:
 
 
 class _CountedReads(NamedTuple):
-    """What is counted each time that an answer is sent. None if it is not counted."""
+    """The reads that are counted each time that an answer is sent. None if they are not counted."""
 
     columns: ColumnRead | None = None
     statement: StatementRead | None = None

@@ -161,10 +161,10 @@ def read_of_scan_report(
     ids = report.get("projected-field-ids")
     by_id = schema.index.by_id
     metrics = report.get("metrics")
-    files_left = _metric(metrics, "result-data-files")
-    files_in = _total(snapshot, _TOTAL_FILES)
-    bytes_left = _metric(metrics, "total-file-size-in-bytes")
-    bytes_in = _total(snapshot, _TOTAL_BYTES)
+    files_left = _read_metric(metrics, "result-data-files")
+    files_in = _read_total(snapshot, _TOTAL_FILES)
+    bytes_left = _read_metric(metrics, "total-file-size-in-bytes")
+    bytes_in = _read_total(snapshot, _TOTAL_BYTES)
     shape = QueryShape(
         engine,
         columns_of_shape(
@@ -197,11 +197,11 @@ def _principal_of(call: Call) -> str | None:
     return None if call.principal is ANONYMOUS else call.principal.name
 
 
-def _total(snapshot: Snapshot, name: str) -> int:
+def _read_total(snapshot: Snapshot, name: str) -> int:
     return count_of(snapshot.summary_map(), name, -1)
 
 
-def _metric(metrics: object, name: str) -> int:
+def _read_metric(metrics: object, name: str) -> int:
     """Return a counter of a scan report, or -1."""
     counter = metrics.get(name) if isinstance(metrics, dict) else None
     value = counter.get("value") if isinstance(counter, dict) else None
@@ -230,10 +230,10 @@ def sampler_of(
     bound = scan_plan.bound if has_filter else None
     entry_ids = None
     if not has_sizes and scan_plan.files <= _SAMPLED_FILES_MAX and history.reserve(scan_plan.entry_ids.nbytes):
-        entry_ids = scan_plan.entry_ids.copy()  # The array may be a part of a larger one.
+        entry_ids = scan_plan.entry_ids.copy()  # The array may be a part of a larger array.
     view_ref = ref(scan_plan.view)
     snapshot = None if bound_scan.options.is_incremental else bound_scan.snapshot
-    # Limits of a part of the files are no limits of the column.
+    # Limits of some of the files are not limits of the column.
     is_whole = scan_plan.view.file_count == scan_plan.considered
     literals = history.literals
     key = components.keyring.signing_key(_PURPOSE)[1] if literals != DROPPED else b""
@@ -246,7 +246,7 @@ def sampler_of(
         if entry_ids is None:
             return StatementSample(filter_sample, -1, -1)
         bytes_left = int(files_at(view, entry_ids).longs("file_size_in_bytes").sum())
-        bytes_in = -1 if snapshot is None else _total(snapshot, _TOTAL_BYTES)
+        bytes_in = -1 if snapshot is None else _read_total(snapshot, _TOTAL_BYTES)
         if bytes_in < bytes_left:  # Some writers state no total.
             bytes_in = int(lookup(view).longs("file_size_in_bytes").sum()) if is_whole else -1
         return StatementSample(filter_sample, bytes_in, bytes_left)
@@ -269,8 +269,8 @@ def find_limits(view: TableView, bound: Expression) -> dict[int, tuple[float, fl
     limits: dict[int, tuple[float, float]] = {}
     files = lookup(view)
     for part in conjuncts_on_columns(bound):
-        if part.column_id not in limits and (found := _limits_of(files, part)) is not None:
-            limits[part.column_id] = found
+        if part.column_id not in limits and (column_limits := _limits_of(files, part)) is not None:
+            limits[part.column_id] = column_limits
     return limits
 
 

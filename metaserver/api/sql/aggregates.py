@@ -1,7 +1,8 @@
 """The route that aggregates the rows of a table, for clients without an engine and without SQL.
 
 A request becomes a query, which runs like the queries of `POST /api/v1/sql`: in a confined worker, with the rights of
-the caller and the same limits. So cubes answer it where they can, and the rows of other files are read.
+the caller and the same limits. Cubes answer the query for the files that they cover, and the rows of other files are
+read.
 """
 
 from __future__ import annotations

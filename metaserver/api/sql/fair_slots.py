@@ -1,9 +1,9 @@
 """Slots for statements, which principals take in turn.
 
-The rule: principals that run many statements do not keep other principals from running one. A principal runs at
-most its share. Its second and further statements leave some slots free, which are for principals that run nothing.
-When a slot becomes free, the waiting principal with the fewest statements gets it. Among equals, it is the
-principal that has waited longest. An instance belongs to one event loop.
+The rule: principals that run many statements do not prevent other principals from running a statement. A principal runs
+at most its share. Its second and further statements leave some slots free, which are for principals that run nothing.
+When a slot becomes free, the waiting principal with the fewest statements gets it. If several principals have the same
+number, the principal that has waited longest gets it. An instance belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from seamark.formats.runtime.errors import RetryLater, TooManyRequests
 
 _WAITING_PER_SLOT = 8
-"""The maximum number of waiting statements for each slot. If more arrive, they receive 503 at once."""
+"""The maximum number of waiting statements for each slot. Further statements receive 503 immediately."""
 _KEPT_FREE = 4
 """The divisor of the slots that are reserved for principals that run nothing. At least one slot is reserved."""
 

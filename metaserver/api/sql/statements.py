@@ -1,13 +1,12 @@
 """The routes that run a SQL query and cancel it.
 
-The rule: a statement has the rights of its caller, and no others. The server checks that the caller may read
-somewhere, and gives the statement to a worker process with a token that can only read what the caller can read. The
-worker loads and plans each table by the server's routes, which check the right for its namespace. No part of a
-statement runs in the server's process, and the text that reaches DuckDB is built from an allow-list
-(`connector/sql/`).
+The rule: a statement has exactly the rights of its caller. The server checks that the caller may read some namespace,
+and gives the statement to a worker process with a token that can only read what the caller can read. The worker loads
+and plans each table by the server's routes, which check the right for its namespace. No part of a statement runs in the
+server's process, and the text that reaches DuckDB is built from an allow-list (`connector/sql/`).
 
 Rows are streamed: the worker waits while the client does not read. Before the first bytes, an error becomes an error
-answer. After them, the server closes the connection, so that no client takes a partial answer for a complete one.
+answer. After them, the server closes the connection, so that no client mistakes a partial answer for a complete answer.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class StatementBody(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
 
 
 class StatementRows(StatementPlan, frozen=True, rename="kebab"):
-    """The answer in JSON, for the documentation. The worker writes it."""
+    """The form of the JSON answer, for the documentation. The worker writes the answer."""
 
     columns: tuple[StatementColumn, ...] = ()
     rows: tuple[tuple[Any, ...], ...] = ()

@@ -1,8 +1,8 @@
 """Worker processes of SQL statements: one for each statement, so that statements of different callers share no state.
 
 The parent of the workers starts with the first statement, and forks a worker in milliseconds. The parent gets no
-secrets of the server, and ends when its socket closes. A worker ends when its input closes. So neither of them outlives
-the server.
+secrets of the server, and ends when its socket closes. A worker ends when its input closes. So these processes do not
+outlive the server.
 """
 
 from __future__ import annotations

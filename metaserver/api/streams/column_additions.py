@@ -1,4 +1,4 @@
-"""Adds columns that rows have and their stream table lacks, if its property `seamark.stream.new-columns` is `add`."""
+"""Adds columns of rows that a stream table lacks, if its property `seamark.stream.new-columns` is `add`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from seamark.metaserver.api.streams.row_appends import RowTarget
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.streams.incoming.new_columns import NewColumns, check_new_columns, read_rule
-from seamark.metaserver.streams.streams import check_stream_table
+from seamark.metaserver.streams.stream_properties import check_stream_table
 
 _COMMIT_TRIES = 5
 _OPERATION = "updateTable"
@@ -28,7 +28,8 @@ async def add_columns(
 ) -> RowTarget:
     """Add optional columns to a stream table, and return the table with them.
 
-    A column that another request has added meanwhile stays unchanged. The rows are then checked against its type.
+    If another request has added a column in the meantime, the column stays unchanged, and the rows are checked against
+    its type.
 
     Args:
         call: The call.
@@ -40,7 +41,7 @@ async def add_columns(
     Raises:
         BadRequest: The table does not add columns, or a column cannot be added.
         Forbidden: The caller may not change the table.
-        RetryLater: Other commits were faster in all attempts.
+        RetryLater: Concurrent commits conflicted in every attempt.
     """
     rule, metadata = read_rule(target.loaded.metadata), target.loaded.metadata
     if rule is not NewColumns.ADD:

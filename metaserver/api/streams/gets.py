@@ -1,4 +1,4 @@
-"""The route that returns the current rows of some keys, with the rows that wait for a flush."""
+"""The route that returns the current rows with some keys, including rows that wait for a flush."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _select_fields(metadata: TableMetadata, names: Sequence[str] | None) -> list
     """Return the columns to read.
 
     Raises:
-        BadRequest: A column is unknown or repeated, or there is none.
+        BadRequest: A column is unknown or repeated, or the list of columns is empty.
     """
     by_name = {field.name: field for field in metadata.current_schema.fields}
     if names is None:
@@ -120,7 +120,7 @@ def _select_fields(metadata: TableMetadata, names: Sequence[str] | None) -> list
 
 
 def _read_keys(metadata: TableMetadata, keys: Sequence[Any]) -> pa.RecordBatch | None:
-    """Return keys with their columns; None without keys.
+    """Return keys with their columns, or None if there are no keys.
 
     Raises:
         BadRequest: A key does not fit, or the keys have different columns.
@@ -134,18 +134,18 @@ def _read_keys(metadata: TableMetadata, keys: Sequence[Any]) -> pa.RecordBatch |
         key = key_of(metadata)
         if len(key) != 1:
             described = f"the key has the columns {', '.join(key)}" if key else "the table has no key"
-            raise BadRequest(f"keys[0] is no object, and {described}; send each key as an object by column")
+            raise BadRequest(f"keys[0] is not an object, and {described}; send each key as an object by column")
         objects = [{key[0]: value} for value in keys]
     for number, each in enumerate(objects):
         if not isinstance(each, dict) or not each or each.keys() != objects[0].keys():
-            raise BadRequest(f"keys[{number}] has other columns than keys[0], or none; all keys have the same columns")
+            raise BadRequest(f"keys[{number}] differs from keys[0] in its columns; all keys must have the same columns")
         if any(value is None for value in each.values()):
             raise BadRequest(f"keys[{number}] has a null; rows with a null have no key")
     kinds = {field.name: field.type for field in metadata.current_schema.fields}
     for name in objects[0]:
         if not isinstance(kinds.get(name, ""), str):  # `to_batch` reports unknown columns.
             raise BadRequest(
-                f"keys: the column {name[:100]!r} is a struct, list or map, which is no key; leave it out of the keys"
+                f"keys: the column {name[:100]!r} is a struct, list or map, which cannot be a key; leave it out"
             )
     try:
         return to_batch(objects, metadata.current_schema)

@@ -1,6 +1,6 @@
 """Routes that pause, resume and drain a stream table.
 
-A pause is a property of the table. So it survives restarts, and holds on every server of the catalog.
+A pause is a property of the table. So it survives restarts, and applies to every server of the catalog.
 """
 
 from __future__ import annotations
@@ -15,23 +15,25 @@ from seamark.formats.protocol.wire import check_changeable, show
 from seamark.formats.runtime.errors import BadRequest, CommitConflict
 from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.http.table_updates import commit_updates
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.streams.pauses import PAUSED, REASON_CHARACTERS_MAX, pause_of
-from seamark.metaserver.streams.streams import check_stream_table
+from seamark.metaserver.streams.stream_properties import check_stream_table
 
-_COMMIT_TRIES = 10
+_COMMITS_MAX = 8
+"""The maximum number of commits of one request, if other requests revert them."""
 _STREAM = "/api/v1/tables/{namespace}/{table}/stream"
 _NO_REASON = "no reason was given"
 
 
 class PauseStream(msgspec.Struct, forbid_unknown_fields=True):
     reason: Annotated[
-        str, doc("Why the table takes no rows; refused writers read it.", maxLength=REASON_CHARACTERS_MAX)
+        str, doc("The reason why the table accepts no rows, for the writers.", maxLength=REASON_CHARACTERS_MAX)
     ] = ""
 
 
 class PausedStream(msgspec.Struct, frozen=True):
-    paused: Annotated[str | None, doc("The reason of the pause; null if the table takes rows.")]
+    paused: Annotated[str | None, doc("The reason of the pause; null if the table accepts rows.")]
 
 
 class DrainedStream(msgspec.Struct, frozen=True):
@@ -41,9 +43,9 @@ class DrainedStream(msgspec.Struct, frozen=True):
 
 _ANSWERS = (
     ResponseSpec(200, "Whether the table is paused now", PausedStream),
-    ResponseSpec(400, "The table is no stream table, or the reason is too long"),
+    ResponseSpec(400, "The table is not a stream table, or the reason is too long"),
     ResponseSpec(404, "No such table"),
-    ResponseSpec(409, "Other commits were faster in all attempts; try again"),
+    ResponseSpec(409, "Concurrent commits conflicted in every attempt; try again"),
 )
 
 
@@ -51,7 +53,7 @@ _ANSWERS = (
     "POST",
     f"{_STREAM}/pause",
     "pauseStream",
-    "Refuses rows of a stream table until it is resumed; flushes go on",
+    "Refuses rows of a stream table until it is resumed; flushes continue",
     tags=("streams",),
     is_body_optional=True,
     answers=_ANSWERS,
@@ -116,27 +118,22 @@ async def _pause(call: Call, body: PauseStream) -> LoadedTable:
 
 
 async def _update(call: Call, compute_update: Callable[[TableMetadata], dict[str, Any] | None]) -> LoadedTable:
-    """Commit the updates that `compute_update` computes, and return the table. After a conflict, compute them again.
+    """Commit the update that `compute_update` computes until the table needs no update, and return the table.
 
     Raises:
-        BadRequest: The table is no stream table.
+        BadRequest: The table is not a stream table.
         CommitConflict: Many attempts conflicted.
     """
     check_changeable(call.name)
-    tables = call.components.catalog.tables
-    for attempt in range(1, _COMMIT_TRIES + 1):
-        loaded = await tables.load(call.namespace, call.name)
-        metadata = loaded.metadata
-        check_stream_table(metadata, show(call.namespace, call.name))
+    subject = show(call.namespace, call.name)
+
+    def compute_updates(metadata: TableMetadata) -> list[dict[str, Any]]:
+        check_stream_table(metadata, subject)
         update = compute_update(metadata)
-        if update is None:
+        return [] if update is None else [update]
+
+    for _ in range(_COMMITS_MAX):
+        loaded = await commit_updates(call, compute_updates, reads_schema=False)
+        if loaded is not None:
             return loaded
-        requirements: list[dict[str, Any]] = [{"type": "assert-table-uuid", "uuid": metadata.table_uuid}]
-        try:
-            await call.components.engine_commits.commit_table(
-                call.caller, call.namespace, call.name, requirements, [update]
-            )
-        except CommitConflict:
-            if attempt == _COMMIT_TRIES:
-                raise
-    raise CommitConflict(f"{show(call.namespace, call.name)} was changed again and again meanwhile; try again")
+    raise CommitConflict(f"{subject} was changed by other commits in all attempts; try again")

@@ -1,7 +1,7 @@
-"""Routes of continuous reads: where a reader begins, and the rows after a position.
+"""Routes of continuous reads: the position at which a reader begins, and the rows after a position.
 
-The server returns rows that only the log has, or has longest. Rows that are in files are read by the client: an answer
-then names the snapshot whose files the client reads. So a reader that is far behind costs the server no memory.
+The server returns rows of the log. The client reads rows that are in files: for these, the answer names the snapshot
+whose files the client reads. So a reader that is far behind costs the server no memory.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from seamark.metaserver.streams.positions import (
     LogRows,
     ReadableTable,
     Step,
+    choose_next_step,
+    hash_of_log,
     move_to_time,
-    next_step,
     parse_position,
     position_after_snapshot,
     position_earliest,
@@ -47,11 +48,11 @@ from seamark.metaserver.timeline.timeline import Watcher
 _LIMIT_BYTES = 4 << 20
 _LIMIT_BYTES_MAX = 32 << 20
 _TRIM_TRIES = 3
-"""The maximum number of times that a step is chosen again because the retention of the log was faster."""
+"""The maximum number of times that a step is chosen again because the log has removed the rows of the step."""
 _QUICK_SNAPSHOTS = 200
 """The maximum number of snapshots that are searched on the event loop."""
 _FIRST_ROW_S = 0.5
-"""The time between two checks whether a table without a stream has got its first row."""
+"""The time between two checks for the first row of a table without a stream."""
 _CHANGE_TYPE = "_change_type"
 T = TypeVar("T")
 _TABLE = "/api/v1/tables/{namespace}/{table}"
@@ -177,7 +178,7 @@ async def read_rows(call: Call) -> Answer:
         entry, table, log = await _load(call)
         until = parse_position(query["until"], entry.uuid) if "until" in query else None
         position = parse_position(query["after"], entry.uuid)
-        choose = partial(next_step, position, until=until, skips_changes=skips_changes)
+        choose = partial(choose_next_step, position, until=until, skips_changes=skips_changes)
         step = await _choose(call, choose, table)
         if isinstance(step, End) and wait_s > 0 and until is None:
             step, table, log = await _wait_for_rows(call, entry, step, choose, wait_s)
@@ -211,11 +212,12 @@ async def _load(call: Call, *, uuid: str | None = None) -> tuple[Entry, Readable
         return entry, ReadableTable(metadata, {}, {}), None
     log = await call.components.streams.open_log(entry, metadata)
     await log.catch_up()  # Another server may have acknowledged rows, or issued the position.
-    return entry, ReadableTable(metadata, flushed, shards_of(log, entry.uuid, flushed)), log
+    shards = shards_of(log, entry.uuid, flushed)
+    return entry, ReadableTable(metadata, flushed, shards, hash_of_log(log.identity)), log
 
 
 async def _choose(call: Call, choose: Callable[[ReadableTable], T], table: ReadableTable) -> T:
-    """Return what `choose` chooses. It takes some microseconds for each snapshot of the table."""
+    """Return the result of `choose`, which takes some microseconds for each snapshot of the table."""
     if len(table.metadata.snapshots_by_id) <= _QUICK_SNAPSHOTS:
         return choose(table)
     return await call.in_turn(partial(choose, table))
@@ -237,7 +239,7 @@ async def _wait_for_rows(
             if not isinstance(step, End) or left_s <= 0 or call.components.timeline.is_draining:
                 return step, table, log
             marks = {Shard(entry.uuid, number): step.position.offset(number) for number in table.shards}
-            # The first row of a table gives it a log, and is no commit that wakes the watcher.
+            # The first row of a table opens its log. That is not a commit, so it does not wake the watcher.
             await _wait_for_either(watcher, log, marks, min(left_s, _FIRST_ROW_S) if log is None else left_s)
 
 
@@ -275,7 +277,7 @@ def _decode(call: Call, rows: ReadRows, table: ReadableTable, about: Mapping[str
     """Return the answer with rows of the log.
 
     Raises:
-        BadRequest: A row is not an insert, and the reader did not ask for changes.
+        BadRequest: A row is not an insert, and the reader did not request changes.
     """
     batches = call.components.streams.row_files.decode(rows.slices, table.metadata)
     if has_kinds and any(field.name == _CHANGE_TYPE for field in table.metadata.current_schema.fields):

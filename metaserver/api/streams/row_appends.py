@@ -13,18 +13,14 @@ from seamark.metaserver.api.http.describe import Parameter, doc
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.parameters.fresh import encode_token
 from seamark.metaserver.api.plans.planning import POINTERS
-from seamark.metaserver.api.streams.dead_letters import DeadLetters, Letter, load_dead_letters, pack_letters
+from seamark.metaserver.api.streams.dead_letters import load_dead_letters
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.log.port import Acknowledgement
 from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.streams.appends import PRODUCER_CHARACTERS_MAX, ProducerKey, TableRows
+from seamark.metaserver.streams.incoming.dead_letters import DeadLetters, Letter, pack_letters
 from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
-from seamark.metaserver.streams.streams import (
-    PRODUCER_CHARACTERS_MAX,
-    ProducerKey,
-    TableRows,
-    check_stream_table,
-    shards_of,
-)
+from seamark.metaserver.streams.stream_properties import check_stream_table, shards_of
 
 PRODUCER_PARAMETERS = (
     Parameter(
@@ -100,7 +96,7 @@ async def load_target(call: Call, namespace: NamespacePath, name: str) -> RowTar
 
     Raises:
         NoSuchTable: The table does not exist.
-        BadRequest: It is no stream table, or its dead-letter table cannot be used.
+        BadRequest: The table is not a stream table, or its dead-letter table cannot be used.
         Forbidden: The caller may not append rows to its dead-letter table.
     """
     entry = await call.app[POINTERS].entry(namespace, name)
@@ -117,13 +113,13 @@ async def append_prepared(
     *,
     scope: str,
 ) -> list[AppendedRows]:
-    """Append prepared rows of distinct tables with their dead letters, all or none; return an answer for each table.
+    """Append all prepared rows and dead letters of distinct tables, or nothing, and return an answer for each table.
 
     Args:
         call: The call.
         prepared: The tables and their rows.
         producer: The name of the producer, and the number of the request.
-        scope: What the producer is unique in: a table's UUID, or a word for several tables.
+        scope: The scope in which the name of the producer is unique: the UUID of a table, or a word for several tables.
 
     Raises:
         BadRequest: The dead-letter table of a table is one of the tables.
@@ -149,7 +145,7 @@ async def append_prepared(
         appends.append(TableRows(tables[uuid].loaded, packed))
     acknowledged = Acknowledgement(())
     key = None if producer is None else ProducerKey(call.principal.name, scope, *producer)
-    if appends or key is not None:  # A request of a producer has a number, also if its rows change nothing.
+    if appends or key is not None:  # A request of a producer has a number, even if its rows change nothing.
         acknowledged = await call.components.streams.append(appends, key)
     last_sequence = None
     if acknowledged.duplicate and key is not None:
@@ -175,7 +171,7 @@ def _describe(
 
 
 def read_producer(query: Mapping[str, str]) -> tuple[str, int] | None:
-    """Return the name of the producer and the number of the request; None without both.
+    """Return the name of the producer and the number of the request, or None if the request has neither.
 
     Raises:
         BadRequest: One of them is missing or invalid.
@@ -189,5 +185,5 @@ def read_producer(query: Mapping[str, str]) -> tuple[str, int] | None:
     if len(name) > PRODUCER_CHARACTERS_MAX:
         raise BadRequest(f"producer has {len(name)} characters; the limit is {PRODUCER_CHARACTERS_MAX}")
     if not (number.isascii() and number.isdigit() and len(number) <= 19 and int(number) < _SEQUENCE_MAX):
-        raise BadRequest(f"sequence is {number[:40]!r}; it must be a number from 0 on")
+        raise BadRequest(f"sequence is {number[:40]!r}; it must be a number, 0 or more")
     return name, int(number)

@@ -12,9 +12,7 @@ import pyarrow as pa
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import check_changeable, show
-from seamark.formats.runtime.errors import BadRequest, TooLarge
-from seamark.metaserver.api.formats.arrow_body import read_stream
-from seamark.metaserver.api.formats.arrow_expansion import estimate_expanded_bytes
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -26,6 +24,7 @@ from seamark.metaserver.api.streams.row_appends import (
     load_target,
     read_producer,
 )
+from seamark.metaserver.streams.incoming.arrow_body import read_stream
 from seamark.metaserver.streams.incoming.new_columns import (
     NewColumns,
     find_arrow_columns,
@@ -34,7 +33,8 @@ from seamark.metaserver.streams.incoming.new_columns import (
     read_rule,
 )
 from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
-from seamark.metaserver.streams.incoming.rows import RowFormat, count_leaves, decode_rows, format_of, split_lines
+from seamark.metaserver.streams.incoming.rows import RowFormat, decode_rows, format_of, split_lines
+from seamark.metaserver.streams.incoming.sizes import check_columns, check_size
 from seamark.metaserver.streams.pauses import pause_of
 from seamark.metaserver.streams.stream_table import StreamTable
 
@@ -48,10 +48,6 @@ _PARAMETERS = (
         {"type": "string", "enum": ["none", "debezium"]},
     ),
 )
-DECODED_BYTES_MAX = 64 << 20
-"""The maximum size of the decoded rows of one request. The log takes no larger append."""
-_VALUE_BYTES = 4
-"""The least size of a value of most types in the log, also of a null."""
 
 
 @Route(
@@ -64,7 +60,7 @@ _VALUE_BYTES = 4
     body_size=BodySize.LARGE,
     answers=(
         ResponseSpec(200, "The rows are durable, and every later plan has them", AppendedRows),
-        ResponseSpec(400, "The table is no stream table, or a row does not fit it; no row was appended"),
+        ResponseSpec(400, "The table is not a stream table, or a row does not fit it; no row was appended"),
         ResponseSpec(404, "No such table"),
         ResponseSpec(409, "The sequence does not follow the producer's last sequence; no row was appended"),
         ResponseSpec(413, "Too many rows, or the decoded rows are too large; no row was appended"),
@@ -141,15 +137,15 @@ def to_status(shards: list[ShardStatus], table: StreamTable | None, paused: str 
 
     Args:
         shards: Its shards.
-        table: The open table; None if no row of it is in memory.
-        paused: The reason of its pause; None if it takes rows.
+        table: The open table, or None if none of its rows are in memory.
+        paused: The reason of its pause, or None if it accepts rows.
     """
     return StreamStatus(
         shards,
         waiting_rows=sum(shard.durable - shard.flushed for shard in shards),
         waiting_bytes=0 if table is None else table.size_bytes,
         oldest_ms=None if table is None else table.oldest_ms,
-        fresh_files=0 if table is None else len(table.fresh_files()),
+        fresh_files=0 if table is None else len(table.list_fresh_files()),
         paused=paused,
     )
 
@@ -182,7 +178,8 @@ class _DecodedBody(NamedTuple):
         batches: The batches; None for JSON rows.
         rows: The JSON rows.
         lines: The text of each JSON row, if the rows are lines.
-        new_columns: The types of columns that the table does not have, by name, if the table does not take such rows.
+        new_columns: The types of columns that the table does not have, by name, if the table does not accept these
+            rows.
     """
 
     batches: Sequence[pa.RecordBatch] | None
@@ -200,7 +197,7 @@ def _read_body(call: Call, body: bytes, row_format: RowFormat, metadata: TableMe
     rows_max = call.components.settings.stream_rows_limit
     if row_format is RowFormat.ARROW:
         batches = read_stream(body, "The body", rows_max=rows_max).to_batches()
-        _check_size(batches, metadata)
+        check_size(batches, metadata)
         return _DecodedBody(batches, [], None, {})
     rows = decode_rows(body, row_format, rows_max=rows_max)
     check_columns(len(rows), metadata)
@@ -250,35 +247,3 @@ def _read_envelope(query: Mapping[str, str]) -> bool:
     if envelope not in ("none", "debezium"):
         raise BadRequest(f"envelope is {envelope[:40]!r}; it must be 'debezium' or 'none'")
     return envelope == "debezium"
-
-
-def _check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> None:
-    """Check that the decoded rows have at most `DECODED_BYTES_MAX`, before they are decoded.
-
-    Raises:
-        TooLarge: They have more.
-        BadRequest: A column has a form whose size is not estimated.
-    """
-    check_columns(sum(batch.num_rows for batch in batches), metadata)
-    size_bytes = 0
-    for batch in batches:
-        for field, column in zip(batch.schema, batch.columns, strict=True):
-            size_bytes += estimate_expanded_bytes(column, field.name[:100])
-            if size_bytes > DECODED_BYTES_MAX:
-                raise TooLarge(
-                    f"The decoded rows have more than {DECODED_BYTES_MAX:,} bytes; send them in several requests"
-                )
-
-
-def check_columns(rows: int, metadata: TableMetadata) -> None:
-    """Check the size of the columns of a table for rows that may lack most of them.
-
-    Raises:
-        TooLarge: The columns have too many values.
-    """
-    columns = sum(count_leaves(field.type) for field in metadata.current_schema.fields)
-    if rows * columns * _VALUE_BYTES > DECODED_BYTES_MAX:
-        raise TooLarge(
-            f"The body has {rows:,} rows for a table with {columns:,} columns; send at most "
-            f"{DECODED_BYTES_MAX // (columns * _VALUE_BYTES):,} rows in a request"
-        )

@@ -1,4 +1,4 @@
-"""The route that appends rows to several stream tables, all or none."""
+"""The route that appends rows to several stream tables: all rows, or no rows."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from seamark.metaserver.api.streams.row_appends import (
     load_target,
     read_producer,
 )
-from seamark.metaserver.api.streams.rows import DECODED_BYTES_MAX, check_columns
+from seamark.metaserver.streams.appends import TableRows
 from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
 from seamark.metaserver.streams.incoming.rows import RowFormat, decode_rows
-from seamark.metaserver.streams.streams import TableRows
+from seamark.metaserver.streams.incoming.sizes import DECODED_BYTES_MAX, check_columns
 
 TABLES_MAX = 100
 """The maximum number of tables of one request."""
@@ -56,7 +56,7 @@ class AppendedToTables(msgspec.Struct, frozen=True):
     body_size=BodySize.LARGE,
     answers=(
         ResponseSpec(200, "The rows of all tables are durable", AppendedToTables),
-        ResponseSpec(400, "A table is no stream table, or a row does not fit; no row was appended"),
+        ResponseSpec(400, "A table is not a stream table, or a row does not fit; no row was appended"),
         ResponseSpec(403, "The caller may not append rows to one of the tables"),
         ResponseSpec(404, "No such table"),
         ResponseSpec(409, "The sequence does not follow the producer's last sequence; no row was appended"),

@@ -68,15 +68,15 @@ async def claim(
     Raises:
         BadRequest: A location overlaps a location of another entry.
     """
-    candidates = [ClaimedLocation(key=metadata.location, shown=metadata.location)]
+    candidates = [ClaimedLocation(key=metadata.location, display_form=metadata.location)]
     common = caller.confined_to is None
     for name in PATH_PROPERTIES:
         path = metadata.properties.get(name)
         if path is not None and context.warehouse.contains(path):
-            candidates.append(ClaimedLocation(key=path, shared=common, shown=path, subject=name))
+            candidates.append(ClaimedLocation(key=path, shared=common, display_form=path, subject=name))
     metadata_location = entry.metadata_location
     candidates.append(
-        ClaimedLocation(key=metadata_location, shared=True, shown=metadata_location, subject="metadata-location")
+        ClaimedLocation(key=metadata_location, shared=True, display_form=metadata_location, subject="metadata-location")
     )
     await context.objects.check_links([candidate.key for candidate in candidates])
     locations = await asyncio.to_thread(_drop_nested_locations, context.warehouse, candidates)
@@ -135,7 +135,7 @@ def may_add_locations(base: TableMetadata | ViewMetadata | None, metadata: Table
 
 async def claim_folder(context: CatalogContext, entry: Entry, folder: str, *, fresh: bool) -> ClaimLocations:
     """Return the operation that claims the folder of a function; see `claim`."""
-    locations = _drop_nested_locations(context.warehouse, [ClaimedLocation(key=folder, shown=folder)])
+    locations = _drop_nested_locations(context.warehouse, [ClaimedLocation(key=folder, display_form=folder)])
     await context.objects.check_links([folder])
     await check_known(context, (claimed_location.key for claimed_location in locations), entry.uuid)
     operation = ClaimLocations(uuid=entry.uuid, locations=locations, fresh=fresh)
@@ -154,7 +154,7 @@ async def check_unclaimed(
         BadRequest: The location overlaps a location of another entry.
     """
     if await _is_taken(context, location, table_name, uuid):
-        raise ClaimedLocation(key="", shown=location, subject=description).make_overlap_error()
+        raise ClaimedLocation(key="", display_form=location, subject=description).make_overlap_error()
 
 
 async def _is_taken(context: CatalogContext, location: str, table_name: tuple[NamespacePath, str], uuid: str) -> bool:
@@ -221,7 +221,7 @@ async def check_own(context: CatalogContext, uuid: str, location: str) -> None:
 
 
 async def list_claimed(context: CatalogContext, uuid: str, locations: Sequence[str]) -> list[str]:
-    """Return those of the locations that `uuid` has claimed. The table's metadata does not matter."""
+    """Return the locations among these that `uuid` has claimed. The table's metadata does not matter."""
     claims = {
         claimed_location.location
         for claimed_location in await context.store.claims(uuid)
@@ -422,7 +422,7 @@ def _list_possible_keys(warehouse: Warehouse, entry: Entry) -> list[str]:
 
 
 async def _claim_unchecked(warehouse: Warehouse, entry: Entry, keys: list[str]) -> ClaimLocations:
-    candidates = [ClaimedLocation(key=key, shared=number > 0, shown=key) for number, key in enumerate(keys)]
+    candidates = [ClaimedLocation(key=key, shared=number > 0, display_form=key) for number, key in enumerate(keys)]
     locations = await asyncio.to_thread(_drop_nested_locations, warehouse, candidates)
     return ClaimLocations(uuid=entry.uuid, locations=locations, checked=False)
 
@@ -434,7 +434,9 @@ def _drop_nested_locations(warehouse: Warehouse, candidates: Iterable[ClaimedLoc
         key = _make_key(warehouse, candidate.key)
         if not any(key == other.key or key.startswith(f"{other.key}/") for other in outermost):
             outermost.append(
-                ClaimedLocation(key=key, shared=candidate.shared, shown=candidate.shown, subject=candidate.subject)
+                ClaimedLocation(
+                    key=key, shared=candidate.shared, display_form=candidate.display_form, subject=candidate.subject
+                )
             )
     return tuple(outermost)
 

@@ -44,9 +44,10 @@ def check_author(caller: Caller, metadata: ViewMetadata) -> None:
     if caller.names_owners:
         return
     for key, value in metadata.properties.items():
-        if determines_rights(key) and value != caller.who:
+        if determines_rights(key) and value != caller.principal_name:
             raise Forbidden(
-                f"{caller.who} may not write a view text that runs with the rights of {value[:100]!r}. For engines "
+                f"{caller.principal_name} may not write a view text that runs with the rights of {value[:100]!r}. For "
+                "engines "
                 "that act for many users, the operator sets trusted_engines"
             )
 
@@ -79,15 +80,16 @@ def keep_owner(
         return result
     for key, value in properties.items():
         if determines_rights(key):
-            if value == caller.who:
+            if value == caller.principal_name:
                 continue
             if value != before.get(key):
                 raise Forbidden(
-                    f"{caller.who} may set {key[:100]!r} only to {caller.who!r}: the view would run with the rights of "
+                    f"{caller.principal_name} may set {key[:100]!r} only to {caller.principal_name!r}: the view would "
+                    "run with the rights of "
                     "another user. For engines that act for many users, the operator sets trusted_engines"
                 )
             if rewritten:
-                result[key] = caller.who
+                result[key] = caller.principal_name
         elif key.strip().casefold() == OWNER and value != before.get(key):
-            result[key] = caller.who
+            result[key] = caller.principal_name
     return result

@@ -228,7 +228,7 @@ class PlanTables:
         namespace: NamespacePath,
         of_name: str,
         audience: str,
-        shown_ids: Iterable[int],
+        plan_snapshot_ids: Iterable[int],
         lease_s: int,
         principal: str,
     ) -> int:
@@ -241,7 +241,7 @@ class PlanTables:
             TooManyRequests: The principal may not have this many leases.
         """
         expires_ms = self._context.clock.now_ms() + lease_s * 1000
-        ids = tuple(sorted(set(shown_ids)))
+        ids = tuple(sorted(set(plan_snapshot_ids)))
         if lease_s and not self._may_lease(principal, ids):
             raise too_many_plans(principal)
         operation = LeasePlanSnapshots(namespace, of_name, audience, ids, expires_ms, withdraw=lease_s == 0)
@@ -251,8 +251,8 @@ class PlanTables:
             self._count = max(0, self._count - int(count))
             self._shares.withdraw(principal, ids, now_s)
         elif count:
-            for shown_id in ids:
-                self._shares.grant(principal, shown_id, now_s, now_s + lease_s)
+            for plan_snapshot_id in ids:
+                self._shares.grant(principal, plan_snapshot_id, now_s, now_s + lease_s)
         return int(count)
 
     def _may_lease(self, principal: str, plans: Sequence[int]) -> bool:

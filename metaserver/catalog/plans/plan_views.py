@@ -102,7 +102,7 @@ class PlanViews:
                 await self._context.documents.ensure_exists(plan.location)
                 metadata = await self._context.documents.view(plan.location)
                 # Engines run a plan view with its owner's rights, but writers of the view's folder can overwrite it.
-                is_unchanged = plan.shown in (None, fingerprint_of(metadata, plan.location))
+                is_unchanged = plan.snapshot_or_fingerprint in (None, fingerprint_of(metadata, plan.location))
                 if is_unchanged and _make_name(entry, metadata.current_version, audience) == name:
                     located = msgspec.structs.replace(entry, metadata_location=plan.location)
                     return plan, LoadedView(entry=located, metadata=metadata)
@@ -153,8 +153,8 @@ class PlanViews:
             considered_bytes=None,
             expires_ms=0,
             audience=audience,
-            shown_id=None if reader is None else snapshot_id_of_plan(plan_id),
-            shown=fingerprint_of(metadata, location),
+            plan_snapshot_id=None if reader is None else snapshot_id_of_plan(plan_id),
+            snapshot_or_fingerprint=fingerprint_of(metadata, location),
         )
         return await self._plans.keep(plan, None, [(location, document)], lease_s, principal)
 

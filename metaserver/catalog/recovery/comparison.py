@@ -1,7 +1,7 @@
 """Compares the pointers of a restored database with the metadata files in storage.
 
-A backup is older than the tables. The commits after it are files that no pointer names, and the next commit would not
-include them. So a table with later files is reported, and its pointer can be moved to the newest of them.
+A backup is older than the tables. No pointer names the metadata files of later commits, so the next commit would not
+include these commits. Therefore a table with later files is reported, and its pointer can be moved to the newest file.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from seamark.metaserver.store.port import PointerStore
 
 _PAGE = 1000
 _CHAIN_MAX = 10_000
-"""The maximum number of files that are read to find the way from a newer file to a pointer."""
+"""The maximum number of files that are read to determine whether a newer file follows from a pointer."""
 
 
 class Later(msgspec.Struct, frozen=True, rename="kebab"):
@@ -153,7 +153,8 @@ class _Comparer:
     async def _follows(self, entry: Entry, newest: FoundFile) -> bool:
         """Return whether the newest file follows from the pointer.
 
-        The metadata of a table lists the last files before it. If the pointer is older, the files before are read.
+        The metadata of a table lists the previous metadata files. If the pointer is older than these, earlier files are
+        read.
         """
         if entry.kind is EntryKind.VIEW:
             return newest.number > version_of(entry.metadata_location)

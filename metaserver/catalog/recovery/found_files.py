@@ -1,7 +1,7 @@
 """The metadata files of a warehouse, by folder, and the newest file of each table, view and function.
 
-The storage is not trusted: a user who may write files of one table may write any metadata file in its folders. So a
-file that cannot be read, and a choice between two files, are reported, and nothing is guessed.
+The storage is not trusted: a user who may write files of one table may write any metadata file in its folders. So the
+module reports a file that cannot be read, and a choice between two files. It does not guess.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ Metadata = TableMetadata | ViewMetadata | None
 _TABLE_FILE = re.compile(r"\.metadata\.json(?:\.gz)?\Z")
 _FUNCTION_FILE = re.compile(r"\.function\.json\Z")
 _LARGE_FILE_BYTES = 8 << 20
-"""A larger file is read while no other large file is in memory."""
+"""A file with more bytes is read only when no other large file is in memory."""
 _FOLDERS_READ_CONCURRENTLY = 64
 
 
 class FoundFile(NamedTuple):
-    """A metadata file, and what it says about itself.
+    """A metadata file and its content.
 
     Attributes:
         table_location: The location of the table or view. For a function, the folder above the file's folder.
-        updated_ms: When the metadata changed. For a function, when the file was written.
+        updated_ms: The time of the last change of the metadata. For a function, the time when the file was written.
         previous: The earlier metadata files that the file lists, newest last.
         metadata: The decoded metadata; None for a function.
     """
@@ -123,8 +123,8 @@ class FileReader:
     async def read_folder(self, files: Sequence[ObjectInfo]) -> NewestFiles:
         """Return the newest file of each table, view and function of a folder.
 
-        A file is newer than the files that it lists. The files are read from the highest number on, and a file that was
-        listed is not read. So mostly one file is read for each table.
+        A file is newer than the files that it lists. The files are read in descending order of their numbers, and a
+        listed file is not read. Usually, one file is read for each table.
         """
         pending = {info.location: info for info in files}
         newest: dict[str, FoundFile] = {}
@@ -135,18 +135,18 @@ class FileReader:
             if pending.pop(info.location, None) is None:
                 continue
             try:
-                found = await self.read(info)
+                file = await self.read(info)
             except RetryLater:
                 raise
             except SeamarkError as error:
                 unreadable.append((_order(info.location)[0], info.location))
                 findings.append(Finding(info.location, f"The file cannot be used: {error.message}"))
                 continue
-            for location in found.previous:
+            for location in file.previous:
                 pending.pop(location, None)
-            chosen = newest.setdefault(found.uuid, found)
-            if chosen is not found and _may_be_newer(found, chosen):
-                rivals.setdefault(found.uuid, [chosen]).append(found)
+            chosen = newest.setdefault(file.uuid, file)
+            if chosen is not file and _may_be_newer(file, chosen):
+                rivals.setdefault(file.uuid, [chosen]).append(file)
         uncertain: list[FoundFile] = []
         for uuid, candidates in rivals.items():
             uncertain.append(newest.pop(uuid))
@@ -159,14 +159,14 @@ class FileReader:
                 for candidate in candidates
             )
         usable: list[FoundFile] = []
-        for found in newest.values():
-            damaged = [location for number, location in unreadable if number >= found.number]
+        for file in newest.values():
+            damaged = [location for number, location in unreadable if number >= file.number]
             if damaged:
                 reason = f"A later file cannot be used: {damaged[0]}. Restore that file, or choose this file"
-                findings.append(Finding(found.location, reason))
-                uncertain.append(found)
+                findings.append(Finding(file.location, reason))
+                uncertain.append(file)
             else:
-                usable.append(found)
+                usable.append(file)
         if unreadable and not newest and not rivals:
             uncertain.append(_make_unreadable(unreadable[0][1]))
         return NewestFiles(tuple(usable), tuple(uncertain), tuple(findings))
@@ -196,7 +196,7 @@ class FileReader:
             updated_ms = max((entry.timestamp_ms for entry in view.version_log), default=0)
             return FoundFile(location, EntryKind.VIEW, view.view_uuid, view.location, updated_ms, (), view)
         previous = tuple(normalise_location(entry.metadata_file) for entry in table.metadata_log)
-        # A warehouse may have very many tables. Their histories are not needed.
+        # A warehouse may have very many tables, so the histories, which are not needed, are dropped.
         table = msgspec.structs.replace(
             table, snapshots=table.snapshots[-1:], snapshot_log=(), metadata_log=(), statistics=()
         )
@@ -216,13 +216,13 @@ class FileReader:
 def _order(location: str) -> tuple[int, str]:
     """Return the number of a file and its location. A later file of a table, view or function compares greater.
 
-    The names of functions' files begin with a UUID of version 7, so their order is the order of their writes.
+    The names of the files of functions begin with a UUID of version 7, so they sort by the time of writing.
     """
     return (0 if _FUNCTION_FILE.search(location) else version_of(location)), location
 
 
 def normalise_location(location: str) -> str:
-    """Return a location as listings spell it, or unchanged if it is not valid."""
+    """Return a location in the form that listings use, or unchanged if it is not valid."""
     try:
         return str(parse_location(location))
     except BadRequest:
@@ -230,17 +230,20 @@ def normalise_location(location: str) -> str:
 
 
 def _make_unreadable(location: str) -> FoundFile:
-    """Return a file of which only the location is known, with the UUID of a table that has none."""
+    """Return an entry for a file of which only the location is known.
+
+    Its UUID is the UUID of a table without a UUID.
+    """
     folder = location.rpartition("/")[0].removesuffix("/metadata")
     return FoundFile(location, EntryKind.TABLE, str(uuid5(NAMESPACE_URL, folder)), folder, 0, (), None)
 
 
-def _may_be_newer(found: FoundFile, chosen: FoundFile) -> bool:
+def _may_be_newer(file: FoundFile, chosen: FoundFile) -> bool:
     """Return whether a file that the chosen file does not list may be newer than it.
 
     A file with a lower number is older, unless it has a later time: an older file may have been registered, and
     commits may have followed it.
     """
-    if found.kind is EntryKind.FUNCTION:
+    if file.kind is EntryKind.FUNCTION:
         return False
-    return found.number == chosen.number or found.updated_ms > chosen.updated_ms
+    return file.number == chosen.number or file.updated_ms > chosen.updated_ms

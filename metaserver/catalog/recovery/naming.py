@@ -1,8 +1,8 @@
 """The name of a table, view or function, from its location.
 
 Metadata files contain no names, and any writer of a table could write a property with a name. The server chooses the
-location of a new table from its name, below the location of its namespace. So the location leads back to the name, and
-a writer of a table has no location in the folders of another namespace.
+location of a new table from its name, below the location of its namespace. So the name follows from the location, and a
+writer of a table has no location in the folders of another namespace.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from seamark.metaserver.objects.warehouse import Warehouse
 from seamark.metaserver.store.model import NamespacePath
 
 _REPLACED_NAME = re.compile(r"-[0-9a-f]{16}\Z")
-"""The end of a path segment of a name with other characters than ASCII letters, digits and a few marks."""
+"""Matches the end of a path segment if the name has characters other than ASCII letters, digits and a few marks."""
 _HEX_DIGITS = 32
 
 
@@ -25,7 +25,7 @@ class FoundName(NamedTuple):
     """A namespace and a name.
 
     Attributes:
-        note: Why the name may differ from the name that was lost; empty if it probably does not.
+        note: The reason why the name may differ from the lost name; empty if it probably is the same name.
     """
 
     namespace: NamespacePath
@@ -46,7 +46,7 @@ def has_own_folder(location: str, uuid: str) -> bool:
 
 
 def name_of_location(warehouse: Warehouse, location: str, uuid: str) -> FoundName:
-    """Return the name that leads to a location.
+    """Return the name for which the server chooses this location.
 
     Raises:
         BadRequest: The location is directly in the warehouse, or contains no valid name.

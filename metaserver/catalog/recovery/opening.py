@@ -19,7 +19,7 @@ from seamark.metaserver.timeline.timeline import open_timeline
 async def open_context(settings: Settings, store: PointerStore, clock: Clock) -> AsyncIterator[CatalogContext]:
     """Open the context of a catalog that serves no requests.
 
-    Its keys are not loaded, so that a lost encryption key does not matter.
+    The signing keys are not loaded, so a lost encryption key does not matter.
 
     Raises:
         ConfigError: The warehouse is invalid.

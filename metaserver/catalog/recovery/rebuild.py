@@ -1,7 +1,8 @@
 """Registers the tables, views and functions that were found in a warehouse.
 
-Each of them is registered in its own transaction, with its claims, as a request would do it. So a process that is
-killed leaves a valid catalog, and the next run registers the rest. Entries that the database already has do not change.
+Each of them is registered in its own transaction, with its claims, like the registration by a request. A process that
+is killed leaves a valid catalog, and the next run registers the remaining entries. Entries that the database already
+has do not change.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Registered(msgspec.Struct, frozen=True, rename="kebab"):
     """A table, view or function that was registered, or that a dry run would register.
 
     Attributes:
-        notes: What differs, or may differ, from the state before the loss.
+        notes: The differences, certain or possible, from the state before the loss.
     """
 
     kind: str
@@ -55,22 +56,22 @@ class Rebuilt(msgspec.Struct, frozen=True, rename="kebab"):
     """The result of a rebuild.
 
     Attributes:
-        known: The number of found tables, views and functions that the database had already.
+        registered_before: The number of found tables, views and functions that the database had already.
         index_files: The number of index files that were registered.
     """
 
     registered: tuple[Registered, ...]
     findings: tuple[Finding, ...]
-    known: int
+    registered_before: int
     index_files: int = 0
 
 
-def make_result(registered: Iterable[Registered], findings: Iterable[Finding], known: int) -> Rebuilt:
+def make_result(registered: Iterable[Registered], findings: Iterable[Finding], registered_before: int) -> Rebuilt:
     """Return the result, sorted by name and location."""
     return Rebuilt(
         tuple(sorted(registered, key=lambda each: (each.name, each.kind))),
         tuple(sorted(findings, key=lambda finding: (finding.location, finding.reason))),
-        known,
+        registered_before,
     )
 
 
@@ -83,7 +84,8 @@ class Rebuild:
 
     async def run(self, candidates: Sequence[Candidate]) -> Rebuilt:
         """Register the candidates, whose UUIDs the database does not have."""
-        # Folders of a choice may be outside its location. They must not keep the location of another table.
+        # A file that the operator has chosen may name folders outside its location. These must not claim the location
+        # of another table.
         candidates = sorted(candidates, key=lambda candidate: (candidate.is_chosen, str(candidate.name)))
         registered: list[Registered] = []
         findings: list[Finding] = []
@@ -143,8 +145,8 @@ class Rebuild:
     async def keep_locations(self, files: Sequence[FoundFile]) -> None:
         """Claim the locations of tables, views and functions that are not registered.
 
-        Before the loss these locations were claimed. Without a claim, other tables could name the files there. The
-        claim is that of an entry without a name (`seamark retained`), and ends when the entry is registered.
+        Before the loss, these locations were claimed. Without a claim, other tables could name the files there. An
+        entry without a name has the claim (`seamark retained`). The claim ends when the entry is registered.
         """
         for at in range(0, len(files), _REGISTERED_CONCURRENTLY):
             await asyncio.gather(*map(self._keep_location, files[at : at + _REGISTERED_CONCURRENTLY]))
@@ -160,18 +162,23 @@ class Rebuild:
         now_ms = context.clock.now_ms()
         entry = make_entry(name.namespace, name.name, file.uuid, file.location, now_ms, file.kind)
         retained = DroppedEntry(
-            make_retained_id(file.uuid), entry, purge=False, dropped_ms=now_ms, expires_ms=0, who=self._caller.who
+            make_retained_id(file.uuid),
+            entry,
+            purge=False,
+            dropped_ms=now_ms,
+            expires_ms=0,
+            principal_name=self._caller.principal_name,
         )
-        # An overlap with a claim of another entry is refused, which keeps the location as well. The warehouse itself is
-        # no location of an entry.
+        # A claim that overlaps a claim of another entry is refused. The location stays claimed by that entry. The
+        # warehouse itself is not the location of an entry.
         with suppress(BadRequest):
             key = context.warehouse.key(context.warehouse.parse(location))
-            claimed = ClaimLocations(uuid=file.uuid, locations=(ClaimedLocation(key=key, shown=location),))
+            claimed = ClaimLocations(uuid=file.uuid, locations=(ClaimedLocation(key=key, display_form=location),))
             await context.store.transact([claimed, ReleaseLocations(uuid=file.uuid, retained=retained)])
 
 
 async def find_known(context: CatalogContext, uuids: Iterable[str]) -> set[str]:
-    """Return the UUIDs of which the database has or had an entry, under any name."""
+    """Return the UUIDs for which the database has or had an entry, under any name."""
     known_uuids: set[str] = set()
     pending = list(uuids)
     for at in range(0, len(pending), _REGISTERED_CONCURRENTLY):

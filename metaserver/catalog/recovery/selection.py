@@ -1,9 +1,9 @@
-"""Decides which of the found metadata files are registered, and under which names. Pure.
+"""Decides which of the found metadata files are registered, and under which names. The functions are pure.
 
-The rules keep tables apart as they were before the loss. A writer of one table may have written metadata files into its
-own folders, with the UUID, the location or the paths of other tables. So a file counts only for a table in whose folder
-it is, a UUID and a location have one owner, and a table gets no folder outside its location. The operator can choose a
-file that the rules leave out, after a look at it.
+The rules protect tables from each other, as before the loss. A writer of one table may have written metadata files with
+the UUID, the location or the paths of other tables into its own folders. So a file is used only for the table whose
+folder contains it. A UUID and a location have one owner, and a table gets no folder outside its location. The operator
+can examine a file that the rules leave out, and choose it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from seamark.metaserver.store.sql.rows import space_of
 
 
 class Candidate(NamedTuple):
-    """A file that is to be registered under a name.
+    """A file to register under a name.
 
     Attributes:
         is_chosen: Whether the operator has chosen the file.
@@ -57,8 +57,8 @@ def select(
     Args:
         files: The newest file of each UUID in each folder.
         warehouse: The warehouse.
-        choices: What the operator has decided, by metadata file: its name, or None to leave it out.
-        has_stream_log: Whether a log may have rows of stream tables. A new log has no rows that are in files.
+        choices: The decisions of the operator, by metadata file: the name for the file, or None to leave the file out.
+        has_stream_log: Whether a log may have rows of stream tables. A new log has no rows that files contain, too.
     """
     findings: list[Finding] = []
     candidates: list[Candidate] = []
@@ -87,7 +87,7 @@ def select(
 
 
 def check_own_folder(file: FoundFile, warehouse: Warehouse) -> None:
-    """Check what does not depend on other files.
+    """Check the rules that do not depend on other files.
 
     Raises:
         BadRequest: The file is not in the folder of its table, or has locations or rights outside it.
@@ -159,13 +159,13 @@ def _find_shared_locations(
 ) -> dict[int, str]:
     """Return the reasons for candidates whose locations overlap, by number.
 
-    A folder with the UUID of its table is an exception: its table keeps it, and files of other tables inside it, or
-    of a table around it, are left out.
+    A folder whose name has the UUID of its table is an exception: the table keeps the folder. Files of other tables
+    inside the folder, and of a table whose folder contains it, are left out.
     """
     keys = [warehouse.key(parse_location(candidate.file.table_location)) for candidate in candidates]
     reasons: dict[int, str] = {}
     around: list[int] = []
-    # A slash sorts below every other character of a key, so that all keys inside a folder follow the folder.
+    # A slash sorts before every other character of a key, so all keys inside a folder follow the key of the folder.
     for number in sorted(range(len(keys)), key=lambda number: keys[number].replace("/", "\x00")):
         while around and not f"{keys[number]}/".startswith(f"{keys[around[-1]]}/"):
             around.pop()
@@ -197,7 +197,7 @@ def _find_losers(
 def _find_shared_names(
     candidates: Sequence[Candidate], warehouse: Warehouse, files: Sequence[FoundFile]
 ) -> dict[int, str]:
-    """Return the reasons for candidates with the same name, such as a table and an earlier one that was dropped."""
+    """Return the reasons for candidates with the same name, such as a table and an earlier table that was dropped."""
     by_name: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for number, candidate in enumerate(candidates):
         by_name[space_of(candidate.file.kind), *candidate.name.namespace, candidate.name.name].append(number)
@@ -215,7 +215,7 @@ def _find_shared_names(
 
 
 def _show(locations: Iterable[str]) -> str:
-    """Return some locations as text for a message."""
+    """Return a few of the locations as text for a message."""
     shown = sorted(locations)
     more = f" and {len(shown) - 5} more" if len(shown) > 5 else ""
     return f"{', '.join(shown[:5])}{more}"

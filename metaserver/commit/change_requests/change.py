@@ -248,7 +248,7 @@ def read_change(request: ChangeRequest, metadata: TableMetadata, check_path: Cal
 
     Raises:
         BadRequest: Files do not fit the table or contradict each other.
-        Collision: Rows were read with a schema other than the current one.
+        Collision: Rows were read with a schema that is not the current schema.
     """
     if request.format_version not in (None, metadata.format_version):
         raise Collision(

@@ -242,7 +242,8 @@ class ChangeApplication:
             warehouse.parse(path, "The file")
             if not own.holds(path):
                 raise Forbidden(
-                    f"The file {path[:500]!r} is outside the folders of the table; {self._caller.who} may write only "
+                    f"The file {path[:500]!r} is outside the folders of the table; {self._caller.principal_name} may "
+                    "write only "
                     f"there. Write the file below {metadata.location}"
                 )
 

@@ -74,7 +74,7 @@ class CommitPriority:
         waiting.collisions += 1
         waiting.took_s, waiting.last_s = now_s - waiting.last_s, now_s
         self._waiting.move_to_end(key)
-        while len(self._waiting) > _CHANGES_MAX or self._oldest_s() < now_s - _FORGET_S:
+        while len(self._waiting) > _CHANGES_MAX or self._get_oldest_s() < now_s - _FORGET_S:
             self._waiting.popitem(last=False)
         self._grant(table, now_s)
 
@@ -100,7 +100,7 @@ class CommitPriority:
             self._pauses.popitem(last=False)
         return None
 
-    def _oldest_s(self) -> float:
+    def _get_oldest_s(self) -> float:
         return next(iter(self._waiting.values())).last_s
 
     def _grant(self, table: str, now_s: float) -> None:

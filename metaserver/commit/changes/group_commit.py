@@ -123,7 +123,7 @@ class Commits:
             NoSuchTable: The table does not exist.
             BadRequest: Files do not fit the table.
             Forbidden: The caller may not write a location.
-            CommitConflict: The change conflicts with later commits, or other commits were faster in every attempt.
+            CommitConflict: The change conflicts with later commits, or concurrent commits conflicted in every attempt.
                 Nothing was committed.
             CommitUnknown: The outcome is unknown. Or the producer has already committed the change to a table to which
                 the name no longer refers.

@@ -28,7 +28,7 @@ class PendingChange:
         self.index_files: Sequence[RegisteredIndexFile] = ()
         self.requested_ms = requested_ms
         change_id = application.request.change_id
-        self.change: ChangeId | None = None if change_id is None else (caller.who, change_id)
+        self.change: ChangeId | None = None if change_id is None else (caller.principal_name, change_id)
         self.queued_s = 0.0
         """The time at which the change was queued, on a monotonic clock."""
         self.started = False

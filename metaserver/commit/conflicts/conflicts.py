@@ -133,7 +133,7 @@ class ConflictCheck:
         data = [manifest for manifest in self._listed if manifest.content == DATA]
         listing = await self._manifests.listing(data, paths)
         view = TableView(listing, await self._manifests.blocks(listing))
-        rows, missing = await run_by_count(view.file_count + len(paths), partial(_entry_ids_at, view, paths))
+        rows, missing = await run_by_count(view.file_count + len(paths), partial(_find_entry_ids, view, paths))
         return (view, rows), missing
 
     async def _check_vectors(self) -> None:
@@ -188,8 +188,8 @@ class ConflictCheck:
         if snapshots is None:
             raise Collision(
                 "read-snapshot",
-                f"Snapshot {read}, which the change was computed from, has expired or is no ancestor of the head of "
-                f"{change.request.branch!r}; compute the change again from the current snapshot",
+                f"Snapshot {read}, which the change was computed from, has expired or is not an ancestor of the head "
+                f"of {change.request.branch!r}; compute the change again from the current snapshot",
             )
         return History(self._manifests, self._metadata, snapshots)
 
@@ -409,7 +409,7 @@ def _list_referenced_files(change: Change) -> tuple[set[str], set[str]]:
     return referenced, referenced - {file.file_path for file in change.data}
 
 
-def _entry_ids_at(view: TableView, paths: Iterable[str]) -> tuple[Longs, str | None]:
+def _find_entry_ids(view: TableView, paths: Iterable[str]) -> tuple[Longs, str | None]:
     """Return the entry ids of the data files at these paths, and the first path that the view does not list."""
     searched = {path.encode() for path in paths}
     missing, rows = set(searched), list[int]()

@@ -116,7 +116,7 @@ def _find_snapshots(metadata: TableMetadata, head: Snapshot | None, snapshot_id:
 async def _restore_manifests(
     manifests: Manifests, metadata: TableMetadata, snapshots: tuple[Snapshot, Snapshot, Snapshot]
 ) -> tuple[ManifestFile, ...]:
-    """Return the manifests of the head, in which the old manifests replace those of the undone snapshot.
+    """Return the manifests of the head, in which the old manifests replace the manifests of the undone snapshot.
 
     Args:
         snapshots: The parent of the undone snapshot, the undone snapshot, and the head.
@@ -140,7 +140,7 @@ async def _restore_manifests(
 async def _compare_live_entries(
     manifests: Manifests, metadata: TableMetadata, older: Snapshot, other: Snapshot
 ) -> tuple[_Entries, _Entries]:
-    """Return the live entries of the manifests that only one of two snapshots lists."""
+    """Return, for each snapshot, the live entries of the manifests that the other snapshot does not list."""
     lists = drop_dead_manifests(await manifests.read_list(older)), drop_dead_manifests(await manifests.read_list(other))
     paths = [{manifest.manifest_path for manifest in listed} for listed in lists]
     return (

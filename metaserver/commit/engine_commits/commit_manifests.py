@@ -13,7 +13,10 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.objects.port import ObjectStore
 
 _MEMORY_DIVISOR = 4
-"""The divisor of `commit_memory_bytes`. One share is for the manifests of tables, and one for those of each commit."""
+"""The divisor of `commit_memory_bytes`.
+
+One share is for the manifests of tables, and one share for the manifests of each commit.
+"""
 
 
 class ManifestReaders(NamedTuple):

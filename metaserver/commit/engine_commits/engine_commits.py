@@ -169,14 +169,14 @@ class EngineCommits:
         Args:
             caller: The principal that commits.
             changes: The updates and requirements of each table.
-            is_single: Whether the idempotent answer is that of the table, not an empty 204.
+            is_single: Whether the idempotent answer is the table, not an empty 204.
             fresh: See `commit_table`.
 
         Raises:
             NoSuchTable: A table does not exist, and its updates do not create it.
             AlreadyExists: The name of a new table is taken.
             BadRequest: The updates are malformed or cannot be applied.
-            CommitConflict: A requirement fails, or other commits were faster in every attempt.
+            CommitConflict: A requirement fails, or concurrent commits conflicted in every attempt.
             CommitUnknown: The outcome is unknown.
         """
         # All commits lock their tables in the same order, so that two transactions do not deadlock on database rows.
@@ -187,7 +187,7 @@ class EngineCommits:
             raise BadRequest(f"The transaction has two changes for {show(*repeated)}; merge them")
         context = self._context
         parse = partial(_parse, changes)
-        tables, identity = await context.large.run_by_size(caller.who, caller.request_bytes, parse)
+        tables, identity = await context.large.run_by_size(caller.principal_name, caller.request_bytes, parse)
         if any(table.added_snapshots or table.removed_snapshot_ids for table in tables):
             await self._plans.drop_overtaken(tables)
         manifests = CommitManifests(context, self._published)
@@ -288,7 +288,7 @@ class EngineCommits:
         return self._context.remember(commit.caller, status=200, metadata_location=location)
 
     async def _prepare(self, commit: _Commit, table: TableCommit) -> PreparedCommit:
-        """Apply the updates of one table to its current metadata, and prepare what the publication writes."""
+        """Apply the updates of one table to its current metadata, and prepare the publication."""
         context, caller, full_name = self._context, commit.caller, (table.namespace, table.name)
         entry, base = await self._load_base(table)
         rebased: RevisedUpdates | None = None
@@ -384,7 +384,7 @@ class EngineCommits:
             check_requirements(base, requirements)
             return index_columns(apply_updates(base, updates, now_ms=now_ms, new_uuid=new_uuid))
 
-        return await self._context.large.run_by_size(caller.who, caller.request_bytes, apply)
+        return await self._context.large.run_by_size(caller.principal_name, caller.request_bytes, apply)
 
     async def _rebase(
         self, commit: _Commit, table: TableCommit, entry: Entry | None, base: TableMetadata | None
@@ -494,7 +494,7 @@ def _identify_writer(caller: Caller, table: TableCommit) -> str:
     """
     summaries = [snapshot.summary for snapshot in table.added_snapshots if snapshot.summary is not None]
     operations = {summary.get("operation") for summary in summaries}
-    return f"{caller.who} {'append' if operations <= {'append'} else 'overwrite'}"
+    return f"{caller.principal_name} {'append' if operations <= {'append'} else 'overwrite'}"
 
 
 def _list_required_uuids(requirements: Iterable[Requirement]) -> list[str]:

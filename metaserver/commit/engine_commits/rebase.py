@@ -196,7 +196,7 @@ async def _read_recorded_updates(
 ) -> set[tuple[str, ...]]:
     """Return the kinds of updates that this server has recorded for the snapshots.
 
-    A snapshot without a record gives (). The summary of a snapshot is no proof, because any client can write it.
+    A snapshot without a record gives (). The summary of a snapshot proves nothing, because any client can write it.
     """
     where = InstantFilter(uuid=uuid, action="commit", newest_first=True, archived=False)
     instants = await context.store.instants(where, _INSTANTS_MAX)
@@ -445,7 +445,7 @@ class _Rebase:
         merged = await self._read(self._manifests.published, former)
         existing = [entry for each in entries for entry in each if entry.status == EXISTING]
         if _count_identities(existing) != _count_identities(entry for each in merged for entry in each):
-            raise CannotRebase("the merged entries differ from those of the parent")
+            raise CannotRebase("the merged entries differ from the entries of the parent")
         keeps_merge = there and _map_row_ids(existing) == _map_row_ids(entry for each in merged for entry in each)
         own: list[ManifestFile] = []
         for manifest, listed in zip(added, entries, strict=True):

@@ -134,7 +134,7 @@ class Expiration:
             NoSuchTable: The table does not exist.
             BadRequest: The table's properties forbid the deletion of files, or are invalid.
             Corrupt: A manifest cannot be read.
-            CommitConflict: Other commits were faster in every attempt.
+            CommitConflict: Concurrent commits conflicted in every attempt.
         """
         async with self._slots:
             return await self._run_attempts(caller, namespace, name, request)
@@ -332,7 +332,7 @@ class Expiration:
                 failed += 1
                 _log.warning("unused file not deleted", location=location, reason=error.message)
 
-        for files in (unused.content_files, unused.manifests, unused.others):
+        for files in (unused.content_files, unused.manifests, unused.list_files):
             if await self._is_shared(instant.uuid):  # The table was registered again after the commit.
                 break
             await gather([partial(delete, location) for location in files], _DELETES_CONCURRENT_MAX)
@@ -365,6 +365,6 @@ def _report(removal: _Removal) -> ExpirationReport:
         snapshots_left=removal.left,
         content_files=len(unused.content_files),
         manifests=len(unused.manifests),
-        other_files=len(unused.others),
+        other_files=len(unused.list_files),
         size_in_bytes=unused.size_bytes,
     )

@@ -189,7 +189,7 @@ def _walk_history(metadata: TableMetadata, head: int) -> Iterator[tuple[int, int
 def _find_replacement_times(metadata: TableMetadata) -> dict[int, int]:
     """Return the time at which each formerly current snapshot was replaced, according to the snapshot log.
 
-    After a rollback, such snapshots are no ancestors of any branch.
+    After a rollback, such snapshots are not ancestors of any branch.
     """
     log = metadata.snapshot_log
     times_ms: dict[int, int] = {}

@@ -48,7 +48,7 @@ class UnusedFiles(NamedTuple):
 
     content_files: tuple[str, ...]
     manifests: tuple[str, ...]
-    others: tuple[str, ...]
+    list_files: tuple[str, ...]
     """Manifest lists and statistics files."""
     size_bytes: int
 

@@ -171,7 +171,10 @@ class Manifests:
         return await self.read_list_at(location)
 
     async def read_list_at(self, location: str) -> tuple[ManifestFile, ...]:
-        """Return the manifests that the manifest list at a location contains. The errors are those of `read_list`."""
+        """Return the manifests that the manifest list at a location contains.
+
+        It raises the same errors as `read_list`.
+        """
         if self._check_paths is not None:
             await self._check_paths([location])
         manifest_list = self._lists.get(location)

@@ -159,7 +159,7 @@ class CachingBackend:
         pieces: list[memoryview] = []
         size_bytes = 0
         if sent_end < end:
-            continues = self._continues(record, start)
+            continues = self._continues_last_read(record, start)
             pieces, size_bytes = self._take_pieces(record, start, end, owner, unsent, counted=not continues)
             if not pieces:
                 return None
@@ -179,10 +179,10 @@ class CachingBackend:
         elif sent_end == end:
             return StartedAnswer(status, length, None)
 
-        async def rest(writer: AbstractStreamWriter) -> None:
+        async def send_body(writer: AbstractStreamWriter) -> None:
             await self._send_blocks(record, sent_end, end, owner, transport, writer, unsent)
 
-        return StartedAnswer(status, length, rest, partial(unsent.keep, 0))
+        return StartedAnswer(status, length, send_body, partial(unsent.keep, 0))
 
     def _take_pieces(
         self, record: ObjectRecord, start: int, end: int, owner: Owner, unsent: AnswerBudget, *, counted: bool = True
@@ -368,7 +368,7 @@ class CachingBackend:
             await response.prepare(request)
             await response.write_eof()
             return response
-        continues = self._continues(record, start)
+        continues = self._continues_last_read(record, start)
         self._follow(record, start, start + length, owner)
         unsent = AnswerBudget(self._sending, owner.holder)
         pieces = self._reader.read(record, start, start + length, owner, unsent, counted=not continues)
@@ -395,7 +395,7 @@ class CachingBackend:
         await response.write_eof()
         return response
 
-    def _continues(self, record: ObjectRecord, start: int) -> bool:
+    def _continues_last_read(self, record: ObjectRecord, start: int) -> bool:
         """Return whether a read starts where the previous read of the object ended, within a block."""
         before = self._sequences.get(record.location)
         return before is not None and start == before[0] and start % self._tiers.blocks.block_bytes != 0

@@ -85,7 +85,9 @@ class RangeReader:
                     source = "disk"
                 if block is None:
                     if fetch is None:
-                        async with aclosing(self._direct(record, start, end, unsent, started=tries.started)) as pieces:
+                        async with aclosing(
+                            self._read_directly(record, start, end, unsent, started=tries.started)
+                        ) as pieces:
                             async for piece in pieces:
                                 yield piece
                         return
@@ -194,7 +196,7 @@ class RangeReader:
         if first <= last:
             self._fetches.start(record, first, self._end_of_gap(record, first, last), owner)
 
-    async def _direct(
+    async def _read_directly(
         self, record: ObjectRecord, start: int, end: int, unsent: AnswerBudget, *, started: bool
     ) -> AsyncGenerator[memoryview]:
         """Read from the store, without the cache.

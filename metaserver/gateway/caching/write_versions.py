@@ -40,17 +40,17 @@ class WriteVersions:
         self._slots = memoryview(self._map).cast("Q")
 
     def of(self, location: str) -> int:
-        return self._slots[_slot(location)]
+        return self._slots[_compute_slot(location)]
 
     def change(self, location: str) -> None:
-        self._slots[_slot(location)] = int.from_bytes(self._clock.random_bytes(8), "little")
+        self._slots[_compute_slot(location)] = int.from_bytes(self._clock.random_bytes(8), "little")
 
     def close(self) -> None:
         self._slots.release()
         self._map.close()
 
 
-def _slot(location: str) -> int:
+def _compute_slot(location: str) -> int:
     return int.from_bytes(hashlib.blake2b(location.encode("utf-8", "surrogatepass"), digest_size=2).digest(), "little")
 
 

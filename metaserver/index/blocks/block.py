@@ -447,7 +447,7 @@ class Block:
         entry = self._columns.get(column_id)
         return None if entry is None else self._open_column(entry.lower if side == "lower" else entry.upper)
 
-    def bound(self, side: str, column_id: int, row: int) -> Value | None:
+    def get_bound(self, side: str, column_id: int, row: int) -> Value | None:
         column = self.get_bound_column(side, column_id)
         return None if column is None else _decode_value(column, self._columns[column_id].kind, row)
 

@@ -33,7 +33,7 @@ from seamark.formats.runtime.errors import Corrupt
 from seamark.metaserver.index.blocks.encoding import encode_block
 
 PROCESSES_MIN_BYTES = 64 << 20
-"""With at least this many bytes of manifests, processes are used: some 160,000 entries, about a second of work."""
+"""The minimum size of manifests that are decoded in processes: about 160,000 entries, and a second of work."""
 _PIPE_BYTES = 1 << 20
 """The size of the pipes to and from a process.
 

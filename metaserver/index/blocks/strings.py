@@ -10,7 +10,7 @@ import numpy.typing as npt
 from seamark.formats.index.packing import NONE, Longs, PackedColumn
 
 _FEW_ROWS_MAX = 3
-"""Up to this number of rows, rows are read one by one."""
+"""The maximum number of rows that are read one by one."""
 
 
 def strings(column: PackedColumn | None, rows: Longs) -> list[bytes | None]:

@@ -1,7 +1,7 @@
 """Removes unused index files: a part of the server's housekeeping.
 
 Superseded and quarantined files are kept for a retention time, for running plans and for operators who
-examine the damage. Then they are deleted from storage, and after that from the registry. If the server crashes
+examine the damage. Then they are deleted from storage, and later from the registry. If the server crashes
 between the two steps, the row remains for the next attempt. If the table no longer defines an index, the files of
 the index become superseded. Files in a table's index folder that are in no registry are from failed builds, and are
 deleted when they are old. The age of a file counts `PassedTime`, so a clock that jumps ahead does not make files old.

@@ -59,7 +59,7 @@ class RebuiltRegistry(NamedTuple):
     """
 
     folder: str
-    known: int
+    registered_before: int
     registered: list[tuple[IndexDefinition, list[FolderIndexFile]]]
     redundant: int
     left_out: dict[str, str]
@@ -105,8 +105,8 @@ class RegistryRebuild:
             if needed:
                 await self._register(uuid, definition, needed)
                 registered.append((definition, needed))
-        known = sum(info.location in registered_locations for info in folder_objects)
-        return RebuiltRegistry(f"{location}/{INDEX_FOLDER}", known, registered, redundant, left_out)
+        registered_before = sum(info.location in registered_locations for info in folder_objects)
+        return RebuiltRegistry(f"{location}/{INDEX_FOLDER}", registered_before, registered, redundant, left_out)
 
     async def _list(self, folder: str) -> list[ObjectInfo]:
         """List the files of a folder, without files that are being written. The names of those begin with a dot."""

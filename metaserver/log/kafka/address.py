@@ -23,7 +23,7 @@ class KafkaAddress:
     Attributes:
         servers: The addresses host:port, comma-separated.
         prefix: The beginning of the names of all topics of the log.
-        properties: Further properties of the client, such as those of TLS and SASL.
+        properties: Further properties of the client, for example for TLS and SASL.
     """
 
     servers: str
@@ -34,6 +34,10 @@ class KafkaAddress:
     def journal(self) -> str:
         """The topic of the journal."""
         return f"{self.prefix}.journal"
+
+    def input_topic_of(self, stream: str) -> str:
+        """Return the topic to which programs write rows of a stream themselves."""
+        return f"{self.prefix}.in.{stream}"
 
     def topic_of(self, stream: str) -> str:
         """Return the topic of a stream.
@@ -87,7 +91,7 @@ def read_properties(setting: str, path: Path, owner: str) -> dict[str, str]:
     Args:
         setting: The setting that names the file, for messages.
         path: The file.
-        owner: What sets the other properties, for messages.
+        owner: The name of the component that sets the other properties, for messages.
 
     Raises:
         ConfigError: The file cannot be read, or has a property that the owner sets itself.

@@ -1,4 +1,4 @@
-"""The port to Kafka: what the log needs of a cluster. `client.py` implements it, and a simulation does."""
+"""The port to Kafka: the operations of a cluster that the log needs. `client.py` and a simulation implement it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Broker(Protocol):
         """The identity of the log, which depends on the cluster, the prefix and the journal."""
 
     async def create_partitions(self, shards: Iterable[Shard]) -> None:
-        """Create the topics and partitions of shards that have none."""
+        """Create the missing topics and partitions of shards."""
 
     async def write(self, records: Sequence[NewRecord]) -> Sequence[int | LogUnavailable]:
         """Write records durably; return Kafka's offset of each, or why it was not written.

@@ -39,7 +39,7 @@ from seamark.metaserver.log.port import Shard
 READERS = 4
 """The number of threads that read rows."""
 _TIMEOUT_S = 10.0
-"""How long a request to the cluster may take."""
+"""The maximum time of a request to the cluster."""
 _POLL_S = 0.1
 _FOLLOWED_MAX = 1000
 """The maximum number of records of the journal that are given to the event loop at a time."""
@@ -86,7 +86,7 @@ class _Writes:
 
 
 class KafkaBroker:
-    """Implements `Broker`. Use `open_broker`."""
+    """A `Broker` that uses librdkafka. Open it with `open_broker`."""
 
     def __init__(self, address: KafkaAddress, clock: Clock, loop: asyncio.AbstractEventLoop) -> None:
         self._address = address
@@ -104,7 +104,7 @@ class KafkaBroker:
         # Another client: it remembers for a while that a topic did not exist, and then finds no leader for deletions.
         self._deleting_admin = AdminClient({**self._base})
         self._follower = self._make_consumer(fetch_wait_ms=500)
-        # Not the follower: its connection answers nothing else while a fetch waits for records.
+        # The follower is not used: its connection answers no other request while a fetch waits for records.
         self._ranges = self._make_consumer()
         self._readers: queue.LifoQueue[Consumer] = queue.LifoQueue()
         self._open_readers: list[Consumer] = []
@@ -133,7 +133,8 @@ class KafkaBroker:
         """Return a consumer.
 
         Args:
-            fetch_wait_ms: How long the cluster keeps a fetch that finds no records. The next assignment waits for it.
+            fetch_wait_ms: The time for which the cluster keeps a fetch that finds no records. The next assignment waits
+                for this fetch.
         """
         return Consumer(
             {
@@ -159,7 +160,7 @@ class KafkaBroker:
         """
         self._serving.start()
         # Not `list_topics`, which may create a missing topic with the retention of the broker.
-        cluster = await self._ended(self._admin.describe_cluster(request_timeout=_TIMEOUT_S))
+        cluster = await self._await_answer(self._admin.describe_cluster(request_timeout=_TIMEOUT_S))
         assert cluster is not None
         await self._create_topic(self._address.journal, 1)
         description = (await self._describe([self._address.journal]))[self._address.journal]
@@ -187,9 +188,9 @@ class KafkaBroker:
         try:
             return await self._loop.run_in_executor(self._threads, work)
         except KafkaException as error:
-            raise self._unavailable(error) from error
+            raise self._make_unavailable_error(error) from error
 
-    def _unavailable(self, error: KafkaException) -> LogUnavailable:
+    def _make_unavailable_error(self, error: KafkaException) -> LogUnavailable:
         reason = error.args[0]
         text = reason.str() if isinstance(reason, KafkaError) else str(error)
         return LogUnavailable(f"Kafka at {self._address.servers} does not serve the log ({text}); retry later")
@@ -215,12 +216,12 @@ class KafkaBroker:
         if present is None:
             # The broker's settings say how many replicas a topic has.
             created = self._admin.create_topics([NewTopic(topic, count, config=_TOPIC_CONFIG)])
-            await self._ended(created[topic], KafkaError.TOPIC_ALREADY_EXISTS)
+            await self._await_answer(created[topic], KafkaError.TOPIC_ALREADY_EXISTS)
         else:
             await self._check_config(topic)
             if len(present.partitions) < count:
                 added = self._admin.create_partitions([NewPartitions(topic, count)])
-                await self._ended(added[topic], KafkaError.INVALID_PARTITIONS)  # Another replica has added them.
+                await self._await_answer(added[topic], KafkaError.INVALID_PARTITIONS)  # Another replica has added them.
         deadline_s = self._clock.monotonic() + _TIMEOUT_S
         while True:
             metadata = await self._run(partial(self._producer.list_topics, topic, timeout=_TIMEOUT_S))
@@ -241,7 +242,7 @@ class KafkaBroker:
         """
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
         described = self._admin.describe_configs([resource])[resource]
-        config = await self._ended(described, KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        config = await self._await_answer(described, KafkaError.TOPIC_AUTHORIZATION_FAILED)
         if config is None:
             _log.warning("the retention of a topic is not checked: no permission to describe it", topic=topic)
             return
@@ -256,11 +257,11 @@ class KafkaBroker:
         """Return the descriptions of the topics that exist."""
         described = self._admin.describe_topics(TopicCollection(list(topics)))
         answers = {
-            topic: await self._ended(each, KafkaError.UNKNOWN_TOPIC_OR_PART) for topic, each in described.items()
+            topic: await self._await_answer(each, KafkaError.UNKNOWN_TOPIC_OR_PART) for topic, each in described.items()
         }
         return {topic: answer for topic, answer in answers.items() if answer is not None}
 
-    async def _ended(self, future: Future[T], *expected: int) -> T | None:
+    async def _await_answer(self, future: Future[T], *expected: int) -> T | None:
         """Return the answer to an administrative request; None after an expected error."""
         try:
             async with asyncio.timeout(2 * _TIMEOUT_S):
@@ -270,13 +271,13 @@ class KafkaBroker:
         except KafkaException as error:
             if isinstance(error.args[0], KafkaError) and error.args[0].code() in expected:
                 return None
-            raise self._unavailable(error) from error
+            raise self._make_unavailable_error(error) from error
 
     async def delete_stream(self, stream: str) -> None:
         topic = self._address.topic_of(stream)
         self._partitions.pop(topic, None)
         deleted = self._admin.delete_topics([topic])
-        await self._ended(deleted[topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
+        await self._await_answer(deleted[topic], KafkaError.UNKNOWN_TOPIC_OR_PART)
 
     async def delete_records(self, before: Mapping[Shard, int]) -> None:
         await self._delete_before(
@@ -288,7 +289,7 @@ class KafkaBroker:
 
     async def _delete_before(self, ends: list[TopicPartition]) -> None:
         for future in self._deleting_admin.delete_records(ends).values():
-            await self._ended(future, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.OFFSET_OUT_OF_RANGE)
+            await self._await_answer(future, KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.OFFSET_OUT_OF_RANGE)
 
     # -- writing -----------------------------------------------------------------------------------------------------
 
@@ -308,7 +309,7 @@ class KafkaBroker:
             if isinstance(answer, KafkaError):
                 if answer.code() in _NO_TOPIC:  # Another process has deleted it.
                     self._partitions.pop(self._address.topic_of(record.shard.stream), None)
-                answers.append(self._unavailable(KafkaException(answer)))
+                answers.append(self._make_unavailable_error(KafkaException(answer)))
             else:
                 answers.append(answer)
         return answers
@@ -339,9 +340,9 @@ class KafkaBroker:
     def write_journal(self, value: bytes) -> Awaitable[None]:
         writes = _Writes(self._loop, 1)
         self._produce(self._address.journal, 0, [{"value": value, "callback": partial(writes.end, 0)}])
-        return self._journaled(writes)
+        return self._await_confirmation(writes)
 
-    async def _journaled(self, writes: _Writes) -> None:
+    async def _await_confirmation(self, writes: _Writes) -> None:
         (answer,) = await writes.future
         if not isinstance(answer, int):
             raise CommitUnknown(
@@ -480,11 +481,22 @@ async def open_broker(address: KafkaAddress, clock: Clock) -> AsyncIterator[Kafk
 
 
 @asynccontextmanager
-async def open_kafka_log(address: KafkaAddress, clock: Clock, limits: KafkaLimits) -> AsyncIterator[KafkaLog]:
+async def open_kafka_log(
+    address: KafkaAddress, clock: Clock, limits: KafkaLimits, *, maintains: bool = True
+) -> AsyncIterator[KafkaLog]:
     """Open the log in a cluster. Any number of processes may have it open.
+
+    Args:
+        address: The place of the log.
+        clock: The clock.
+        limits: The limits.
+        maintains: Whether this process removes old rows and writes heads.
 
     Raises:
         LogUnavailable: The cluster does not answer.
     """
-    async with open_broker(address, clock) as broker, open_log_over(broker, clock, limits) as log:
+    async with (
+        open_broker(address, clock) as broker,
+        open_log_over(broker, clock, limits, maintains=maintains) as log,
+    ):
         yield log

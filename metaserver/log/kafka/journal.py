@@ -90,7 +90,7 @@ class TrimRequest(msgspec.Struct, frozen=True, array_like=True, tag=5):
 
     Attributes:
         starts: The shards that lose rows.
-        keep_ms: How long producers and removed streams are remembered.
+        keep_ms: The time for which producers and removed streams are remembered.
     """
 
     starts: tuple[ShardStart, ...]
@@ -105,7 +105,7 @@ class JournalGroup(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     Attributes:
         writer: The id of the replica's log since it was opened.
-        number: The number of the group among those of the writer.
+        number: The number of the group among the groups of the writer.
         time_ms: The time of the replica.
     """
 

@@ -116,7 +116,7 @@ class JournalState:
         return answer
 
     def _release(self, offsets: Mapping[Shard, int]) -> None:
-        before = self.state.released_offsets()
+        before = self.state.get_released_offsets()
         self.state.release(offsets)
         for shard in offsets.keys() & before.keys():
             batches, released = self.batches(shard), self.state.shards[shard].released
@@ -129,7 +129,7 @@ class JournalState:
         if not self._unreleased[stream]:
             del self._unreleased[stream]
 
-    def unreleased_bytes(self, stream: str) -> int:
+    def count_unreleased_bytes(self, stream: str) -> int:
         """Return the bytes of the batches of a stream that are not released."""
         return self._unreleased.get(stream, 0)
 
@@ -161,7 +161,7 @@ class JournalState:
         """Return the batches of a shard that can be read, ascending."""
         return self._batches.get(shard, ())
 
-    def first_records(self) -> dict[Shard, int]:
+    def get_first_records(self) -> dict[Shard, int]:
         """Return Kafka's offset below which the records of a shard may be deleted."""
         return dict(self._first_records)
 

@@ -5,7 +5,8 @@ record goes to the journal (`journal.py`), which gives them their offsets. All a
 together. Kafka replicates and keeps both; this module has no consensus protocol.
 
 - If the rows cannot be written, the append fails and nothing of it exists: no record of the journal names it.
-- If the outcome of the record is unknown, so is that of the append. It is repeated with the same sequence number.
+- If the outcome of the record is unknown, the outcome of the append is unknown, too. The client repeats the append with
+the same sequence number.
 - A replica that was paused applies the records that it has missed, before it answers anything that depends on them.
 """
 
@@ -93,8 +94,8 @@ class KafkaLimits:
         batches_max: The maximum number of released batches; the oldest are removed. Their positions are in memory.
         producers_max: The maximum number of producers that are remembered.
         head_groups: The number of groups after which the state of the log is written to the journal.
-        answer_timeout_s: How long an append waits for its record of the journal, which is written.
-        open_timeout_s: How long the log may take to open.
+        answer_timeout_s: The maximum time for which an append waits until its record of the journal is read back.
+        open_timeout_s: The maximum time for opening the log.
         trim_interval_s: The time between two runs of the retention.
     """
 
@@ -133,7 +134,7 @@ class _Waiting:
 
 
 class KafkaLog:
-    """A `StreamLog` in Kafka. Belongs to one event loop; use `open_kafka_log`."""
+    """A `StreamLog` in Kafka. An instance belongs to one event loop. Open it with `open_kafka_log`."""
 
     def __init__(self, broker: Broker, clock: Clock, limits: KafkaLimits, run_in_thread: RunInThread) -> None:
         self._run_in_thread = run_in_thread
@@ -201,7 +202,7 @@ class KafkaLog:
             if future.done():
                 continue
             if not outcomes:
-                future.set_exception(_unknown())
+                future.set_exception(_make_unknown_error())
             elif isinstance(outcome := outcomes[place], SeamarkError):
                 future.set_exception(outcome)
             else:
@@ -259,7 +260,8 @@ class KafkaLog:
             if shard.stream in state.removed:
                 raise StreamRemoved(f"The stream {shard.stream} was removed with its table; load the table again")
         if producer is not None:
-            # A repetition is certain, and needs no second copy of its rows. All else is only certain in the journal.
+            # A repetition is certain, and needs no second copy of its rows. The other facts are certain only when they
+            # are in the journal.
             previous = state.producers.get(producer.name)
             if previous is None:
                 state.check_producer_room(producer.name, limit=self._limits.producers_max)
@@ -374,7 +376,7 @@ class KafkaLog:
         finally:
             journaled.set()
             self._slots.release()
-            _refuse(futures, _unknown())
+            _refuse(futures, _make_unknown_error())
 
     async def _write_rows(self, group: list[_Waiting]) -> tuple[list[Request], list[asyncio.Future[Outcome]]]:
         """Write the rows of a group.
@@ -388,7 +390,7 @@ class KafkaLog:
             NewRecord(shard, piece)
             for waiting in group
             for shard, batch in waiting.batches.items()
-            for piece in _pieces(batch)
+            for piece in _split_batch(batch)
         ]
         written = iter(await self._broker.write(records) if records else ())
         requests: list[Request] = []
@@ -465,8 +467,8 @@ class KafkaLog:
         self._check_open()
         return self._journal.state.shard_states(stream)
 
-    def unreleased_bytes(self, stream: str) -> int:
-        return self._journal.unreleased_bytes(stream)
+    def count_unreleased_bytes(self, stream: str) -> int:
+        return self._journal.count_unreleased_bytes(stream)
 
     # -- retention ---------------------------------------------------------------------------------------------------
 
@@ -478,7 +480,7 @@ class KafkaLog:
                 await self.trim()
                 if self._journal.groups >= self._limits.head_groups:
                     await self.write_head()
-            except SeamarkError as error:  # the next run tries again
+            except SeamarkError as error:  # The next run tries again.
                 _log.warning("log maintenance failed", error=error.message)
 
     async def trim(self) -> None:
@@ -494,7 +496,7 @@ class KafkaLog:
             await self._request(TrimRequest(tuple(starts[:TRIMMED_SHARDS_MAX]), limits.retention_ms))
         before = {
             shard: record
-            for shard, record in self._journal.first_records().items()
+            for shard, record in self._journal.get_first_records().items()
             if self._deleted.get(shard, 0) < record
         }
         if before:
@@ -553,7 +555,7 @@ class KafkaLog:
             raise LogUnavailable(self._failure)
 
 
-def _unknown() -> CommitUnknown:
+def _make_unknown_error() -> CommitUnknown:
     return CommitUnknown(
         "Kafka did not answer while it stored the rows: they may be stored or not. Repeat the request with the same "
         "sequence number"
@@ -566,7 +568,7 @@ def _refuse(futures: Sequence[asyncio.Future[Outcome]], error: SeamarkError) -> 
             future.set_exception(error)
 
 
-def _pieces(batch: Batch) -> list[bytes]:
+def _split_batch(batch: Batch) -> list[bytes]:
     """Return the records of a batch: its payload, then its kinds."""
     data = batch.payload + batch.kinds if batch.kinds else batch.payload
     if len(data) <= RECORD_BYTES_MAX:
@@ -597,7 +599,12 @@ def _place_of(batches: Sequence[StoredBatch], offset: int) -> int:
 
 @asynccontextmanager
 async def open_log_over(
-    broker: Broker, clock: Clock, limits: KafkaLimits, *, run_in_thread: RunInThread = asyncio.to_thread
+    broker: Broker,
+    clock: Clock,
+    limits: KafkaLimits,
+    *,
+    run_in_thread: RunInThread = asyncio.to_thread,
+    maintains: bool = True,
 ) -> AsyncIterator[KafkaLog]:
     """Open a log over a cluster.
 
@@ -606,6 +613,7 @@ async def open_log_over(
         clock: The clock.
         limits: The limits.
         run_in_thread: Runs the encoding of heads.
+        maintains: Whether this process removes old rows and writes heads.
 
     Raises:
         LogUnavailable: Kafka does not answer.
@@ -614,10 +622,9 @@ async def open_log_over(
     tasks: list[asyncio.Task[None]] = []
     try:
         await log.recover()
-        tasks += [
-            asyncio.create_task(log.run(), name="log-writer"),
-            asyncio.create_task(log.maintain(), name="log-maintenance"),
-        ]
+        tasks.append(asyncio.create_task(log.run(), name="log-writer"))
+        if maintains:
+            tasks.append(asyncio.create_task(log.maintain(), name="log-maintenance"))
         yield log
     finally:
         log.close()

@@ -1,1 +1,1 @@
-"""Advice about how a scan would read fewer files, for people who read the explanation of its plan."""
+"""Advice on layouts and indexes with which a scan would read fewer files, for the explanation of its plan."""

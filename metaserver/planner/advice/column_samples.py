@@ -45,7 +45,7 @@ NOT_SAMPLED = "its values are not sampled"
 FUNCTION_NOT_SAMPLED = "values of functions are not sampled"
 _FILES_CONCURRENT = 4
 _HITS_MIN = 3
-"""With at least this many hits, the share in the sample is used as the share in all files."""
+"""The minimum number of hits for which the share in the sample is used as the share in all files."""
 _PROBABILITY_MIN = 0.05
 """An observation that is less probable than this contradicts the assumption."""
 

@@ -10,8 +10,7 @@ assumes that the rows of a file are evenly distributed over the file's range. Th
 from the number of distinct values in the table's statistics. Without this number, there is no estimate.
 
 A layout that the clustering policy of the table requests already is not proposed, and a proposed layout keeps
-the columns of the policy. The estimates are part of the explanation of a plan; planning does not use
-them.
+the columns of the policy. The explanation of a plan shows the estimates. Planning does not use them.
 """
 
 from __future__ import annotations
@@ -43,16 +42,17 @@ from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import Selection, never
 
 COLUMNS_MAX = 4
-"""With more columns, a file would be split too rarely by each column."""
+"""The maximum number of columns of a clustering. With more columns, each column would divide the rows too coarsely."""
 _WORK_MAX = 50_000_000
 """The maximum number of comparisons of values with files, for one column."""
 _STRING_FILES_MAX = 100_000
 """The maximum number of files with string bounds, which are Python objects and need more memory."""
 _BOUNDED_ROWS_MIN_FRACTION = 0.5
-"""If files with bounds have less than this share of the rows, there is no estimate."""
+"""The minimum share of the rows in files with bounds. With a smaller share, there is no estimate."""
 _STRING_DIGITS_BYTES = 6
-"""The number of bytes after the common prefix of strings that are converted to a number. A double represents such a
-number exactly.
+"""The number of bytes after the common prefix of strings that are converted to a number.
+
+A double represents such a number exactly.
 """
 _PROPOSED_FILES_MAX_FRACTION = 0.5
 """A layout that keeps more than this share of the files is not proposed."""
@@ -116,7 +116,7 @@ def estimate_layouts(scan: ScanPlan, samples: Samples, properties: Mapping[str, 
         Only layouts that keep less than half of the files of the table, and clearly fewer files than the plan keeps
         now.
     """
-    columns = _intervals_by_column(scan)
+    columns = _group_intervals_by_column(scan)
     if not columns or scan.files <= 1:
         return LayoutEstimates([], {})
     selection = Selection.everything(scan.view)
@@ -243,7 +243,7 @@ def _count_slices(shares: Shares, count: int) -> int:
 # The intervals of the filter
 
 
-def _intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[Interval]]]:
+def _group_intervals_by_column(scan: ScanPlan) -> dict[str, tuple[list[Bound], list[Interval]]]:
     """Return, for each column, the predicates of the filter on it, and the intervals of values that match them."""
     parts = scan.bound.children if isinstance(scan.bound, And) else (scan.bound,)
     columns: dict[str, tuple[list[Bound], list[Interval]]] = {}

@@ -1,8 +1,9 @@
-"""Proposals of the advisor: layouts and indexes of a table, ranked by what the recorded statements would gain.
+"""Proposals of the advisor: layouts and indexes of a table, ranked by the gain of the recorded statements.
 
-Each proposal is a hypothesis. Its gain is predicted by a replay of the history (`replay.py`): of the files that the
-statements read now, and of those that they would read. It costs bytes that are rewritten or written. A proposal pays if
-it saves more bytes in `HORIZON_DAYS` than it costs. A proposal that does not pay comes after all that pay.
+Each proposal is a hypothesis. A replay of the history (`replay.py`) predicts its gain: it compares the files that the
+statements read now with the files that they would read after the change. The cost of a proposal is the number of bytes
+that the change writes or rewrites. A proposal pays if it saves more bytes in `HORIZON_DAYS` than it costs. Proposals
+that pay come first.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ from seamark.metaserver.planner.advice.replay import (
     DrawnStatement,
     Shares,
     SimulatedLayout,
+    compute_read_shares,
+    compute_weighted_mean,
     curve_order,
     cut_layout,
     index_shares,
-    kept_shares,
-    weighted_mean,
 )
 from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn, Strings
@@ -56,7 +57,7 @@ _INDEX_BYTES_PER_ROW = {"bloom": 1.5, "bitmap": 1.0}
 _BITMAP_VALUES_MAX = 1000
 _CURRENT_FILES_MAX = 20_000
 _BOUNDS_MAX = 20_000
-"""The bounds of files that become values of a sampled column."""
+"""The maximum number of bounds that become values of a sampled column."""
 _BUCKETS = (16, 64, 256)
 _FEW_VALUES_MAX = 200
 _DAY_UNITS = {"date": 1, "timestamp": 86_400_000_000, "timestamptz": 86_400_000_000}
@@ -99,11 +100,11 @@ class Proposal(msgspec.Struct, frozen=True, rename="kebab"):
         kind: cluster, index, drop-index, partition, bucket, file-size.
         title: The change in words.
         commands: The commands or statements that make the change.
-        change: What a client does to apply the proposal.
-        before: What an average statement reads now, by the replay.
-        predicted: What it would read.
+        change: The change that a client makes to apply the proposal.
+        before: The files, bytes and seconds that an average statement reads now, by the replay.
+        predicted: The files, bytes and seconds that this statement would read after the change.
         cost_bytes: The bytes that are written once.
-        cost_seconds: The time that this takes.
+        cost_seconds: The time that the change takes.
         saved_bytes_per_day: The predicted gain of all recorded statements of a day.
         pays_after_days: The days after which the saved bytes exceed the cost, or None if they never do.
     """
@@ -157,13 +158,13 @@ class AdvisedTable:
 
 
 def make_proposals(state: AdvisedTable) -> tuple[Reads, list[Proposal]]:
-    """Return what an average statement reads now, and the proposals, the best first."""
+    """Return the present reads of an average statement, and the proposals, the best first."""
     advisor = _Advisor(state)
     return advisor.before, advisor.rank_proposals()
 
 
 def measure(state: AdvisedTable) -> Reads:
-    """Return what an average statement reads now, by the replay over the bounds and indexes of the table."""
+    """Return the present reads of an average statement, by a replay over the bounds and indexes of the table."""
     return _Advisor(state).before
 
 
@@ -172,25 +173,30 @@ class _Advisor:
         self._state = state
         self._indexes = [one for one in read_definitions(state.metadata).enabled if one.kind in FALSE_SHARES]
         self._layout = current_layout(state.files, state.sample)
-        self._current, self._current_files = kept_shares(self._layout, state.statements)
-        self._buckets = self._bucket_shares({})
+        self._current, self._current_files = compute_read_shares(self._layout, state.statements)
+        self._buckets = self._estimate_bucket_shares({})
         self._indexed = self._index_shares(self._indexes)
         shares = self._buckets * self._indexed
         self.before = self._reads(self._current * shares, self._current_files * shares, state.files.files)
 
     def rank_proposals(self) -> list[Proposal]:
-        proposals = [*self._clusterings(), *self._new_indexes(), *self._dropped_indexes(), *self._partitions()]
-        proposals += self._bucketing()
-        proposals += self._file_size()
+        proposals = [
+            *self._propose_clusterings(),
+            *self._propose_indexes(),
+            *self._propose_index_drops(),
+            *self._propose_partitions(),
+        ]
+        proposals += self._propose_buckets()
+        proposals += self._propose_file_size()
         useful = [one for one in proposals if one.kind in ("drop-index", "file-size") or self._is_useful(one)]
-        useful.sort(key=lambda one: (not one.pays, -_net_bytes(one), one.id))
-        # A proposal that cannot pay is never first, so without a proposal that pays there is none.
-        return _without_weaker(useful)[:PROPOSALS_MAX] if useful and useful[0].pays else []
+        useful.sort(key=lambda one: (not one.pays, -_compute_net_bytes(one), one.id))
+        # Proposals that cannot pay come last. If no proposal pays, there is nothing to propose.
+        return _drop_weaker(useful)[:PROPOSALS_MAX] if useful and useful[0].pays else []
 
     def _is_useful(self, proposal: Proposal) -> bool:
         return proposal.predicted.bytes < (1 - GAIN_MIN_FRACTION) * self.before.bytes
 
-    def _weight(self, column_id: int, accepts: Callable[[int], bool]) -> float:
+    def _sum_weights(self, column_id: int, accepts: Callable[[int], bool]) -> float:
         """Return the number of statements with a condition on the column; `accepts` gets the number of its values."""
         return sum(
             statement.weight
@@ -202,16 +208,16 @@ class _Advisor:
             )
         )
 
-    def _compared_columns(self) -> list[int]:
-        weights = {column_id: self._weight(column_id, lambda _: True) for column_id in self._state.sample.columns}
+    def _rank_compared_columns(self) -> list[int]:
+        weights = {column_id: self._sum_weights(column_id, lambda _: True) for column_id in self._state.sample.columns}
         used = [column_id for column_id, weight in weights.items() if weight > 0]
         return sorted(used, key=lambda column_id: (-weights[column_id], column_id))[:COLUMNS_MAX]
 
     # Candidates
 
-    def _clusterings(self) -> Iterator[Proposal]:
+    def _propose_clusterings(self) -> Iterator[Proposal]:
         # The property separates names by commas, and a dot refers to a joined table.
-        columns = [one for one in self._compared_columns() if not set(self._name(one)) & set(",.")]
+        columns = [one for one in self._rank_compared_columns() if not set(self._name(one)) & set(",.")]
         try:
             own = ClusteringLayout.of(self._state.metadata.properties)
         except BadRequest:
@@ -221,14 +227,14 @@ class _Advisor:
                 names = [self._name(column_id) for column_id in chosen]
                 if own is not None and sorted(own.columns) == sorted(names):
                     continue
-                yield self._clustering(chosen, names, None)
+                yield self._propose_clustering(chosen, names, None)
         if columns:
             smaller = self._state.target_bytes // 4
             names = [self._name(column_id) for column_id in columns[:2]]
             if smaller >= 1 << 20:
-                yield self._clustering(tuple(columns[:2]), names, smaller)
+                yield self._propose_clustering(tuple(columns[:2]), names, smaller)
 
-    def _clustering(self, columns: tuple[int, ...], names: list[str], smaller_bytes: int | None) -> Proposal:
+    def _propose_clustering(self, columns: tuple[int, ...], names: list[str], smaller_bytes: int | None) -> Proposal:
         curve = HILBERT if len(columns) > 1 else LINEAR
         table, sample = self._state.name, self._state.sample
         files = math.ceil(self._state.total_bytes / (smaller_bytes or self._state.target_bytes))
@@ -254,17 +260,17 @@ class _Advisor:
     def _rewrite(
         self, kind: str, title: str, commands: list[str], change: ProposedChange, layout: SimulatedLayout, files: int
     ) -> Proposal:
-        sizes, kept = kept_shares(layout, self._state.statements)
+        sizes, file_shares = compute_read_shares(layout, self._state.statements)
         shares = self._buckets * self._indexed
-        predicted = self._reads(sizes * shares, kept * shares, max(files, 1))
+        predicted = self._reads(sizes * shares, file_shares * shares, max(files, 1))
         # A rewrite reads the table and writes it.
         return self._propose(kind, title, commands, change, predicted, 2 * self._state.total_bytes)
 
-    def _new_indexes(self) -> Iterator[Proposal]:
+    def _propose_indexes(self) -> Iterator[Proposal]:
         indexed = {term.column_id for index in self._indexes for term in index.terms}
-        for column_id in self._compared_columns():
+        for column_id in self._rank_compared_columns():
             column = self._state.sample.columns[column_id]
-            if column_id in indexed or not self._weight(column_id, lambda values: values > 0):
+            if column_id in indexed or not self._sum_weights(column_id, lambda values: values > 0):
                 continue
             kind = "bitmap" if len(column.values) <= _BITMAP_VALUES_MAX else "bloom"
             name = self._name(column_id)
@@ -287,7 +293,7 @@ class _Advisor:
                 written + read,
             )
 
-    def _dropped_indexes(self) -> Iterator[Proposal]:
+    def _propose_index_drops(self) -> Iterator[Proposal]:
         for name in sorted(self._state.unused_indexes):
             yield self._propose(
                 "drop-index",
@@ -298,11 +304,11 @@ class _Advisor:
                 0,
             )
 
-    def _partitions(self) -> Iterator[Proposal]:
+    def _propose_partitions(self) -> Iterator[Proposal]:
         sample, rows = self._state.sample, self._state.sample.rows
         if any(spec.fields for spec in self._state.metadata.partition_specs):
             return
-        for column_id in self._compared_columns():
+        for column_id in self._rank_compared_columns():
             column = sample.columns[column_id]
             groups = _partition_codes(column)
             if groups is None:
@@ -326,17 +332,17 @@ class _Advisor:
                 max(wanted, count),
             )
 
-    def _bucketing(self) -> Iterator[Proposal]:
+    def _propose_buckets(self) -> Iterator[Proposal]:
         if any(spec.fields for spec in self._state.metadata.partition_specs):
             return
         wanted = math.ceil(self._state.total_bytes / self._state.target_bytes)
         buckets = max((count for count in _BUCKETS if count <= max(_BUCKETS[0], wanted)), default=_BUCKETS[0])
-        for column_id in self._compared_columns():
+        for column_id in self._rank_compared_columns():
             column = self._state.sample.columns[column_id]
-            equal = self._weight(column_id, lambda values: values > 0)
+            equal = self._sum_weights(column_id, lambda values: values > 0)
             if not equal or len(column.values) < 10 * buckets or column.values.dtype == np.float64:
                 continue
-            shares = self._bucket_shares({column_id: buckets}) * self._indexed
+            shares = self._estimate_bucket_shares({column_id: buckets}) * self._indexed
             name = self._name(column_id)
             predicted = self._reads(self._current * shares, self._current_files * shares, max(wanted, buckets))
             yield self._propose(
@@ -348,17 +354,17 @@ class _Advisor:
                 2 * self._state.total_bytes,
             )
 
-    def _file_size(self) -> Iterator[Proposal]:
+    def _propose_file_size(self) -> Iterator[Proposal]:
         files, total = self._state.files.files, self._state.total_bytes
         wanted = math.ceil(total / self._state.target_bytes)
         if files < 8 or files < 4 * wanted:
             return
-        # Files that a compaction merges cover the ranges of all of them, so statements read more bytes of each.
+        # A merged file covers the ranges of all files that it replaces, so statements read more of its bytes.
         order = np.arange(self._state.sample.rows)
         layout = cut_layout(self._state.sample, order, wanted)
-        sizes, kept = kept_shares(layout, self._state.statements)
+        sizes, file_shares = compute_read_shares(layout, self._state.statements)
         shares = self._buckets * self._indexed
-        predicted = self._reads(sizes * shares, kept * shares, wanted)
+        predicted = self._reads(sizes * shares, file_shares * shares, wanted)
         if predicted.seconds < self.before.seconds:
             yield self._propose(
                 "file-size",
@@ -392,13 +398,15 @@ class _Advisor:
                 by_kind[kind] |= set(columns)
         shares = np.ones(len(self._state.statements))
         for kind, column_ids in by_kind.items():
-            known = sorted(column_ids & self._state.sample.columns.keys())
+            sampled_ids = sorted(column_ids & self._state.sample.columns.keys())
             for number, statement in enumerate(self._state.statements):
-                share = index_shares(statement, self._state.sample, known, self._state.files.files, FALSE_SHARES[kind])
+                share = index_shares(
+                    statement, self._state.sample, sampled_ids, self._state.files.files, FALSE_SHARES[kind]
+                )
                 shares[number] = min(shares[number], share)
         return shares
 
-    def _bucket_shares(self, more: dict[int, int]) -> Shares:
+    def _estimate_bucket_shares(self, more: dict[int, int]) -> Shares:
         """Return the share of the buckets that each statement reads, by the bucket fields of the current spec."""
         buckets = dict(more)
         for field in self._state.metadata.default_spec.fields:
@@ -416,8 +424,8 @@ class _Advisor:
     # Proposals
 
     def _reads(self, size_shares: Shares, file_shares: Shares, files: int) -> Reads:
-        size = weighted_mean(size_shares, self._state.statements) * self._state.total_bytes
-        count = weighted_mean(file_shares, self._state.statements) * files
+        size = compute_weighted_mean(size_shares, self._state.statements) * self._state.total_bytes
+        count = compute_weighted_mean(file_shares, self._state.statements) * files
         return Reads(round(count, 2), int(size), round(size / SCAN_BYTES_PER_S + count * OPEN_S, 4))
 
     def _propose(
@@ -430,7 +438,8 @@ class _Advisor:
         cost_bytes: int,
     ) -> Proposal:
         saved = (self.before.bytes - predicted.bytes) * self._state.statements_per_day
-        if kind == "file-size":  # A merge of small files saves time, which counts as the bytes of this time.
+        if kind == "file-size":
+            # A merge of small files saves time. The time counts as the number of bytes that a scan reads in it.
             saved = (self.before.seconds - predicted.seconds) * SCAN_BYTES_PER_S * self._state.statements_per_day
         pays_after = cost_bytes / saved if saved > 0 else 0.0 if cost_bytes == 0 else None
         return Proposal(
@@ -452,24 +461,24 @@ class _Advisor:
 
 
 def _quote(name: str) -> str:
-    """Return a name as Spark reads it, in backticks if it is no plain identifier."""
+    """Return a name for a statement of Spark. A name that is not an identifier is in backticks."""
     return name if name.isascii() and name.isidentifier() else "`" + name.replace("`", "``") + "`"
 
 
-def _net_bytes(proposal: Proposal) -> int:
+def _compute_net_bytes(proposal: Proposal) -> int:
     """Return the bytes that a proposal saves in the horizon, less its cost."""
     return proposal.saved_bytes_per_day * HORIZON_DAYS - proposal.cost_bytes
 
 
-def _without_weaker(proposals: Sequence[Proposal]) -> list[Proposal]:
+def _drop_weaker(proposals: Sequence[Proposal]) -> list[Proposal]:
     """Keep the best three proposals of a kind, so that the first proposals are not variants of one layout."""
     counts: defaultdict[str, int] = defaultdict(int)
-    kept = []
+    best = []
     for proposal in proposals:
         counts[proposal.kind] += 1
         if counts[proposal.kind] <= 3:
-            kept.append(proposal)
-    return kept
+            best.append(proposal)
+    return best
 
 
 def _partition_codes(column: SampledColumn) -> tuple[str, npt.NDArray[np.int64]] | None:
@@ -484,14 +493,14 @@ def _partition_codes(column: SampledColumn) -> tuple[str, npt.NDArray[np.int64]]
 def add_bounds(sample: RowSample, files: FoundFiles) -> RowSample:
     """Return the sample with the bounds of all files as further values of its columns.
 
-    The sampled files of a clustered table have a part of the values only. A range between two sampled values would then
-    match no file, although there are files with these values. Of more than `_BOUNDS_MAX` bounds, an evenly spaced part
-    is taken.
+    The sampled files of a clustered table have only some of the values. A range between two sampled values would then
+    match no file, although there are files with these values. If there are more than `_BOUNDS_MAX` bounds, evenly
+    spaced bounds are used.
     """
     columns = {}
     for column_id, column in sample.columns.items():
         stats = files.stats(RequestedColumn(column_id, column.kind))
-        bounds = [_known_values(stats.bounds(side)) for side in ("lower", "upper")]
+        bounds = [_list_distinct_bounds(stats.bounds(side)) for side in ("lower", "upper")]
         more = np.unique(np.concatenate([*bounds, column.values[:0]]))
         if len(more) > _BOUNDS_MAX:
             more = more[np.linspace(0, len(more) - 1, _BOUNDS_MAX).astype(np.int64)]
@@ -499,7 +508,7 @@ def add_bounds(sample: RowSample, files: FoundFiles) -> RowSample:
     return RowSample(columns, sample.files, sample.rows)
 
 
-def _known_values(bounds: object) -> npt.NDArray[Any]:
+def _list_distinct_bounds(bounds: object) -> npt.NDArray[Any]:
     """Return the different bounds of a side, without missing bounds."""
     if isinstance(bounds, Strings):
         texts = {text for text in bounds.values() if text is not None}
@@ -538,17 +547,17 @@ def _codes_of_bounds(
 
     The number is -1 for a file without a bound.
 
-    For `left` a value that equals the bound does not count, for `right` it does.
+    If `side` is `left`, a value that equals the bound does not count. If it is `right`, the value counts.
     """
     if isinstance(bounds, Strings):
         all_texts = bounds.values()
         texts = [all_texts[number] for number in picked.tolist()]
-        known = np.array([text is not None for text in texts], dtype=np.bool_)
+        has_bound = np.array([text is not None for text in texts], dtype=np.bool_)
         places = np.array([np.searchsorted(column.values, text or b"", side) for text in texts], dtype=np.int64)  # type: ignore[call-overload]
         if side == "right":  # Upper bounds of strings may be cut and incremented, so the next value may occur, too.
             places = np.minimum(places, len(column.values))
     else:
         numbers = np.asarray(bounds)[picked]
-        known = np.isfinite(numbers) if numbers.dtype == np.float64 else numbers != MISSING
+        has_bound = np.isfinite(numbers) if numbers.dtype == np.float64 else numbers != MISSING
         places = np.searchsorted(column.values, numbers, side).astype(np.int64)  # type: ignore[call-overload]
-    return np.where(known, places, -1)
+    return np.where(has_bound, places, -1)

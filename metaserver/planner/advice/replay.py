@@ -1,13 +1,13 @@
 """Replays recorded statements over layouts of a table, without writing a file.
 
-A statement is drawn from its shape: a condition with a literal that the history dropped gets a value of the sampled
+A statement is drawn from its shape. The history has dropped the literals, so a condition gets a value of the sampled
 rows, and a range gets the recorded width. Conditions become masks over the distinct values of a column. A layout is the
 smallest and the largest value of each column in each file. A file is read if each condition has a matching value
 between the two.
 
     statements = draw_statements(shapes, sample, seed=…)
     layout = sorted_layout(sample, ranks, files)
-    kept_shares(layout, statements)     # the share of the files that each statement reads
+    compute_read_shares(layout, statements)     # the shares of the bytes and files that each statement reads
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from seamark.formats.iceberg.expressions.expression import And, Bound, Expressio
 from seamark.formats.index.packing import Longs
 from seamark.formats.services.curves import compute_curve_keys
 from seamark.metaserver.history.samples import BOTH, HIGH, LOW, FilterSample
-from seamark.metaserver.history.shapes import Conjunct, QueryShape, Term
+from seamark.metaserver.history.shapes import Conjunct, QueryShape, ShapeTerm
 from seamark.metaserver.planner.advice.row_samples import RowSample, SampledColumn
 
 DRAWS_EACH = 24
-"""The number of statements that are drawn from one shape."""
+"""The maximum number of statements that are drawn from one shape."""
 _MASK_BYTES_EACH = 8 << 20
 """The memory for the conditions of the statements that are drawn from one shape. At least one statement is drawn."""
 ROWS_PER_FILE_MIN = 24
-"""A simulated file has at least this many sampled rows, so that its bounds are near those of a real file."""
+"""A simulated file has at least this many sampled rows, so that its bounds are close to the bounds of a real file."""
 _WIDTH, _PREFIX_WIDTH = 0.1, 0.02
 """The assumed widths of a range without a recorded width, and of a prefix."""
 _RANK_BITS = 16
@@ -81,7 +81,7 @@ class DrawnStatement:
 
     Attributes:
         fingerprint: The shape.
-        weight: The number of recorded statements that it represents.
+        weight: The number of recorded statements that the drawn statement represents.
         conditions: The conditions that all rows must satisfy. Each has alternatives.
     """
 
@@ -152,9 +152,9 @@ def _conditions_of_filter(bound: Expression, sample: RowSample) -> tuple[tuple[D
         is_flat = isinstance(part, Bound) or (
             isinstance(part, Or) and all(isinstance(child, Bound) for child in part.children)
         )
-        known = tuple(condition for condition in alternatives if condition is not None)
-        if is_flat and known and len(known) == len(alternatives):
-            conditions.append(known)
+        sampled_conditions = tuple(condition for condition in alternatives if condition is not None)
+        if is_flat and sampled_conditions and len(sampled_conditions) == len(alternatives):
+            conditions.append(sampled_conditions)
     return tuple(conditions)
 
 
@@ -214,7 +214,7 @@ def _draw_conditions(
 def _draw_alternatives(
     conjunct: Conjunct, sample: RowSample, row: int, rng: np.random.Generator
 ) -> tuple[DrawnCondition, ...] | None:
-    """Return the alternatives of a conjunct, or None if it may match rows of each file."""
+    """Return the alternatives of a conjunct, or None if the conjunct may match rows in all files."""
     alternatives = []
     for term in conjunct:
         column = sample.columns.get(term.column_id)
@@ -227,7 +227,9 @@ def _draw_alternatives(
     return tuple(alternatives)
 
 
-def _draw_condition(term: Term, column: SampledColumn, row: int, rng: np.random.Generator) -> DrawnCondition | None:
+def _draw_condition(
+    term: ShapeTerm, column: SampledColumn, row: int, rng: np.random.Generator
+) -> DrawnCondition | None:
     matching = np.zeros(len(column.values) + 1, dtype=np.bool_)
     values = 0
     match term.op:
@@ -254,7 +256,11 @@ def _draw_condition(term: Term, column: SampledColumn, row: int, rng: np.random.
 
 
 def _draw_code(column: SampledColumn, row: int, rng: np.random.Generator) -> int:
-    """Return the code of the drawn row, so that conditions on several columns match a common row; not null."""
+    """Return the code of the drawn row.
+
+    If its value is null, return another code. With the same row for all columns, all conditions match at least this
+    row.
+    """
     code = int(column.codes[row])
     return code if code else int(rng.integers(1, len(column.values) + 1))
 
@@ -311,7 +317,7 @@ def cut_layout(
         top = len(column.values) + 1
         low = np.minimum.reduceat(np.where(codes == 0, top, codes), starts)
         high = np.maximum.reduceat(codes, starts)
-        # A file has more rows than the sample, so its bounds are wider by about two of the sample's gaps.
+        # A real file has more rows than the sample, so its bounds are wider, by about two gaps between sampled values.
         gap = ((high - low) / np.maximum(1, lengths - 1)).astype(np.int32)
         lower[column_id] = np.maximum(1, low - gap).astype(np.int32)
         upper[column_id] = np.where(high > 0, np.minimum(top - 1, high + gap), 0).astype(np.int32)
@@ -319,31 +325,31 @@ def cut_layout(
     return SimulatedLayout(lower, upper, nulls, lengths / rows)
 
 
-def kept_shares(layout: SimulatedLayout, statements: Sequence[DrawnStatement]) -> tuple[Shares, Shares]:
+def compute_read_shares(layout: SimulatedLayout, statements: Sequence[DrawnStatement]) -> tuple[Shares, Shares]:
     """Return the shares of the bytes and of the files that each statement reads, float64[statements] each."""
     size_shares, file_shares = np.ones(len(statements)), np.ones(len(statements))
     for number, statement in enumerate(statements):
-        kept = np.ones(layout.files, dtype=np.bool_)
+        is_read = np.ones(layout.files, dtype=np.bool_)
         for alternatives in statement.conditions:
             either = np.zeros(layout.files, dtype=np.bool_)
             for condition in alternatives:
-                either |= _files_with(layout, condition)
-            kept &= either
-        size_shares[number] = float(layout.weights[kept].sum())
-        file_shares[number] = float(kept.mean()) if layout.files else 0.0
+                either |= _find_files_with(layout, condition)
+            is_read &= either
+        size_shares[number] = float(layout.weights[is_read].sum())
+        file_shares[number] = float(is_read.mean()) if layout.files else 0.0
     return size_shares, file_shares
 
 
-def _files_with(layout: SimulatedLayout, condition: DrawnCondition) -> Mask:
-    """Return the files that may have a matching row by their bounds, bool[files]."""
+def _find_files_with(layout: SimulatedLayout, condition: DrawnCondition) -> Mask:
+    """Return the files whose bounds allow a matching row, bool[files]."""
     column_id = condition.column_id
     if condition.matching[0]:
         return layout.has_nulls[column_id]
     matches = np.concatenate([[0], np.cumsum(condition.matching)])
     low, high = layout.lower[column_id], layout.upper[column_id]
     counts = matches[np.minimum(high + 1, len(matches) - 1)] - matches[np.minimum(low, len(matches) - 1)]
-    kept: Mask = counts > 0
-    return kept
+    may_match: Mask = counts > 0
+    return may_match
 
 
 def index_shares(
@@ -351,8 +357,8 @@ def index_shares(
 ) -> float:
     """Return the share of the files in which indexes on the columns find a matching value.
 
-    The files of the sample represent all files. A value that was drawn from a file occurs in this file anyway, so this
-    file does not count.
+    The files of the sample represent all files. A value that was drawn from a file certainly occurs in this file, so
+    this file does not count.
     """
     share = 1.0
     for alternatives in statement.conditions:
@@ -361,14 +367,14 @@ def index_shares(
         missing = 1.0
         for condition in alternatives:
             counts = sample.columns[condition.column_id].file_counts[condition.matching]
-            others = np.maximum(counts - 1, 0) / max(1, sample.files - 1)
-            missing *= float(np.prod(1 - np.minimum(1.0, (1 + others * (files - 1)) / max(1, files))))
-        found = 1 - missing
-        share = min(share, found + false_share * (1 - found))
+            other_shares = np.maximum(counts - 1, 0) / max(1, sample.files - 1)
+            missing *= float(np.prod(1 - np.minimum(1.0, (1 + other_shares * (files - 1)) / max(1, files))))
+        hit_probability = 1 - missing
+        share = min(share, hit_probability + false_share * (1 - hit_probability))
     return share
 
 
-def weighted_mean(values: Shares, statements: Sequence[DrawnStatement]) -> float:
+def compute_weighted_mean(values: Shares, statements: Sequence[DrawnStatement]) -> float:
     """Return the mean over the recorded statements."""
     weights = np.array([statement.weight for statement in statements])
     return float(values @ weights / max(1e-9, float(weights.sum())))

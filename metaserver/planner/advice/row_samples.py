@@ -119,7 +119,7 @@ async def sample_rows(
         columns: The types of the columns to read, by id.
 
     Returns:
-        The sample, or a text with the reason why there is none.
+        The sample, or a text with the reason why there is no sample.
     """
     chosen = _choose_files(files)
     if not chosen:
@@ -189,7 +189,7 @@ def _combine(parts: Sequence[dict[int, pa.Array]], columns: dict[int, str]) -> R
 
 
 def _keep_codes(column: SampledColumn) -> SampledColumn:
-    """Return the column without the values that occur in none of its rows, so that the rows limit the values."""
+    """Return the column without values that occur in no row, so that the number of rows limits the number of values."""
     used, codes = np.unique(np.append(column.codes, 0), return_inverse=True)
     return SampledColumn(
         column.column_id,

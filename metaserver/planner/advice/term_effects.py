@@ -1,8 +1,8 @@
-"""The effect of each conjunct of a filter, and the index that would help a conjunct for which partitions and bounds do
-not.
+"""The effect of each conjunct of a filter. If partitions and bounds leave out few files, also the index that would
+help.
 
-An index is proposed unless a sample of the column shows that most files have a matching row. These texts are part of
-the explanation of a plan; planning does not use them.
+An index is proposed unless a sample of the column shows that most files have a matching row. The explanation of a plan
+shows these texts. Planning does not use them.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class TermEffect(NamedTuple):
     """The effect of one conjunct of the filter.
 
     Attributes:
-        files_left: How many of the `files_in` files of the view partition values and bounds keep.
+        files_left: The number of files of the view that remain after pruning by partition values and bounds.
         has_bounds: Whether any file has bounds of the column. It is True for types that need no bounds.
         index_name: The name of an enabled index on the column.
         index_kind: The kind of index that would help.
         index_files: The estimated number of files that a plan would keep with an index, or None if there is
             no estimate.
-        index_note: Why `index_files` has no estimate, or why no index would help.
+        index_note: The reason why `index_files` has no estimate, or why no index would help.
     """
 
     expression: Expression

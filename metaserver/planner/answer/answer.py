@@ -112,8 +112,8 @@ class ScanTaskWriter:
         Args:
             scan: The plan.
             stats: The ids of the columns whose statistics the client requested.
-            dialect: How the client reads partition values and residuals.
-            form: How the tasks differ from the standard form.
+            dialect: The way in which the client reads partition values and residuals.
+            form: The differences between the tasks and the standard form.
             texts: The cache of encoded partition tuples, which all answers share.
         """
         self._scan = scan

@@ -313,7 +313,7 @@ def _make_bound_reader(block: Block, side: str, column_id: int) -> Texts | None:
 
 
 def _write_bound(block: Block, side: str, column_id: int, kind: str, row: int) -> str | None:
-    value = block.bound(side, column_id, row)
+    value = block.get_bound(side, column_id, row)
     return None if value is None else f'"{encode(kind, value).hex().upper()}"'
 
 

@@ -95,7 +95,7 @@ class DeleteFiles:
         async def read(file: DeleteFile, columns: Columns) -> Content | Unreadable:
             async with limit:
                 try:
-                    content = await self._content(file, columns)
+                    content = await self._decode_content(file, columns)
                     budget.take(object_bytes(content), file.path)
                     return content
                 except Unreadable as error:
@@ -105,7 +105,7 @@ class DeleteFiles:
         contents = await asyncio.gather(*(read(file, columns) for _, file, columns in all_requests))
         return {number: content for (number, _, _), content in zip(all_requests, contents, strict=True)}
 
-    async def _content(self, file: DeleteFile, columns: Columns) -> Content:
+    async def _decode_content(self, file: DeleteFile, columns: Columns) -> Content:
         key = (file.path, file.offset, columns)
         cached = self._kept.get(key)
         if cached is not None:

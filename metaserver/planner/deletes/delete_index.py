@@ -77,7 +77,7 @@ def assign_first_row_ids(manifest: ManifestFile, block: Block, rows: Longs) -> L
     Files without an id are assigned ids in order, starting at the manifest's first row id.
 
     Returns:
-        None if the manifest has no first row id. The first row ids of its files are ignored then.
+        None if the manifest has no first row id. In this case, the first row ids of its files are ignored.
     """
     if manifest.first_row_id is None or not len(rows):
         return None

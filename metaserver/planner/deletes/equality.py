@@ -153,7 +153,7 @@ class _ColumnGroup:
         in_scope = np.logical_or.reduce([first < last for first, last in spans])
         if not in_scope.any():
             return
-        above, below, flags = self._ranks(pieces, in_scope)
+        above, below, flags = self._rank_values(pieces, in_scope)
         for first, last in spans:
             data_files = _DataFiles(sequences, first, last, above, below, flags)
             pending = [np.flatnonzero(first < last)]
@@ -174,7 +174,7 @@ class _ColumnGroup:
         applicable = (self._scopes[at] == scopes) & (self._newest[at] >= sequences)
         return np.where(applicable, self._firsts[at], 0), np.where(applicable, self._firsts[at + 1], 0)
 
-    def _ranks(
+    def _rank_values(
         self, pieces: Sequence[Piece], in_scope: npt.NDArray[np.bool_]
     ) -> tuple[tuple[Longs, ...], tuple[Longs, ...], tuple[npt.NDArray[np.uint8], ...]]:
         above = tuple(np.zeros(len(in_scope), dtype=np.int64) for _ in self._columns)

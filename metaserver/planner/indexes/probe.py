@@ -280,7 +280,7 @@ class Probe:
         query = self._make_query(predicate_of_index)
         if not isinstance(query, BitmapQuery):
             return None
-        located_bitmap = self._bitmap_at(predicate_of_index, position)
+        located_bitmap = self._find_bitmap(predicate_of_index, position)
         if located_bitmap is None:
             return None
         location, file, bitmap = located_bitmap
@@ -290,7 +290,7 @@ class Probe:
             self.damaged[location] = str(error)
             return None
 
-    def _bitmap_at(self, predicate: IndexPredicate, position: int) -> tuple[str, int, Bitmap] | None:
+    def _find_bitmap(self, predicate: IndexPredicate, position: int) -> tuple[str, int, Bitmap] | None:
         """Return (location of the index file that covers the file, index of the file in it, bitmaps of the index file).
 
         Returns:

@@ -361,7 +361,7 @@ def _spans_of(request: DimensionRequest, read: Sequence[Columns], rows: Sequence
     """Return the starts and the ends of the spans in which the rows allow the compared column."""
     kind = request.columns[0][1]
     try:
-        return (_code_spans_of if has_codes(kind) else _ranked_spans_of)(request, read, rows, kind)
+        return (_code_spans_of if has_codes(kind) else _find_ranked_spans_of)(request, read, rows, kind)
     except ValueError as error:
         raise DimensionSkipped(str(error)) from None
 
@@ -381,7 +381,7 @@ def _code_spans_of(
     return to_key_sets(*merge_spans(np.concatenate(starts), np.concatenate(ends)), kind)
 
 
-def _ranked_spans_of(
+def _find_ranked_spans_of(
     request: DimensionRequest, read: Sequence[Columns], rows: Sequence[Mask | None], kind: str
 ) -> tuple[KeySet, KeySet]:
     files = []

@@ -95,14 +95,14 @@ class RequestedJoin:
     joins: tuple[RequestedJoin, ...] = ()
     likes: tuple[AnyLike, ...] = ()
     transform: str = IDENTITY
-    """What the column of the planned table is compared with.
+    """The values with which the column of the planned table is compared.
 
     A period: the other table contains this period of the column (`periods.py`). `MINIMUM` or `MAXIMUM`: the
     extreme of the other table's column (`extremes.py`). `RANGE`: the other table's column itself (`ranges.py`).
     """
     any_of: int | None = None
-    """The number of a group of alternative joins. A row needs a partner in only one join of the group."""
-    unless: Expression = FALSE
+    """The number of a group of alternative joins. A row needs a partner in at least one join of the group."""
+    exempt_condition: Expression = FALSE
     """A condition that is bound to the planned table's columns. Rows that may match it need no partner."""
     operators: tuple[str, ...] = ()
     outside: Expression | None = None
@@ -110,7 +110,7 @@ class RequestedJoin:
     @property
     def is_filter(self) -> bool:
         """Whether each row needs a partner with an equal value, so that the join gives a dynamic filter."""
-        return self.transform == IDENTITY and self.any_of is None and self.unless == FALSE
+        return self.transform == IDENTITY and self.any_of is None and self.exempt_condition == FALSE
 
 
 class JoinOutcome(msgspec.Struct, frozen=True, rename="kebab", omit_defaults=True):
@@ -174,7 +174,7 @@ def _condition_of(alternatives: Sequence[tuple[RequestedJoin, JoinFilters]]) -> 
     conditions = []
     for join, result in alternatives:
         keys = all_of(*(dynamic_filter.as_condition for dynamic_filter in result.dynamic_filters))
-        conditions += [all_of(keys, result.condition), join.unless]
+        conditions += [all_of(keys, result.condition), join.exempt_condition]
     return any_of(*conditions)
 
 

@@ -152,7 +152,7 @@ def span_condition(column: LimitedColumn, start: int, end: int) -> Expression:
 
 
 def _make_between(column: LimitedColumn, low: Value | None, high: Value | None) -> Expression:
-    """Return the condition that a column is between two values; None is no limit."""
+    """Return the condition that a column is between two values. None means that there is no limit."""
     if low is not None and low == high:
         return _compare(column, Op.EQ, low)
     return all_of(
@@ -171,8 +171,8 @@ def _make_float_span_condition(column: LimitedColumn, start: int, end: int) -> E
     is_nan = _compare(column, Op.IS_NAN) if end == _NAN else FALSE
     if start > min(end, highest) or end < lowest:
         return is_nan if start <= end else FALSE
-    low = _float_at(start) if start > lowest else None
-    high = _float_at(end) if end < highest else None
+    low = _decode_float(start) if start > lowest else None
+    high = _decode_float(end) if end < highest else None
     return any_of(_make_between(column, low, high), is_nan)
 
 
@@ -182,7 +182,7 @@ def _position_of(value: float) -> int:
     return code - SIGN
 
 
-def _float_at(position: int) -> float:
+def _decode_float(position: int) -> float:
     """Return the number whose code is at a position."""
     code = position + SIGN
     (value,) = _DOUBLE.unpack(_WORD.pack(code ^ SIGN if code >= SIGN else code ^ CODE_MAX))
@@ -313,7 +313,7 @@ def _measure_ranks(values: Distinct, starts: Longs, ends: Longs) -> Codes:
 
 
 def _select(values: Distinct, ranks: Longs, kind: str) -> KeySet:
-    """Return the keys at ascending ranks; -1 is no start, and the number of keys is no end."""
+    """Return the keys at ascending ranks. The rank -1 means no start, and the number of keys means no end."""
     all_keys = KeySet(kind, values)
     keys = [
         _LOWEST if rank < 0 else _HIGHEST if rank == len(values) else bytes(all_keys.at(rank))
@@ -333,7 +333,7 @@ def make_range_condition(column: LimitedColumn, starts: KeySet, ends: KeySet) ->
     """Return the condition that a column is in one of the spans; FALSE without a span.
 
     Raises:
-        ValueError: A limit is no valid text.
+        ValueError: A limit is not a valid text.
     """
     spans = ((starts.at(position), ends.at(position)) for position in range(len(starts)))
     return any_of(*(_make_key_span_condition(column, start, end) for start, end in spans))

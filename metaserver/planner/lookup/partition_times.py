@@ -26,7 +26,7 @@ def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) ->
         None if the end of a partition is unknown.
     """
     oldest = _FAR_MS
-    for number, of_block in _ids_by_block(view, rows):
+    for number, of_block in _group_ids_by_block(view, rows):
         time_and_column = _find_time_column(view, number, metadata)
         if time_and_column is None:
             return None
@@ -48,10 +48,10 @@ def find_oldest_end_ms(view: TableView, rows: Longs, metadata: TableMetadata) ->
 
 def by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
     """Return (block number, rows in the block) for each block that has any of the ascending entry ids."""
-    return [(number, of_block & ENTRY_MASK) for number, of_block in _ids_by_block(view, entry_ids)]
+    return [(number, of_block & ENTRY_MASK) for number, of_block in _group_ids_by_block(view, entry_ids)]
 
 
-def _ids_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
+def _group_ids_by_block(view: TableView, entry_ids: Longs) -> list[tuple[int, Longs]]:
     """Return (block number, its entry ids) for each block that has any of the ascending entry ids."""
     if not len(entry_ids):
         return []

@@ -337,7 +337,7 @@ def _group_filters(fields: _Fields, values: dict[str, _Raw]) -> dict[int, Expres
 
 
 def _find_field(metadata: TableMetadata, spec: PartitionSpec, name: str) -> _Field | None:
-    """Return the spec's field with this name, or else the field with the id that the name has in another spec."""
+    """Return the spec's field with this name, or otherwise the field with the id that the name has in another spec."""
     match = next((field for field in spec.fields if field.name == name), None)
     if match is None:
         ids = {field.field_id for other in metadata.partition_specs for field in other.fields if field.name == name}

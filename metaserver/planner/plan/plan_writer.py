@@ -58,7 +58,7 @@ A client that also prunes the files of such a plan table leaves out files with N
 _MANIFESTS_IN_FLIGHT_MAX = 16
 """The maximum number of manifests that are read and decoded concurrently for one plan table."""
 _IN_LOOP_ENTRIES_MAX = 50
-"""With more entries of manifests or manifest lists, the work is done in a thread."""
+"""The maximum number of entries of manifests or manifest lists that are written in the event loop."""
 
 
 class ManifestPart(NamedTuple):
@@ -71,7 +71,7 @@ class ManifestPart(NamedTuple):
 
 
 class KeptManifests(NamedTuple):
-    """The manifests of a snapshot: those of which a plan keeps all files, and those of which it keeps only some."""
+    """The manifests of a snapshot of which a plan keeps all files, and the manifests of which it keeps some files."""
 
     whole: tuple[ManifestFile, ...]
     parts: tuple[ManifestPart, ...]

@@ -564,7 +564,7 @@ def _compute_code_bias(kind: str) -> int:
 
 
 def _have_one_order(uuids: Sequence[Value]) -> bool:
-    """Return whether the first UUID is the least, and the last UUID the greatest, also in the order of signed halves.
+    """Return whether the first UUID is the lowest and the last UUID is the greatest in the order of signed halves, too.
 
     Some writers compute bounds in that order.
     """

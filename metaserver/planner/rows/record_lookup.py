@@ -28,7 +28,7 @@ from seamark.formats.index.kernels._record import ENTRIES_A_PAGE, stretches
 from seamark.formats.index.keys.hashing import Hashes, hash_halves
 from seamark.formats.index.keys.keys import Keys, Mask
 from seamark.formats.index.kinds.kind import REMOTE_KEYS_MAX
-from seamark.formats.index.kinds.record import Found, Record
+from seamark.formats.index.kinds.record import Found, RecordBlob
 from seamark.formats.index.packing import Longs
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import TooLarge
@@ -261,13 +261,13 @@ class _Search:
         if location in self._index.remote:
             return self._index.remote[location].rows
         record = self._index.opened[location].index
-        assert isinstance(record, Record)
+        assert isinstance(record, RecordBlob)
         if record.count > ROWS_MAX:
             _refuse_many(record, high)
         return record.lookup(high, low)
 
 
-def _refuse_many(record: Record, high: Hashes) -> None:
+def _refuse_many(record: RecordBlob, high: Hashes) -> None:
     """Refuse keys with very many rows before their rows are read.
 
     Raises:

@@ -54,7 +54,7 @@ DATA_LIMIT_BYTES = 256 << 20
 """The maximum number of bytes of data files that one request fetches."""
 PROBLEMS_MAX = 100
 _IN_LOOP_ROWS_MAX = 200
-"""With at most this many rows, evaluation runs on the event loop, because a thread would take longer."""
+"""The maximum number of rows that are evaluated on the event loop. For few rows, a thread would take longer."""
 
 _Pair = tuple[Hashes, Hashes]
 _Groups = list[tuple[int, Longs]]

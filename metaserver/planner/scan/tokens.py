@@ -1,7 +1,7 @@
 """Plan tasks and plan ids: stateless, signed tokens that contain the plan request.
 
 A token contains the request (snapshot, filter, schema) and, for a plan task, a range of entry ids. So any worker or
-replica can serve the token, also after a restart. The range counts *entries of the view*, not files of the plan: a
+replica can serve the token, even after a restart. The range counts *entries of the view*, not files of the plan: a
 view is the same on every replica, but one plan may keep a file that another plan, which has more time, leaves out.
 If pages counted kept files, they could overlap or miss files.
 

@@ -594,7 +594,7 @@ class Selection:
 
     @classmethod
     def everything(cls, view: TableView) -> Selection:
-        # The result is the same as that of `np.ones`. It takes a third of the time if the code of `np.ones` is not
+        # The result is the same as with `np.ones`. It takes a third of the time if the code of `np.ones` is not
         # in the processor's cache.
         return cls(view, np.frombuffer(bytearray(b"\1" * len(view.blocks)), dtype=np.uint8))
 

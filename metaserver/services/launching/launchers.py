@@ -1,7 +1,7 @@
 """Launchers of jobs: a worker process of the server, Spark on this machine, or Spark on a cluster.
 
 The setting `services_launchers` lists the permitted launchers, because a table's writer must not decide
-what the server spends. Among the permitted launchers, a table's property `seamark.services.launcher`
+the resources that the server spends. Among the permitted launchers, a table's property `seamark.services.launcher`
 decides. Without the property, the bytes that the job will read decide: for a small job, starting a JVM takes longer
 than the job takes in the worker process. All launchers run the same job, which is a client of the HTTP interface.
 The job has a token for the namespace of its table, and the fencing number of the lease under which it was

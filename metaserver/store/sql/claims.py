@@ -44,7 +44,7 @@ def claim(op: operations.ClaimLocations, now_ms: int) -> Steps[None]:
             "INSERT INTO claims (location, uuid, shared, spelled) VALUES ($1, $2, $3, $4) "
             "ON CONFLICT (location, uuid) DO UPDATE SET shared = excluded.shared, spelled = excluded.spelled "
             "WHERE claims.shared > excluded.shared",
-            (each.key, op.uuid, int(each.shared), each.shown),
+            (each.key, op.uuid, int(each.shared), each.display_form),
         )
 
 

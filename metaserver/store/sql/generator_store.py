@@ -60,7 +60,7 @@ def _list_read(query: Callable[P, Steps[T]]) -> Method[P, T]:
     return method
 
 
-def _transaction(query: Callable[P, Steps[T]]) -> Method[P, T]:
+def _run_as_transaction(query: Callable[P, Steps[T]]) -> Method[P, T]:
     def method(store: GeneratorStore, /, *args: P.args, **options: P.kwargs) -> Coroutine[Any, Any, T]:
         return store._change(partial(query, *args, **options))
 
@@ -112,6 +112,7 @@ class GeneratorStore(ABC):
     entry = _make_known_point_read("entry", queries.entry)
     token_by_digest = _make_known_point_read("token", queries.token_by_digest)
     _grants_of = _make_known_point_read("grants", queries.grants)
+    grants_of_any = _make_known_point_read("grants of any", queries.grants_of_any)
     namespaces = _list_read(queries.namespaces)
     find_namespaces = _list_read(queries.find_namespaces)
     namespace_size = _list_read(queries.namespace_size)
@@ -122,6 +123,7 @@ class GeneratorStore(ABC):
     list_retained = _list_read(queries.list_retained)
     list_unchecked = _list_read(queries.list_unchecked)
     entries_of = _point_read(queries.entries_of)
+    find_entries = _list_read(queries.find_entries)
     names_of = _point_read(queries.names_of)
     fence = _point_read(records.fence_of)
     lease_state = _point_read(records.lease_state)
@@ -149,16 +151,16 @@ class GeneratorStore(ABC):
     audit = _list_read(queries.audit)
     cursor = _point_read(queries.cursor)
     secret = _point_read(queries.secret)
-    swap_secret = _transaction(records.swap_secret)
+    swap_secret = _run_as_transaction(records.swap_secret)
     replicas = _point_read(replica_steps.live)
     column_reads = _list_read(read_steps.of_table)
-    prune_column_reads = _transaction(read_steps.prune)
+    prune_column_reads = _run_as_transaction(read_steps.prune)
     query_shapes = _list_read(read_steps.query_shapes)
     query_totals = _list_read(read_steps.query_totals)
-    merge_query_hours = _transaction(read_steps.merge_query_hours)
-    prune_queries = _transaction(read_steps.prune_queries)
-    applied_advice = _list_read(read_steps.applied_advice)
-    prune = _transaction(records.prune)
+    merge_query_hours = _run_as_transaction(read_steps.merge_query_hours)
+    prune_queries = _run_as_transaction(read_steps.prune_queries)
+    list_applied_advice = _list_read(read_steps.list_applied_advice)
+    prune = _run_as_transaction(records.prune)
 
     async def grants(self, principal: str | None) -> list[Grant]:
         if principal is None:

@@ -19,7 +19,7 @@ from seamark.metaserver.store.sql.statement import Steps, StoreStatement, batche
 def replace(op: operations.ReplaceIndexFiles, now_ms: int) -> Steps[int]:
     yield from hold_table(op.uuid)
     version = yield from _raise_version(op.uuid, op.now_ms)
-    there = yield from _definitions(op.uuid, [file.location for file in op.add])
+    there = yield from _read_definitions(op.uuid, [file.location for file in op.add])
     for location, definition in there.items():
         if definition != op.definition:
             raise CommitConflict(f"The index file {location} is registered for another index: {definition}")
@@ -72,7 +72,7 @@ def _raise_version(uuid: str, now_ms: int) -> Steps[int]:
     return int(rows[0][0])
 
 
-def _definitions(uuid: str, locations: list[str]) -> Steps[dict[str, str]]:
+def _read_definitions(uuid: str, locations: list[str]) -> Steps[dict[str, str]]:
     rows = yield StoreStatement(
         "SELECT location, definition FROM index_files WHERE location IN {each_of_1} AND uuid = $2",
         (pack_json(locations), uuid),

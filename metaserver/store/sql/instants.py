@@ -55,7 +55,7 @@ def move_instant(op: operations.MoveInstant, now_ms: int) -> Steps[None]:
 
 
 def archive(ids: Sequence[str]) -> Steps[int]:
-    """Archive those of the instants that are finished and not archived yet, and return their number."""
+    """Archive the finished instants that are not archived yet, and return their number."""
     rows = yield StoreStatement(
         "SELECT id FROM instants WHERE id IN {each_of_1} AND state IN ('completed', 'rolled_back')",
         (pack_json(list(ids)),),

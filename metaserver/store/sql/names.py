@@ -100,7 +100,7 @@ def drop_namespace(op: operations.DropNamespace, now_ms: int) -> Steps[None]:
 # Entries -------------------------------------------------------------------------------------------------------------
 
 
-def _missing(kind: EntryKind, path: NamespacePath, name: str) -> Exception:
+def _make_missing_error(kind: EntryKind, path: NamespacePath, name: str) -> Exception:
     return _MISSING[kind](f"{_TITLES[kind]} does not exist: {show(path, name)}")
 
 
@@ -157,7 +157,7 @@ def _require_entry(kind: EntryKind, path: NamespacePath, name: str) -> Steps[Row
         (pack(path), space_of(kind), name, kind.value),
     )
     if not rows:
-        raise _missing(kind, path, name)
+        raise _make_missing_error(kind, path, name)
     return rows[0]
 
 
@@ -212,7 +212,7 @@ def drop_entry(op: operations.DropEntry, now_ms: int) -> Steps[None]:
     yield from _check_room(op.namespace)
     if op.keep is None:
         dropped_entry = DroppedEntry(
-            make_retained_id(entry.uuid), entry, purge=False, dropped_ms=now_ms, expires_ms=0, who=""
+            make_retained_id(entry.uuid), entry, purge=False, dropped_ms=now_ms, expires_ms=0, principal_name=""
         )
         yield from forget_unnamed(dropped_entry)
         return

@@ -34,11 +34,11 @@ def renew(op: operations.RenewPlanTable, now_ms: int) -> Steps[bool]:
 def lease(op: operations.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
     new = "$1" if op.withdraw else "CASE WHEN expires_ms < $1 THEN $1 ELSE expires_ms END"
     count = 0
-    for shown_id in op.shown_ids:
+    for plan_snapshot_id in op.plan_snapshot_ids:
         rows = yield StoreStatement(
             f"UPDATE plan_tables SET expires_ms = {new} WHERE namespace = $2 AND of_name = $3 AND audience = $4 "  # noqa: S608
             "AND shown_id = $5 AND name IS NOT NULL RETURNING 1",
-            (op.expires_ms, pack(op.namespace), op.of_name, op.audience, shown_id),
+            (op.expires_ms, pack(op.namespace), op.of_name, op.audience, plan_snapshot_id),
         )
         count += len(rows)
     return count
@@ -46,11 +46,11 @@ def lease(op: operations.LeasePlanSnapshots, now_ms: int) -> Steps[int]:
 
 def drop(op: operations.DropPlanSnapshots, now_ms: int) -> Steps[int]:
     dropped = 0
-    for shown_id in op.shown_ids:
+    for plan_snapshot_id in op.plan_snapshot_ids:
         rows = yield StoreStatement(
             "UPDATE plan_tables SET name = NULL WHERE namespace = $1 AND of_name = $2 AND shown_id = $3 "
             "AND audience IS NOT NULL AND name IS NOT NULL RETURNING 1",
-            (pack(op.namespace), op.of_name, shown_id),
+            (pack(op.namespace), op.of_name, plan_snapshot_id),
         )
         dropped += len(rows)
     return dropped

@@ -118,7 +118,7 @@ def describe_database(dsn: str) -> str:
         raise ConfigError("The PostgreSQL URL is invalid; write postgresql://user@host:port/database") from None
 
 
-async def _no_reset(connection: Any) -> None:
+async def _skip_reset(connection: Any) -> None:
     """Do nothing. Sessions have no state, so a connection returns to the pool without a round trip."""
 
 
@@ -135,7 +135,7 @@ async def open_pool(dsn: str, where: str, pool_min: int, pool_max: int, timeout_
                 # The server's limit is shorter, because locks are released only by the server.
                 command_timeout=timeout_s + 5,
                 timeout=CONNECT_TIMEOUT_S,
-                reset=_no_reset,
+                reset=_skip_reset,
                 statement_cache_size=512,
                 server_settings={
                     "application_name": APPLICATION_NAME,
@@ -220,7 +220,7 @@ class _PostgresStore(GeneratorStore):
         self._timeout_s = timeout_s
 
     async def _change(self, make_steps: Callable[[], Steps[T]]) -> T:
-        return await self._run_with_retries(self._transaction, make_steps)
+        return await self._run_with_retries(self._run_transaction, make_steps)
 
     async def _point(self, make_steps: Callable[[], Steps[T]]) -> T:
         return await self._run_with_retries(_drive_begun, make_steps)
@@ -241,10 +241,10 @@ class _PostgresStore(GeneratorStore):
                 result: T = await run(connection, make_steps)
                 return result
             except _UNDONE:
-                await asyncio.sleep(self._jitter_s(attempt))
+                await asyncio.sleep(self._draw_jitter_s(attempt))
             except (asyncpg.PostgresError, *LOST) as error:
                 if not _is_lost(error):
-                    raise self._error(error) from error
+                    raise self._convert_error(error) from error
                 # Otherwise the pool would reuse the connection, or wait for a server that does not answer.
                 _terminate(connection)
                 if isinstance(error, TimeoutError):
@@ -273,7 +273,7 @@ class _PostgresStore(GeneratorStore):
         except (asyncpg.PostgresError, *LOST):
             _terminate(connection)
 
-    async def _transaction(self, connection: Any, make_steps: Callable[[], Steps[T]]) -> T:
+    async def _run_transaction(self, connection: Any, make_steps: Callable[[], Steps[T]]) -> T:
         await connection.execute("BEGIN")
         try:
             result = await drive(connection, make_steps())
@@ -291,10 +291,10 @@ class _PostgresStore(GeneratorStore):
             raise CommitUnknown(f"PostgreSQL was lost while committing ({explain_lost_connection(error)})") from error
         return result
 
-    def _jitter_s(self, attempt: int) -> float:
+    def _draw_jitter_s(self, attempt: int) -> float:
         return float(0.005 * 2**attempt * (1 + self._clock.random_bytes(1)[0] / 255))
 
-    def _error(self, error: Exception) -> SeamarkError:
+    def _convert_error(self, error: Exception) -> SeamarkError:
         """Return the error for the caller after a failure of PostgreSQL that changed nothing."""
         if isinstance(error, (asyncpg.DataError, ValueError)):
             return BadRequest("A value does not fit the database: integers have 64 bits, text contains no NUL")

@@ -52,16 +52,16 @@ def add_queries(op: operations.AddQueryRecords, now_ms: int) -> Steps[None]:
     yield from hold_table(op.uuid)
     rows = yield StoreStatement("SELECT owner, count(*) FROM query_shapes WHERE uuid = $1 GROUP BY owner", (op.uuid,))
     counts = {str(owner): int(count) for owner, count in rows}
-    known = yield from _samples_of(op.uuid, [record.fingerprint for record in op.records])
+    stored_samples = yield from _samples_of(op.uuid, [record.fingerprint for record in op.records])
     sums: dict[str, list[int]] = {}
     # All replicas use the same order of shapes, so that two replicas do not wait for each other.
     for record in sorted(op.records, key=lambda record: record.fingerprint):
         fingerprint = record.fingerprint
-        if fingerprint in known:
+        if fingerprint in stored_samples:
             if record.samples:
                 yield StoreStatement(
                     "UPDATE query_shapes SET samples = $3 WHERE uuid = $1 AND fingerprint = $2",
-                    (op.uuid, fingerprint, _append_samples(known[fingerprint], record.samples)),
+                    (op.uuid, fingerprint, _append_samples(stored_samples[fingerprint], record.samples)),
                 )
         elif (
             fingerprint == model.OTHER_SHAPES
@@ -147,7 +147,7 @@ def query_shapes(uuid: str, since_hour: int, limit: int) -> Steps[list[model.Que
 def query_totals(since_hour: int, within: Sequence[NamespacePath] | None, limit: int) -> Steps[list[model.QueryTotals]]:
     if within is not None and not within:
         return []
-    readable, parameters = _within(within, 3)
+    readable, parameters = _make_namespace_condition(within, 3)
     rows = yield StoreStatement(
         f"SELECT counted.uuid, namespace, name, shapes, {', '.join(_SUMS)} FROM "  # noqa: S608
         f"(SELECT uuid, count(DISTINCT fingerprint) AS shapes, {_TOTALS} FROM query_counts WHERE hour >= $1 "
@@ -170,7 +170,7 @@ _NAMESPACE_COUNTS = (1, 8, NAMESPACES_MAX)
 """The numbers of namespaces in a statement. They are few, so that the databases prepare few statements."""
 
 
-def _within(namespaces: Sequence[NamespacePath] | None, first: int) -> tuple[str, list[str]]:
+def _make_namespace_condition(namespaces: Sequence[NamespacePath] | None, first: int) -> tuple[str, list[str]]:
     """Return a condition on the namespace of an entry, and its parameters, whose numbers begin with `first`."""
     if namespaces is None:
         return "1 = 1", []
@@ -232,7 +232,7 @@ def save_advice(op: operations.SaveAppliedAdvice, now_ms: int) -> Steps[None]:
     )
 
 
-def applied_advice(uuid: str, limit: int) -> Steps[list[model.AppliedAdvice]]:
+def list_applied_advice(uuid: str, limit: int) -> Steps[list[model.AppliedAdvice]]:
     rows = yield StoreStatement(
         "SELECT uuid, id, applied_ms, advice FROM applied_advice WHERE uuid = $1 "
         "ORDER BY applied_ms DESC, id DESC LIMIT $2",

@@ -38,9 +38,9 @@ def live() -> Steps[list[Replica]]:
         "SELECT address, weight, version, protocol, started_ms, until_ms - {clock_ms} FROM replicas "
         "WHERE until_ms > {clock_ms} ORDER BY address"
     )
-    return [_replica(row) for row in rows]
+    return [_decode_replica(row) for row in rows]
 
 
-def _replica(row: Row) -> Replica:
+def _decode_replica(row: Row) -> Replica:
     address, weight, version, protocol, started_ms, expires_in_ms = row
     return Replica(str(address), int(weight), str(version), int(protocol), int(started_ms), int(expires_in_ms))

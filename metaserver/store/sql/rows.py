@@ -58,13 +58,13 @@ def space_of(kind: EntryKind) -> str:
 
 
 class ColumnCoding(NamedTuple):
-    """How a column stores a field: the conversions from and to the stored form."""
+    """The conversions of a field from and to the form in which a column stores it."""
 
     decode: Callable[[Any], Any]
     encode: Callable[[Any], Any]
 
 
-def _json(description: str, kind: Any = Any) -> ColumnCoding:
+def _make_json_coding(description: str, kind: Any = Any) -> ColumnCoding:
     def decode(text: str) -> Any:
         try:
             return from_json(text, kind)
@@ -74,7 +74,7 @@ def _json(description: str, kind: Any = Any) -> ColumnCoding:
     return ColumnCoding(decode, pack_json)
 
 
-def _enum(kind: type[Enum], description: str) -> ColumnCoding:
+def _make_enum_coding(kind: type[Enum], description: str) -> ColumnCoding:
     members = {member.value: member for member in kind}
 
     def decode(text: str) -> Enum:
@@ -126,17 +126,22 @@ class StructColumns(Generic[T]):
 
 
 _NAMESPACE = ColumnCoding(unpack, pack)
-_entry = partial(StructColumns, Entry, kind=_enum(EntryKind, "an entry of unknown kind"), namespace=_NAMESPACE)
+_WHO = {"principal_name": "who"}
+"""The tables store the name of a principal in the column `who`."""
+_entry = partial(
+    StructColumns, Entry, kind=_make_enum_coding(EntryKind, "an entry of unknown kind"), namespace=_NAMESPACE
+)
 _instant = partial(
     StructColumns,
     Instant,
-    state=_enum(InstantState, "an instant in unknown state"),
-    kind=_enum(EntryKind, "an entry of unknown kind"),
+    sql=_WHO,
+    state=_make_enum_coding(InstantState, "an instant in unknown state"),
+    kind=_make_enum_coding(EntryKind, "an entry of unknown kind"),
     namespace=_NAMESPACE,
-    summary=_json("instant summary"),
+    summary=_make_json_coding("instant summary"),
 )
 
-NAMESPACE = StructColumns(Namespace, path=_NAMESPACE, properties=_json("namespace properties"))
+NAMESPACE = StructColumns(Namespace, path=_NAMESPACE, properties=_make_json_coding("namespace properties"))
 ENTRY: StructColumns[Entry] = _entry(without=("index_version", "flushed"))
 NAMED: StructColumns[Entry] = _entry(
     sql={
@@ -150,17 +155,22 @@ INSTANT: StructColumns[Instant] = _instant()
 NEW_INSTANT: StructColumns[Instant] = _instant(without=("position",))
 """The columns of a new instant without the position, which the database sets."""
 IDEMPOTENCY = StructColumns(IdempotencyRecord)
-METRICS = StructColumns(MetricsReport, namespace=_NAMESPACE, report=_json("metrics report"))
+METRICS = StructColumns(MetricsReport, sql=_WHO, namespace=_NAMESPACE, report=_make_json_coding("metrics report"))
 TOKEN = StructColumns(AccessToken)
 INDEX_FILE = StructColumns(
     RegisteredIndexFile,
     sql={"files": "file_count", "rows": "row_count"},
-    state=_enum(IndexFileState, "an index file in unknown state"),
+    state=_make_enum_coding(IndexFileState, "an index file in unknown state"),
 )
 PRODUCER = StructColumns(ProducerState)
-PLAN_TABLE = StructColumns(StoredPlanTable, namespace=_NAMESPACE, files=_json("files of a plan table", tuple[str, ...]))
+PLAN_TABLE = StructColumns(
+    StoredPlanTable,
+    sql={"plan_snapshot_id": "shown_id", "snapshot_or_fingerprint": "shown"},
+    namespace=_NAMESPACE,
+    files=_make_json_coding("files of a plan table", tuple[str, ...]),
+)
 GRANT = StructColumns(Grant, namespace=_NAMESPACE)
-AUDIT = StructColumns(AuditRecord)
+AUDIT = StructColumns(AuditRecord, sql=_WHO)
 
 
 def to_dropped(row: Row) -> DroppedEntry:
@@ -172,4 +182,11 @@ def to_retained(row: Row) -> DroppedEntry:
 
 
 def from_dropped(dropped: DroppedEntry, entry: Entry) -> tuple[Any, ...]:
-    return (dropped.id, *ENTRY.encode(entry), int(dropped.purge), dropped.dropped_ms, dropped.expires_ms, dropped.who)
+    return (
+        dropped.id,
+        *ENTRY.encode(entry),
+        int(dropped.purge),
+        dropped.dropped_ms,
+        dropped.expires_ms,
+        dropped.principal_name,
+    )

@@ -107,7 +107,7 @@ def drive(connection: sqlite3.Connection, steps: Steps[T]) -> T:
         return result
 
 
-def _error(error: Exception) -> SeamarkError:
+def _convert_error(error: Exception) -> SeamarkError:
     """Return the error for the caller after a failure of SQLite that changed nothing."""
     if isinstance(error, (OverflowError, UnicodeEncodeError)):
         return BadRequest("A value does not fit the database: integers have 64 bits, text is valid Unicode")
@@ -320,7 +320,7 @@ def _commit_group(connection: sqlite3.Connection, group: list[_QueuedTransaction
             if unknown and queued.error is None:
                 queued.error = CommitUnknown(f"The database failed while committing: {error}")
             else:
-                queued.error = _error(error)
+                queued.error = _convert_error(error)
 
 
 def _apply(connection: sqlite3.Connection, queued: _QueuedTransaction) -> None:
@@ -337,7 +337,7 @@ def _apply(connection: sqlite3.Connection, queued: _QueuedTransaction) -> None:
         # Some failures (disk full, I/O) make SQLite roll back the whole transaction.
         if not connection.in_transaction:
             raise
-        queued.error = _error(error)
+        queued.error = _convert_error(error)
     except Exception as error:  # noqa: BLE001  a fault of one transaction must not fail the others
         queued.error = error
     if queued.error is not None:
@@ -383,4 +383,4 @@ def _read(connection: sqlite3.Connection, make_steps: Callable[[], Steps[T]]) ->
     try:
         return drive(connection, make_steps())
     except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
-        raise _error(error) from error
+        raise _convert_error(error) from error

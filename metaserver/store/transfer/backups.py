@@ -1,7 +1,7 @@
 """The backup file: a SQLite database with the tables of the source, and a table that describes the backup.
 
-The format is the same for backups of SQLite and of PostgreSQL, so either is restored to the other. Every value is
-stored as it was read; positions of the timeline are only replaced when the backup is restored.
+Backups of SQLite and of PostgreSQL have the same format, so each can be restored to either database. Every value is
+stored as it was read. Positions of the timeline are replaced only when the backup is restored.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class BackupInfo(msgspec.Struct, frozen=True, rename="kebab"):
     """The description of a backup.
 
     Attributes:
-        created_ms: When the backup began.
-        program: The version of the program that wrote the backup.
+        created_ms: The time when the backup began.
+        program: The version of Seamark that wrote the backup.
         database: The kind of the source: SQLite or PostgreSQL.
         schema_version: The version of the schema of the source.
         warehouse: The warehouse of the server whose database was copied.
@@ -51,14 +51,14 @@ class BackupInfo(msgspec.Struct, frozen=True, rename="kebab"):
 async def write_backup(
     reader: DatabaseReader, path: Path, *, created_ms: int, program: str, warehouse: str, overwrite: bool
 ) -> BackupInfo:
-    """Write all rows of a database to a new file. The file has its name only when it is complete and on disk.
+    """Write all rows of a database to a new file. The file gets its name when it is complete and on disk.
 
     Args:
         overwrite: Whether the file may exist.
 
     Raises:
         ConfigError: The file exists, or cannot be written.
-        Corrupt: The file differs from what was read.
+        Corrupt: The file differs from the rows that were read.
     """
     _check_free(path, overwrite=overwrite)
     partial = path.with_name(f".{path.name}.partial")
@@ -84,13 +84,13 @@ async def read_backup(path: Path) -> AsyncIterator[tuple[BackupInfo, DatabaseRea
     """Open a backup.
 
     Raises:
-        ConfigError: The file is missing or is no backup, or a later program wrote it.
+        ConfigError: The file is missing or is not a backup, or a later program wrote it.
         Corrupt: The description of the backup is damaged.
     """
     async with read_sqlite(path) as reader:
         names = reader.connection.execute("SELECT 1 FROM sqlite_master WHERE name = ?", (_INFO_TABLE,)).fetchall()
         if not names:
-            raise ConfigError(f"{path} is no backup; name a file that seamark backup wrote")
+            raise ConfigError(f"{path} is not a backup; name a file that seamark backup wrote")
         rows = reader.connection.execute(f"SELECT info FROM {_INFO_TABLE}").fetchall()  # noqa: S608
         try:
             info = from_json(rows[0][0], BackupInfo)
@@ -101,7 +101,7 @@ async def read_backup(path: Path) -> AsyncIterator[tuple[BackupInfo, DatabaseRea
                 f"The backup {path} has format {info.format}, this program reads format {FORMAT}; use a newer program"
             )
         if info.schema_version != reader.version:
-            raise Corrupt(f"The backup {path} is damaged: its schema version is not that of its description")
+            raise Corrupt(f"The backup {path} is damaged: its schema version differs from its description")
         yield info, reader
 
 
@@ -109,7 +109,7 @@ async def restore_backup(info: BackupInfo, reader: DatabaseReader, writer: Datab
     """Copy a backup to a database, and migrate the database. The caller commits.
 
     Raises:
-        Corrupt: The backup does not have the checksums of its description.
+        Corrupt: The rows of the backup do not match the checksums in its description.
     """
     await copy_database(reader, writer, expected=info.tables)
 

@@ -1,9 +1,9 @@
-"""Copies the rows of one database to another, and compares what was written with what was read.
+"""Copies the rows of one database to another, and compares the written rows with the read rows.
 
-Positions of the timeline differ. PostgreSQL's contain a transaction id, and SQLite numbers instants. Both compare as
-texts. PostgreSQL continues above any position that it finds (`renew_epoch`). SQLite can continue only from numbers, so
-a copy to SQLite numbers the instants again, above every position that a reader may have: a reader that continues sees
-instants twice, but misses none.
+The databases have different positions of the timeline. In PostgreSQL, a position contains a transaction id; in SQLite,
+it is a number. Positions are compared as texts. PostgreSQL continues above any position that it finds (`renew_epoch`).
+SQLite can continue only from numbers. So a copy to SQLite numbers the instants again, above every position that a
+reader may have. A reader that continues sees some instants twice, but misses no instant.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _POSITION = "position"
 _SQLITE_DIGITS = 20
 _NUMBERS_PER_PREFIX = 10**16
 _PREFIX_MAX = 921
-"""Numbers have 64 bits, so the first four of the twenty digits of a position are at most 0921."""
+"""The maximum of the first four of the twenty digits of a position. A number has 64 bits."""
 
 
 class TableDigest(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ async def copy_database(
     expected: Mapping[str, TableDigest] | None = None,
     is_for_server: bool = True,
 ) -> dict[str, TableDigest]:
-    """Copy all rows, read the copy again, and return the digest of each table as it was read from the source.
+    """Copy all rows, read the copy again, and return the digest of each table of the source.
 
     Args:
         reader: The source.
@@ -87,7 +87,7 @@ async def copy_database(
             await writer.insert(table, rows)
         digests[table.name] = read.finish()
         if expected is not None and expected.get(table.name) != digests[table.name]:
-            raise Corrupt(f"The table {table.name} of the backup does not have its checksum; use another backup")
+            raise Corrupt(f"The table {table.name} of the backup does not match its checksum; use another backup")
         if await digest_rows(writer.rows(table)) != written.finish():
             raise Corrupt(f"The copied table {table.name} differs from its source; nothing was changed")
     if is_for_server:
@@ -120,7 +120,7 @@ class _Positions:
         return [(*row[:at], self._number(row[at]), *row[at + 1 :]) for row in rows]
 
     def _number(self, position: str) -> str:
-        """Return the number of an instant, or for a cursor that of the last instant up to it."""
+        """Return the number of an instant. For a cursor, return the number of the last instant up to the cursor."""
         return f"{self._first + bisect_right(self._positions, position):020d}"
 
 

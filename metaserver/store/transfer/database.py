@@ -11,11 +11,11 @@ from seamark.metaserver.store.sql.statement import Row, SqlDialect
 from seamark.metaserver.store.transfer.layout import TableLayout
 
 BATCH_ROWS = 2000
-"""The number of rows that are in memory at a time."""
+"""The number of rows that a copy has in memory at a time."""
 
 
 class DatabaseReader(Protocol):
-    """Reads one state of a database, while others may write to it.
+    """Reads one state of a database while other processes may write to it.
 
     Attributes:
         dialect: The dialect of the database.
@@ -47,7 +47,7 @@ class DatabaseWriter(Protocol):
 
 
 def check_version(version: int, subject: str) -> int:
-    """Return the schema version of a database that is to be read.
+    """Return the schema version of a database, if this program can read it.
 
     Raises:
         ConfigError: This program does not know the version.

@@ -1,7 +1,7 @@
 """The tables of each schema version, and their columns, as the migrations create them.
 
-SQLite and PostgreSQL have the same tables with the same columns. The layout comes from the migrations, so a copy
-contains the tables of a later migration without a change here.
+SQLite and PostgreSQL have the same tables with the same columns. The layout is derived from the migrations, so a new
+migration needs no change here.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from seamark.metaserver.store.sql.statement import SQLITE
 
 VERSION_TABLE = "schema_version"
 CONTENT_TABLES = ("namespaces", "entries", "dropped", "instants", "tokens", "grants")
-"""A database with a row in one of these tables is in use. All of them are in the first schema."""
+"""A database that has a row in one of these tables contains a catalog. The first schema has all of them."""
 
 
 class TableLayout(NamedTuple):
     """A table with its columns.
 
-    `key` are the columns of the primary key, or all columns of a table without one. They give the order of rows.
+    `key` has the columns of the primary key, or all columns if the table has no primary key. Rows are sorted by them.
     """
 
     name: str

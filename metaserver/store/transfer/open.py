@@ -20,7 +20,7 @@ def read_database(url: str, *, is_writer_excluded: bool = False) -> AbstractAsyn
     """Return a context that reads one state of the database.
 
     Args:
-        is_writer_excluded: Whether no server may write to the database meanwhile.
+        is_writer_excluded: Whether servers are prevented from writing to the database.
 
     Raises:
         ConfigError: The URL is of an unknown kind, or the database is unsuitable.

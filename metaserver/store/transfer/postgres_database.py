@@ -27,7 +27,7 @@ from seamark.metaserver.store.transfer.layout import CONTENT_TABLES, VERSION_TAB
 
 _STATEMENT_TIMEOUT_S = 24 * 3600.0
 _OWN_TABLES = ("timeline_epoch", VERSION_TABLE)
-"""Tables that only databases of PostgreSQL have, or that every layout leaves out."""
+"""Tables that only PostgreSQL has, or that every layout leaves out."""
 
 
 class PostgresReader:
@@ -86,7 +86,7 @@ async def _read_batches(connection: Any, table: TableLayout) -> AsyncIterator[Se
 
 @asynccontextmanager
 async def read_postgres(url: str, *, is_writer_excluded: bool = False) -> AsyncIterator[PostgresReader]:
-    """Read one state of a database. Servers may write to it meanwhile.
+    """Read one state of a database while servers may write to it.
 
     Args:
         is_writer_excluded: Whether no server may be connected.
@@ -109,7 +109,7 @@ async def read_postgres(url: str, *, is_writer_excluded: bool = False) -> AsyncI
 async def write_postgres(url: str, *, overwrite: bool) -> AsyncIterator[PostgresWriter]:
     """Replace the content of a database in one transaction.
 
-    The previous content stays until the transaction commits, whenever the process is killed.
+    If the process is killed before the transaction commits, the previous content stays.
 
     Raises:
         ConfigError: The database contains a catalog and `overwrite` is not set, it has tables of another application,
@@ -148,7 +148,7 @@ async def _table_exists(connection: Any, name: str) -> bool:
 
 
 async def _check_no_other_application(connection: Any, subject: str) -> None:
-    """Check that tables with the names of a catalog's tables belong to a catalog. They are dropped later.
+    """Check that no table of another application has the name of a catalog's table, because these tables are dropped.
 
     Raises:
         ConfigError: Such a table belongs to another application.

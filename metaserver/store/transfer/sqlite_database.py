@@ -69,13 +69,13 @@ async def _read_batches(connection: sqlite3.Connection, table: TableLayout) -> A
 
 @asynccontextmanager
 async def read_sqlite(path: Path, *, is_writer_excluded: bool = False) -> AsyncIterator[SqliteReader]:
-    """Read one state of a database file. Servers may write to it meanwhile.
+    """Read one state of a database file while servers may write to it.
 
     Args:
-        is_writer_excluded: Whether the lock of the database is held, so that no server can write until the end.
+        is_writer_excluded: Whether to take the lock of the database, so that no server can write until the end.
 
     Raises:
-        ConfigError: The file is missing, or is no database of this program.
+        ConfigError: The file is missing, or is not a database of Seamark.
     """
     _check_exists(path)
     with _explain_errors(path):
@@ -84,7 +84,7 @@ async def read_sqlite(path: Path, *, is_writer_excluded: bool = False) -> AsyncI
             connection.execute("BEGIN IMMEDIATE" if is_writer_excluded else "BEGIN")
             tables = _list_tables(connection)
             if VERSION_TABLE not in tables:
-                raise ConfigError(f"{path} is no database of Seamark; name another file")
+                raise ConfigError(f"{path} is not a database of Seamark; name another file")
             version = connection.execute(f"SELECT version FROM {VERSION_TABLE}").fetchone()[0]  # noqa: S608
             yield SqliteReader(connection, check_version(version, f"The database {path}"))
         finally:
@@ -95,7 +95,7 @@ async def read_sqlite(path: Path, *, is_writer_excluded: bool = False) -> AsyncI
 async def write_sqlite(path: Path, *, overwrite: bool, is_log_used: bool = True) -> AsyncIterator[SqliteWriter]:
     """Replace the content of a database file in one transaction.
 
-    The previous content stays until the transaction commits, whenever the process is killed.
+    If the process is killed before the transaction commits, the previous content stays.
 
     Args:
         overwrite: Whether the database may contain a catalog.

@@ -1,7 +1,7 @@
-"""Rows with a kind: what a row does to the row with the same key. Pure.
+"""Rows with a kind: the effect of a row on the stored row with the same key. The functions are pure.
 
-A plain row may state its kind in the field `_op`: `insert`, `update` or `delete`. In an envelope of Debezium, the
-field `op` states it, `before` and `after` have the row. Both are read into a `RowWithKind`.
+A plain row may state its kind in the field `_op`: `insert`, `update` or `delete`. In an envelope of Debezium, the field
+`op` states the kind, and `before` and `after` have the row. Both forms become a `RowWithKind`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ KIND_FIELD = "_op"
 KINDS = {kind.name.lower(): kind for kind in RowKind}
 _ENVELOPE_FIELDS = frozenset(("before", "after", "op"))
 _UNAVAILABLE = "__debezium_unavailable_value"
-"""In place of a large value that an update has not changed."""
+"""The text that Debezium sends in place of a large value that an update has not changed."""
 _UNAVAILABLE_VALUES = (
     _UNAVAILABLE,
     b64encode(_UNAVAILABLE.encode()).decode(),
     _UNAVAILABLE.encode().hex(),
     [_UNAVAILABLE],
 )
-"""Its forms: of text, of bytes in base64 and in hexadecimal digits, and of arrays of text."""
+"""The forms of this placeholder: text, bytes in base64 or in hexadecimal digits, and arrays of text."""
 _SCALE_MAX = 1_000
 _DAY_US = 86_400_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -39,7 +39,7 @@ class RowWithKind(NamedTuple):
     """A row of a request.
 
     Attributes:
-        kind: What the row does; None if the request does not state it.
+        kind: The kind of the row, or None if the request does not state it.
         values: The values by column.
     """
 
@@ -52,10 +52,10 @@ def read_plain(row: Any, *, has_kind: bool) -> list[RowWithKind]:
 
     Args:
         row: The decoded JSON.
-        has_kind: Whether the field `_op` is the kind, and no column of the table.
+        has_kind: Whether the field `_op` is the kind of the row, not a column of the table.
 
     Raises:
-        BadRequest: The row is no object, or its kind is unknown.
+        BadRequest: The row is not an object, or its kind is unknown.
     """
     if not isinstance(row, dict):
         raise BadRequest(f"is {show_json(row)}, and not an object with the columns")
@@ -68,7 +68,7 @@ def parse_kind(value: Any) -> RowKind | None:
     """Return the kind that a row states.
 
     Raises:
-        BadRequest: There is no such kind.
+        BadRequest: The kind is unknown.
     """
     if value is None:
         return None
@@ -79,14 +79,14 @@ def parse_kind(value: Any) -> RowKind | None:
 
 
 def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
-    """Return the changes of an envelope: none for a tombstone, and two for an update of the key.
+    """Return the changes of an envelope. A tombstone has no changes, and an update of the key has two.
 
     Args:
         message: The decoded JSON of the message's value, with or without `schema` and `payload`.
         key: The names of the key columns; empty for a table without a key.
 
     Raises:
-        BadRequest: The message is no envelope, or its change cannot be applied.
+        BadRequest: The message is not an envelope, or its change cannot be applied.
     """
     if message is None:
         return []
@@ -102,7 +102,7 @@ def read_debezium(message: Any, key: Sequence[str]) -> list[RowWithKind]:
     op = envelope["op"]
     kind = _DEBEZIUM_KINDS.get(op) if isinstance(op, str) else None
     if kind is None:
-        if op == "m":  # A message of the database's log, which is about no row.
+        if op == "m":  # A message of the database's log, which does not describe a row.
             return []
         raise BadRequest(f"has the op {show_json(op)}; only c, r, u and d change rows. Truncate the table by a commit")
     before, after = (_read_image(envelope, name, converters) for name in ("before", "after"))
@@ -163,7 +163,9 @@ def _list_objects(value: Any) -> Iterable[dict[str, Any]]:
 
 
 def _find_converter(kind: Any, column: Mapping[str, Any]) -> Callable[[Any], Any] | None:
-    """Return the function for a semantic type of Debezium or Kafka Connect; None if the value needs none."""
+    """Return the function for a semantic type of Debezium or Kafka Connect, or None if the value needs no
+    conversion.
+    """
     if kind == "org.apache.kafka.connect.data.Decimal":
         scale = _read_scale(column.get("parameters"))
         return lambda value: _read_decimal(value, scale)
@@ -176,7 +178,7 @@ def _read_scale(parameters: Any) -> int:
     """Return the scale of a decimal, which Kafka Connect sends as text.
 
     Raises:
-        BadRequest: The scale is no number, or is so large that the text of a value would be long.
+        BadRequest: The scale is not a number, or is too large.
     """
     text = str(parameters.get("scale", 0)) if isinstance(parameters, dict) else "0"
     digits = text.removeprefix("-")
@@ -197,51 +199,51 @@ def _read_decimal(value: Any, scale: int) -> Any:
     return f"{sign}{digits[: len(digits) - scale]}{'.' if scale else ''}{digits[len(digits) - scale :]}"
 
 
-def _at(value: Any, **unit: float) -> datetime:
+def _add_to_epoch(value: Any, **unit: float) -> datetime:
     if not isinstance(value, int) or isinstance(value, bool):
         raise ValueError(f"{show_json(value)} is not a number")
     ((name, factor),) = unit.items()
     return _EPOCH + timedelta(**{name: value * factor})
 
 
-def _timestamp(moment: datetime) -> str:
+def _format_timestamp(moment: datetime) -> str:
     return moment.replace(tzinfo=None).isoformat(timespec="microseconds")
 
 
 def _time_of_day(value: Any, unit_us: int) -> str:
-    moment = _at(value, microseconds=unit_us)
+    moment = _add_to_epoch(value, microseconds=unit_us)
     if not 0 <= value * unit_us < _DAY_US:  # MySQL's TIME may be a duration.
-        raise ValueError(f"{value} is no time of a day")
+        raise ValueError(f"{value} is not a time of day")
     return moment.time().isoformat(timespec="microseconds")
 
 
-def _nanoseconds(value: Any) -> str:
-    seconds, rest = divmod(int(value), 1_000_000_000)
-    return f"{(_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()}.{rest:09d}"
+def _format_nanoseconds(value: Any) -> str:
+    seconds, nanoseconds = divmod(int(value), 1_000_000_000)
+    return f"{(_EPOCH + timedelta(seconds=seconds)).replace(tzinfo=None).isoformat()}.{nanoseconds:09d}"
 
 
 _CONVERTERS: Mapping[str, Callable[[Any], Any]] = {
     **dict.fromkeys(
         ("io.debezium.time.Date", "org.apache.kafka.connect.data.Date"),
-        lambda value: _at(value, days=1).date().isoformat(),
+        lambda value: _add_to_epoch(value, days=1).date().isoformat(),
     ),
     **dict.fromkeys(
         ("io.debezium.time.Timestamp", "org.apache.kafka.connect.data.Timestamp"),
-        lambda value: _timestamp(_at(value, milliseconds=1)),
+        lambda value: _format_timestamp(_add_to_epoch(value, milliseconds=1)),
     ),
-    "io.debezium.time.MicroTimestamp": lambda value: _timestamp(_at(value, microseconds=1)),
-    "io.debezium.time.NanoTimestamp": _nanoseconds,
+    "io.debezium.time.MicroTimestamp": lambda value: _format_timestamp(_add_to_epoch(value, microseconds=1)),
+    "io.debezium.time.NanoTimestamp": _format_nanoseconds,
     **dict.fromkeys(
         ("io.debezium.time.Time", "org.apache.kafka.connect.data.Time"),
         lambda value: _time_of_day(value, 1_000),
     ),
     "io.debezium.time.MicroTime": lambda value: _time_of_day(value, 1),
 }
-"""By the semantic type; other values have the form of JSON rows already."""
+"""The conversions by semantic type. Values of other types already have the form of JSON rows."""
 
 
 def take_kinds(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, list[RowKind | None] | None]:
-    """Return the rows without their column `_op`, and their kinds; None without this column.
+    """Return the rows without their column `_op`, and their kinds. The kinds are None if the column is missing.
 
     Raises:
         BadRequest: A kind is unknown; the message names the row.
@@ -265,7 +267,7 @@ def encode_kinds(kinds: Sequence[RowKind | None], key: Sequence[str], first_row:
     A row of a keyed table that states no kind replaces the row with its key.
 
     Raises:
-        BadRequest: The table has no key, and a row does more than insert; the message names the row.
+        BadRequest: The table has no key, and a row is not an insert; the message names the row.
     """
     if not key:
         for number, kind in enumerate(kinds):

@@ -1,7 +1,8 @@
-"""Finds objects with the same key twice in JSON. The decoder keeps the last value of such a key silently. Pure.
+"""Finds JSON objects that have a key twice. The decoder silently keeps the last value of a repeated key. The module is
+pure.
 
 The number of colons outside of strings is the number of members that the text has. The decoded values have as many
-members only if no key is repeated. So the usual text is checked without a second parser.
+members only if no key is repeated. So most texts are checked without a second parser.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def _count_colons(text: bytes) -> int:
 
 
 def find_repeated_key(text: bytes) -> str:
-    """Return the first key that an object in valid JSON has twice; "" if there is none. This is slow."""
+    """Return the first key that an object in valid JSON has twice, or "" if no key is repeated. This is slow."""
     repeated: list[str] = []
 
     def note_repeated(pairs: list[tuple[str, Any]]) -> None:
@@ -52,7 +53,7 @@ def find_repeated_key(text: bytes) -> str:
                 repeated.append(name)
             names.add(name)
 
-    # The values do not matter. Numbers with very many digits are not converted.
+    # The values do not matter, so numbers with very many digits are not converted.
     json.loads(text, object_pairs_hook=note_repeated, parse_int=str, parse_float=str)
     return repeated[0] if repeated else ""
 
@@ -66,7 +67,7 @@ def _count_members(values: Sequence[Any], objects_max: int) -> int:
     """
     rows = values[0] if len(values) == 1 and type(values[0]) is list else values
     if objects_max == len(rows) and set(map(type, rows)) == {dict}:
-        return sum(map(len, rows))  # No object is inside another.
+        return sum(map(len, rows))  # Here, no object is inside another object.
     count = 0
     pending = list(values)
     while pending:

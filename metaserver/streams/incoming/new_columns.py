@@ -1,4 +1,4 @@
-"""Columns of rows that the table does not have: which they are, and which types they get. Pure."""
+"""Finds the columns of rows that the table does not have, and their types. The module is pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEW_COLUMNS = "seamark.stream.new-columns"
 ADDED_COLUMNS_MAX = 100
 """The maximum number of columns that one request adds."""
 TABLE_COLUMNS_MAX = 1_000
-"""The number of columns of a table up to which requests add columns."""
+"""The maximum number of columns of a table to which requests add columns."""
 _LONG = 1 << 63
 _SHOWN_CHARACTERS = 100
 
@@ -29,9 +29,12 @@ class NewColumns(Enum):
     """The rule of a table for rows with a column that the table does not have."""
 
     DEFAULT = "dead-letter"
-    """They are rows that do not fit: dead letters if the table has a dead-letter table, else they are refused."""
+    """Rows with a new column do not fit.
+
+    They become dead letters if the table has a dead-letter table; otherwise, they are refused.
+    """
     REFUSE = "refuse"
-    """They refuse their request, also if the table has a dead-letter table."""
+    """A row with a new column causes the request to be refused, even if the table has a dead-letter table."""
     ADD = "add"
     """The table gets the column."""
 
@@ -92,7 +95,7 @@ def find_arrow_columns(schema: pa.Schema, names: AbstractSet[str]) -> dict[str, 
     """Return the columns of Arrow rows that are not in `names`, with their types; None for columns of nulls.
 
     Raises:
-        BadRequest: A column has a type that is not added, or occurs twice.
+        BadRequest: A column occurs twice, or has a type that requests cannot add.
     """
     repeated = [name for name, count in Counter(schema.names).items() if count > 1]
     if repeated:

@@ -1,6 +1,8 @@
-"""Prepares the rows of a request for the log: their kinds, the table's columns, their shards. Pure but for `RowFiles`.
+"""Prepares the rows of a request for the log: their kinds, the table's columns, and their shards. Except for
+`RowFiles`, the module is pure.
 
-Rows that do not fit refuse the whole request. If the table has a dead-letter table, they are rejected one by one.
+If a row does not fit, the whole request is refused. If the table has a dead-letter table, such rows are rejected one by
+one.
 """
 
 from __future__ import annotations
@@ -30,9 +32,12 @@ from seamark.metaserver.streams.keys import key_of
 from seamark.metaserver.streams.row_files import RowFiles
 
 REJECTED_ROWS_MAX = 1_000
-"""The maximum number of rows of a request that do not fit the columns. Each takes some milliseconds to be found."""
+"""The maximum number of rows of a request that do not fit the columns.
+
+It takes some milliseconds to find such a row.
+"""
 _ROW_NUMBER = re.compile(r"^Row 0,? ")
-"""The number of a row that was prepared alone, in a message about it."""
+"""Matches the number of a row that was prepared alone, in the message about this row."""
 
 
 class _TooManyRejected(BadRequest):
@@ -44,7 +49,8 @@ class PreparedRows(NamedTuple):
 
     Attributes:
         row_count: The number of rows that fit.
-        batches: These rows: of a table without a key as one batch, else by shard; None without rows.
+        batches: These rows: one batch for a table without a key, batches by shard for a table with a key. None if there
+            are no rows.
         rejected: The rows that do not fit, in their order.
     """
 
@@ -76,14 +82,15 @@ class _Conformed(NamedTuple):
 
 @dataclass(frozen=True)
 class RowPreparation:
-    """How the rows of one request are prepared.
+    """The preparation of the rows of one request.
 
     Attributes:
         metadata: The table's metadata.
         row_files: Conforms and packs rows.
         shards: The number of shards of the table.
         is_envelope: Whether JSON rows are envelopes of Debezium.
-        rejects_rows: Whether rows that do not fit are rejected one by one. Else they refuse the request.
+        rejects_rows: Whether rows that do not fit are rejected one by one. Otherwise, such a row causes the request to
+            be refused.
     """
 
     metadata: TableMetadata
@@ -129,10 +136,10 @@ class RowPreparation:
         return self._pack(conformed, key, letters)
 
     def _read_changes(self, decoded: Sequence[Any], key: Sequence[str]) -> tuple[_ReadRows, dict[int, str]]:
-        """Return the changes of JSON rows, and the reasons of rows that are none by their numbers.
+        """Return the changes of JSON rows. For rows that are not changes, return the reasons by the number of the row.
 
         Raises:
-            BadRequest: A row is no change, and such rows are not rejected one by one.
+            BadRequest: A row is not a change, and the request does not reject rows one by one.
         """
         has_kind = all(field.name != KIND_FIELD for field in self.metadata.current_schema.fields)
         is_plain = not self.is_envelope and set(map(type, decoded)) <= {dict}
@@ -186,10 +193,10 @@ class RowPreparation:
         return self._pack(parts, key, letters)
 
     def _conform(self, conform: Any, count: int) -> tuple[list[_Conformed], dict[int, str]]:
-        """Conform rows; find those that do not fit by halving, if they are rejected one by one.
+        """Conform rows. If rows are rejected one by one, find the rows that do not fit by repeated halving.
 
         Returns:
-            The rows that fit, in order, and the reasons of the others by their numbers.
+            The rows that fit, in order, and the reasons for the other rows by the number of the row.
         """
         conformed: list[_Conformed] = []
         reasons: dict[int, str] = {}
@@ -258,10 +265,10 @@ class _ArrowRows:
 
 
 def _show_arrow_row(row: pa.RecordBatch) -> str:
-    """Return the one row of a batch as JSON."""
+    """Return the only row of a batch as JSON."""
     try:
         return encode_json(row.to_pylist()[0])
-    except (ValueError, OverflowError):  # Such as a date after the year 9999, which Python does not have.
+    except (ValueError, OverflowError):  # For example, Python has no date after the year 9999.
         columns = zip(row.schema.names, row.columns, strict=True)
         return encode_json({name: column.to_string(skip_new_lines=True) for name, column in columns})
 

@@ -1,4 +1,4 @@
-"""Reads the rows of a request: an Arrow IPC stream, JSON rows or JSON lines, as a record batch. Pure.
+"""Reads the rows of a request: an Arrow IPC stream, JSON rows or JSON lines, as a record batch. The module is pure.
 
 JSON values have the form of Iceberg's JSON of single values (Iceberg spec, Appendix D). Dates and times are ISO 8601.
 Decimals, and long integers beyond 2^53, are strings or numbers. Binary values are hexadecimal digits, and structs are
@@ -26,7 +26,7 @@ _PLAIN = {"string": str, "long": int, "boolean": bool}
 """The types whose JSON values Arrow accepts unchanged."""
 _LONG = 1 << 63
 _STRUCT_VALUES_MAX = 1 << 24
-"""The maximum number of values in the structs of a column, also of nulls: 64 MB of integers."""
+"""The maximum number of values, including nulls, in the structs of a column: 64 MB of integers."""
 
 
 class RowFormat(Enum):
@@ -112,7 +112,7 @@ def _check_keys(text: bytes, decoded: Any, subject: str) -> None:
     """Check that no object in JSON has the same key twice.
 
     Raises:
-        BadRequest: An object has.
+        BadRequest: An object has the same key twice.
     """
     if has_repeated_key(text, [decoded]):
         shown = repr(find_repeated_key(text)[:_SHOWN_CHARACTERS])
@@ -166,13 +166,15 @@ def _to_array(values: list[Any], kind: Type, path: str) -> pa.Array:
         try:
             return pa.array(values, to_row_type(kind))
         except (pa.ArrowException, OverflowError, UnicodeEncodeError):
-            pass  # The slower way below finds the row.
+            pass  # The slower conversion below finds the invalid row.
     try:
         if not isinstance(kind, str):
-            nested = _nested_converter(kind, _Budget())
+            nested = _make_nested_converter(kind, _Budget())
             converted = [_convert(nested, value, number, path, kind) for number, value in enumerate(values)]
             return pa.array(converted, to_row_type(kind))
-        return arrow_array(kind, [_convert(_converter(kind), value, n, path, kind) for n, value in enumerate(values)])
+        return arrow_array(
+            kind, [_convert(_make_converter(kind), value, n, path, kind) for n, value in enumerate(values)]
+        )
     except (ValueError, pa.ArrowException) as error:
         raise BadRequest(f"Column {path}: {str(error)[:300]}") from None
 
@@ -188,7 +190,7 @@ def _convert(convert: Callable[[Any], Any], value: Any, row: int, path: str, kin
         ) from None
 
 
-def _converter(kind: str) -> Callable[[Any], Any]:
+def _make_converter(kind: str) -> Callable[[Any], Any]:
     def convert(value: Any) -> Any:
         if kind.startswith("decimal") and isinstance(value, int) and not isinstance(value, bool):
             value = str(value)
@@ -207,7 +209,7 @@ def _converter(kind: str) -> Callable[[Any], Any]:
 
 
 class _Budget:
-    """Counts the values of structs: `{}` is short, and a struct of many fields is not."""
+    """Counts the values of structs. The text `{}` is short, but a struct with many fields needs much memory."""
 
     def __init__(self) -> None:
         self.left = _STRUCT_VALUES_MAX
@@ -225,33 +227,33 @@ def count_leaves(kind: Type) -> int:
     return sum(count_leaves(field.type) for field in kind.fields) if isinstance(kind, StructType) else 1
 
 
-def _nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
+def _make_nested_converter(kind: Type, budget: _Budget) -> Callable[[Any], Any]:
     """Return a function from JSON to the Python value that pyarrow converts to the type."""
     if isinstance(kind, StructType):
-        children = [(field, _nested_converter(field.type, budget)) for field in kind.fields]
+        children = [(field, _make_nested_converter(field.type, budget)) for field in kind.fields]
         leaves = count_leaves(kind)
 
         def convert_struct(value: Any) -> Any:
             budget.spend(leaves)
-            return None if value is None else _struct(value, children)
+            return None if value is None else _convert_struct(value, children)
 
         return convert_struct
     if isinstance(kind, ListType):
-        element = _nested_converter(kind.element, budget)
+        element = _make_nested_converter(kind.element, budget)
         return lambda value: None if value is None else [element(item) for item in _require(value, list)]
     if isinstance(kind, MapType):
-        key, item = _nested_converter(kind.key, budget), _nested_converter(kind.value, budget)
+        key, item = _make_nested_converter(kind.key, budget), _make_nested_converter(kind.value, budget)
         return lambda value: None if value is None else _map(value, key, item)
-    convert, arrow_kind = _converter(kind), kind
+    convert, arrow_kind = _make_converter(kind), kind
 
     def primitive(value: Any) -> Any:
-        # Arrow's own value of the type, such as a datetime or a Decimal.
+        # The value is already a Python value of the type, such as a datetime or a Decimal.
         return arrow_array(arrow_kind, [convert(value)])[0].as_py()
 
     return convert if kind in _PLAIN else primitive
 
 
-def _struct(value: Any, children: Sequence[tuple[Field, Callable[[Any], Any]]]) -> dict[str, Any]:
+def _convert_struct(value: Any, children: Sequence[tuple[Field, Callable[[Any], Any]]]) -> dict[str, Any]:
     fields = _require(value, dict)
     if unknown := fields.keys() - {field.name for field, _ in children}:
         raise ValueError(f"there is no field {sorted(unknown)[0]!r}")
@@ -268,7 +270,7 @@ def _map(value: Any, key: Callable[[Any], Any], item: Callable[[Any], Any]) -> l
 
 def _require(value: Any, kind: type) -> Any:
     if not isinstance(value, kind):
-        raise ValueError(f"it is no {'array' if kind is list else 'object'}")
+        raise ValueError(f"it is not an {'array' if kind is list else 'object'}")
     return value
 
 

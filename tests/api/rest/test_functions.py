@@ -6,7 +6,7 @@ from seamark.metaserver.catalog.values import Caller
 from tests.api.client import Api, function_document
 
 FUNCTIONS = "/v1/namespaces/db/functions"
-CALLER = Caller(who="tester", request_id="test")
+CALLER = Caller(principal_name="tester", request_id="test")
 
 
 async def test_functions_are_listed_by_their_full_name(api: Api) -> None:

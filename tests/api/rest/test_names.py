@@ -9,7 +9,7 @@ import pytest
 from seamark.metaserver.catalog.values import Caller
 from tests.api.client import SCHEMA, VIEW_VERSION, Api, function_document
 
-CALLER = Caller(who="tester", request_id="test")
+CALLER = Caller(principal_name="tester", request_id="test")
 
 NAMES = (
     "plain",

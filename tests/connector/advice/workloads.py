@@ -92,9 +92,9 @@ def random_workload(rng: np.random.Generator) -> Workload:
 def run_statements(client: IndexClient, wheres: Sequence[str]) -> None:
     """Plan the statements, as the Trino proxy does. The server records them, and creates no plan table."""
     for where in wheres:
-        client._json("POST", f"{table_path(TABLE)}/plan-tables", {}, {"predicate": where, "kept-max": 0})
+        client._request_json("POST", f"{table_path(TABLE)}/plan-tables", {}, {"predicate": where, "kept-max": 0})
 
 
-def planned_bytes(client: IndexClient, wheres: Sequence[str]) -> float:
+def measure_planned_bytes(client: IndexClient, wheres: Sequence[str]) -> float:
     """Return the mean of the bytes that the server's planner keeps for each condition."""
     return float(np.mean([client.explain(TABLE, where).bytes for where in wheres]))

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.read import scans as reading
 from seamark.connector.read.scans import scan
@@ -115,8 +115,8 @@ def test_delete_by_a_json_filter_includes_nan_rows_of_a_concurrent_append(
 def test_request_with_an_unknown_schema_id_is_refused(client: IndexClient) -> None:
     fill(client, (1, 2))
     request = json.dumps({"filter": {"type": "eq", "term": "a", "value": 1}, "seamark": {"schema-id": 7}}).encode()
-    with pytest.raises(BadRequest, match=r"no schema 7|schema-id is 7"):
+    with pytest.raises(InvalidRequest, match=r"no schema 7|schema-id is 7"):
         client._request("POST", "/v1/namespaces/db/tables/t/plan", {}, request)
     body = {"schema-id": 7, "replace": {"filter": {"type": "eq", "term": "a", "value": 1}}, "add": []}
-    with pytest.raises(BadRequest, match=r"no schema 7|schema-id is 7"):
+    with pytest.raises(InvalidRequest, match=r"no schema 7|schema-id is 7"):
         client._request("POST", "/api/v1/tables/db/t/commit", {}, json.dumps(body).encode())

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.read.scans import scan
 from seamark.connector.sql import session as sessions
@@ -18,7 +18,7 @@ from seamark.connector.sql.changes import divide_row_change
 from seamark.connector.sql.scopes import UnsupportedInDuckDB
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.write.appends import append
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 
 TIMES = {
     "timestamp": ["1969-12-31 12:00:00", "1969-12-01 00:00:00", "1950-02-28 23:59:59.999999", "2024-05-05 00:00:00"],
@@ -27,8 +27,8 @@ TIMES = {
 
 
 @pytest.fixture
-def session(served: Served) -> Iterator[SqlSession]:
-    with SqlSession(served.url) as session:
+def session(server: ServerThread) -> Iterator[SqlSession]:
+    with SqlSession(server.url) as session:
         yield session
 
 
@@ -158,7 +158,7 @@ def test_failed_statement_changes_nothing(client: IndexClient, session: SqlSessi
     session.sql("INSERT INTO db.t VALUES (1, 1)")
     session.sql("INSERT INTO db.old VALUES (1, NULL)")
     for text, reason in REFUSED:
-        with pytest.raises(BadRequest, match=reason):
+        with pytest.raises(InvalidRequest, match=reason):
             session.sql(text).to_arrow()
     assert session.sql("SELECT id, n FROM db.t").to_arrow().to_pylist() == [{"id": 1, "n": 1}]
     assert len(client.files("db.t")) == len(client.files("db.old")) == 1

@@ -12,7 +12,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import InProcessWorkers, build
 from seamark.connector.index.lookups import pin_attributes
@@ -132,7 +132,7 @@ class StarSchema:
         with closing(InProcessWorkers()) as workers:
             try:
                 build(self._client, facts, "attributes", workers)
-            except BadRequest as refused:
+            except InvalidRequest as refused:
                 assert "is not a key" in str(refused)  # noqa: PT017
                 self.has_doubled_keys = True
 
@@ -264,8 +264,8 @@ def _compare(session: SqlSession, plain: SqlSession, text: str, seed: int) -> st
     try:
         expected = plain.sql(text)
         rows = rows_of(expected)
-    except BadRequest:
-        with pytest.raises(BadRequest):
+    except InvalidRequest:
+        with pytest.raises(InvalidRequest):
             session.sql(text).to_arrow()
         return "refused"
     answer = session.sql(text)
@@ -423,7 +423,7 @@ def test_dimension_table_with_a_doubled_key_is_refused(served: Served, star: str
     with closing(IndexClient(served.url)) as client, closing(InProcessWorkers()) as workers:
         columns = pin_attributes(client, [f"{star}.shops.region via shop_id = shop_id"])
         client.put_index((star, "facts"), "by_region", kind="cube", columns=columns, measures=["count(*)"])
-        with pytest.raises(BadRequest, match=r"shop_id of fixed\.shops is not a key"):
+        with pytest.raises(InvalidRequest, match=r"shop_id of fixed\.shops is not a key"):
             build(client, (star, "facts"), "by_region", workers)
         client.drop_index((star, "facts"), "by_region")
 
@@ -431,5 +431,5 @@ def test_dimension_table_with_a_doubled_key_is_refused(served: Served, star: str
 def test_only_a_cube_has_attributes_of_other_tables(served: Served, star: str) -> None:
     with closing(IndexClient(served.url)) as client:
         columns = pin_attributes(client, [f"{star}.shops.region via shop_id = shop_id"])
-        with pytest.raises(BadRequest, match="only a cube has attributes"):
+        with pytest.raises(InvalidRequest, match="only a cube has attributes"):
             client.put_index((star, "facts"), "regions", kind="bitmap", columns=columns[:1])

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 from sqlglot import exp
 
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.sql import scopes
 from seamark.connector.sql.choice import AUTO, DUCKDB, LARGE_BYTES, SPARK, TRINO, StatementProfile, choose
 from seamark.connector.sql.duckdb_engine import DuckDBLimits, open_connection
@@ -66,7 +66,7 @@ def translate_text(text: str) -> DuckDBQuery:
     ],
 )
 def test_functions_that_are_not_listed_are_not_translated(text: str) -> None:
-    with pytest.raises((UnsupportedInDuckDB, BadRequest)):
+    with pytest.raises((UnsupportedInDuckDB, InvalidRequest)):
         translate_text(text)
 
 
@@ -107,14 +107,14 @@ def test_each_column_name_is_resolved_once(monkeypatch: pytest.MonkeyPatch) -> N
 def test_other_statements_are_not_queries(text: str) -> None:
     try:
         kind = parse(text).kind
-    except BadRequest:
+    except InvalidRequest:
         return
     assert kind is not Kind.QUERY
 
 
 @pytest.mark.parametrize("text", ["SELECT 1; SELECT 2", "", ";", "SELECT 1; DROP TABLE s.t", "SELEC 1", "SELECT (1"])
 def test_text_that_is_not_one_statement_is_refused(text: str) -> None:
-    with pytest.raises(BadRequest):
+    with pytest.raises(InvalidRequest):
         parse(text)
 
 
@@ -137,7 +137,7 @@ def test_text_that_is_not_one_statement_is_refused(text: str) -> None:
     ],
 )
 def test_text_that_expands_without_bounds_is_refused(text: str) -> None:
-    with pytest.raises((BadRequest, UnsupportedInDuckDB)):
+    with pytest.raises((InvalidRequest, UnsupportedInDuckDB)):
         translate_text(text)
 
 
@@ -209,7 +209,7 @@ def test_identifiers_of_a_statement_do_not_reach_duckdb() -> None:
     ],
 )
 def test_invalid_query_is_refused_with_its_reason(text: str, reason: str) -> None:
-    with pytest.raises(BadRequest, match=reason):
+    with pytest.raises(InvalidRequest, match=reason):
         translate_text(text)
 
 
@@ -288,7 +288,7 @@ def test_engine_is_chosen_by_bytes_and_kind_of_the_statement() -> None:
     ],
 )
 def test_missing_engine_is_reported_with_the_reason(demand: StatementProfile, expected: str) -> None:
-    with pytest.raises(BadRequest, match=r"DuckDB|Spark|not a query|not configured|must be"):
+    with pytest.raises(InvalidRequest, match=r"DuckDB|Spark|not a query|not configured|must be"):
         choose(demand, expected, frozenset({DUCKDB}))
 
 
@@ -334,10 +334,10 @@ def test_all_22_queries_of_tpc_h_are_translated_and_run_in_duckdb() -> None:
 
 def test_merge_is_translated_for_spark_only_if_its_meaning_stays() -> None:
     text = "MERGE INTO s.t USING s.u AS u ON t.id = u.id WHEN MATCHED THEN UPDATE SET x = u.x + 1"
-    actual_spark_text = spark_text(parse(text).tree, "sea", "lake", None)
-    assert actual_spark_text.startswith("MERGE INTO `lake`.s.t USING `lake`.s.u AS u ON")
+    translated = spark_text(parse(text).tree, "sea", "lake", None)
+    assert translated.startswith("MERGE INTO `lake`.s.t USING `lake`.s.u AS u ON")
     for expression in ("u.x / 2", "CAST(u.name AS integer)", "length(u.name)"):
-        with pytest.raises(BadRequest, match="may mean something else"):
+        with pytest.raises(InvalidRequest, match="may mean something else"):
             spark_text(parse(text.replace("u.x + 1", expression)).tree, "sea", "lake", None)
 
 
@@ -367,7 +367,7 @@ def test_trino_literals_have_their_values(text: str, value: object) -> None:
 
 @pytest.mark.parametrize("text", ["1__0", "1_", "1_a", "0x", "0b2", "12abc", "0x" + "f" * 5000])
 def test_invalid_number_literal_is_refused(text: str) -> None:
-    with pytest.raises(BadRequest, match="is not a number"):
+    with pytest.raises(InvalidRequest, match="is not a number"):
         parse(f"SELECT {text} FROM s.t")
 
 
@@ -400,5 +400,5 @@ def test_json_rows_have_dates_of_any_year() -> None:
         ["+5881580-07-11", "1970-01-01 00:00:00.000001", "1970-01-01 00:00:00.000001 UTC"],
     ]
     nested = pa.record_batch({"days": pa.array([[2932897]], pa.list_(pa.int32())).cast(pa.list_(pa.date32()))})
-    with pytest.raises(BadRequest, match="outside the years 1 to 9999"):
+    with pytest.raises(InvalidRequest, match="outside the years 1 to 9999"):
         json_rows(nested)

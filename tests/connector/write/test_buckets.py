@@ -11,7 +11,7 @@ import pytest
 from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType
 
-from seamark.connector.client.errors import BadRequest, Conflict, NotFound
+from seamark.connector.client.errors import Conflict, InvalidRequest, NoSuchResource
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write import buckets
 from seamark.connector.write.appends import append
@@ -112,7 +112,7 @@ def test_bucket_sizes_for_too_many_buckets_are_refused(client: IndexClient) -> N
     (bucket_size,) = bucket_sizes(client, "db.t")
     assert (bucket_size.buckets, bucket_size.rows.sum()) == (1 << 20, 2)
     set_spec(client, ("b", "bucket[1048577]", 1))
-    with pytest.raises(BadRequest, match="b has 1,048,577 buckets; sizes are reported for at most 1,048,576"):
+    with pytest.raises(InvalidRequest, match="b has 1,048,577 buckets; sizes are reported for at most 1,048,576"):
         bucket_sizes(client, "db.t")
 
 
@@ -146,10 +146,9 @@ def test_bucket_sizes_are_advised_for_the_partition_with_the_median_byte(
 
 def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1), ("bucket[2]", 2)])
-    actual_bucket_sizes = bucket_sizes(client, "db.t")
+    sizes = bucket_sizes(client, "db.t")
     assert [
-        (bucket_size.column, bucket_size.buckets, bucket_size.advice, bucket_size.skew)
-        for bucket_size in actual_bucket_sizes
+        (bucket_size.column, bucket_size.buckets, bucket_size.advice, bucket_size.skew) for bucket_size in sizes
     ] == [
         ("id", 4, 4, 1.0),
         ("land", 2, 2, 1.0),
@@ -256,24 +255,24 @@ def test_resize_to_a_count_that_is_no_doubling_is_refused(client: IndexClient) -
         (-16, "-16 is not 8 doubled"),
         (2**31, "the width must be between 1 and"),
     ]
-    for wanted, expected in cases:
-        with pytest.raises(BadRequest, match=expected):
-            resize(client, "db.t", buckets=wanted)
-        assert fields(client) == [("p0", "bucket[8]", 1000)], wanted
+    for requested_buckets, expected in cases:
+        with pytest.raises(InvalidRequest, match=expected):
+            resize(client, "db.t", buckets=requested_buckets)
+        assert fields(client) == [("p0", "bucket[8]", 1000)], requested_buckets
 
 
 def test_resize_requires_a_column_if_several_have_buckets(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1), ("bucket[4]", 2)])
-    with pytest.raises(BadRequest, match="buckets of id, land; give the column"):
+    with pytest.raises(InvalidRequest, match="buckets of id, land; give the column"):
         resize(client, "db.t", buckets=16)
-    with pytest.raises(BadRequest, match="no buckets of note; it has buckets of id, land"):
+    with pytest.raises(InvalidRequest, match="no buckets of note; it has buckets of id, land"):
         resize(client, "db.t", buckets=16, column="note")
     resize(client, "db.t", buckets=16, column="land")
     assert fields(client) == [("p0", "bucket[8]", 1000), ("land_bucket_16", "bucket[16]", 1002)]
     create(client, "plain", spec=[("truncate[8]", 1)])
-    with pytest.raises(BadRequest, match="no buckets; add them first"):
+    with pytest.raises(InvalidRequest, match="no buckets; add them first"):
         resize(client, "db.plain", buckets=16)
-    with pytest.raises(NotFound):
+    with pytest.raises(NoSuchResource):
         resize(client, "db.nope", buckets=16)
 
 
@@ -312,8 +311,8 @@ def test_resize_gives_up_after_repeated_conflicts(client: IndexClient, monkeypat
 def test_concurrent_resizes_to_the_same_count_make_one_spec(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     with ThreadPoolExecutor(6) as pool:
-        done = [pool.submit(resize, IndexClient(client.url), "db.t", buckets=16) for _ in range(6)]
-    assert {one.result().buckets for one in done} == {16}
+        results = [pool.submit(resize, IndexClient(client.url), "db.t", buckets=16) for _ in range(6)]
+    assert {one.result().buckets for one in results} == {16}
     assert len(load_metadata(client)["partition-specs"]) == 2
 
 
@@ -324,7 +323,7 @@ def test_plan_of_a_key_reads_its_old_bucket_and_its_new_one(client: IndexClient)
         resize(client, "db.t", buckets=count)
     # Only every other key is upserted, so that old files keep rows and stay.
     upsert(client, "db.t", ids(list(range(1, 2000, 2)), "new"), keys=["id"], mode="merge-on-read")
-    original = client.explain("db.t", "id = 7", files=True).kept
+    original = client.explain("db.t", "id = 7", files=True).kept_files
     assert original is not None
     actual = {tuple(one["partition"].items()) for one in original}
     assert actual == {(("p0", bucket(8, 7)),), (("id_bucket_64", bucket(64, 7)),)}

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 from seamark.connector.arrow.arrays import single_array
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.write.clustering import (
     FILE_SIZE_SPREAD_FRACTION,
     RANK_BITS,
@@ -232,7 +232,7 @@ def test_columns_and_joins_that_cannot_be_clustered_are_refused() -> None:
             "columns of several tables",
         ),
     ):
-        with pytest.raises(BadRequest, match=expected):
+        with pytest.raises(InvalidRequest, match=expected):
             Attributes(by, joins, schema)
     assert Attributes(["x.y"], JOINS, schema).columns == ["x.y"]
 

@@ -34,7 +34,7 @@ from pyspark.sql.datasource import (
 )
 
 from seamark.connector.client.client import SeamarkClient
-from seamark.connector.client.errors import BadRequest
+from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
 from seamark.connector.index.builds import InProcessWorkers, build
@@ -436,7 +436,7 @@ def test_seamarks_reader_is_chosen_if_bitmaps_leave_few_pages(rig: Rig, monkeypa
     rig.sql("INSERT INTO {db}.big VALUES (40001, 77, 'later')")
     assert rows(read(rig.spark, "reads.db.big", where, at=At(as_of_ms=committed_ms))) == expected
     assert read(rig.spark, "reads.db.big", at=At(as_of_ms=committed_ms)).count() == count
-    with pytest.raises(BadRequest, match="no snapshot at or before"):
+    with pytest.raises(InvalidRequest, match="no snapshot at or before"):
         read(rig.spark, "reads.db.big", at=At(as_of_ms=1))
     for predicate in (where, "k > 77"):
         assert read(rig.spark, "reads.db.big", predicate, columns=["V", "iD"]).columns == ["V", "iD"]

@@ -13,7 +13,7 @@ from sqlglot.errors import SqlglotError
 from seamark.commands.serving.query_tables import read_query
 from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.scans import find_scans
-from seamark.connector.client.errors import BadRequest as StatementRefused
+from seamark.connector.client.errors import InvalidRequest as StatementRefused
 from seamark.connector.duckdb.statements import DuckDBStatement
 from seamark.connector.sql import statement
 from seamark.formats.iceberg.expressions.sql import parse_sql

@@ -21,7 +21,7 @@ from seamark.formats.index.kinds import bitmap, bits, postings, slices
 from seamark.formats.index.kinds.bitmap import Bitmap
 from seamark.formats.index.kinds.bits import Coding
 from seamark.formats.index.kinds.dictionary import BYTES, CODES, Bounds
-from seamark.formats.index.kinds.pieces import Head, Piece, write_pieces
+from seamark.formats.index.kinds.pieces import Piece, PiecesHeader, write_pieces
 from seamark.formats.index.kinds.postings import EDGES, LISTS, MATRIX, Postings
 from seamark.formats.index.kinds.slices import SLICES, Section
 
@@ -152,7 +152,7 @@ def test_too_many_keys_for_ranks_are_rejected_before_anything_is_read(keys: int,
     """Checksums detect accidental damage only: a malicious writer computes checksums that match."""
     pieces = [Piece(Coding.FLAT, bytes(64))] * 4
     with pytest.raises(ValueError, match="keys"):
-        Postings(memoryview(write_pieces(Head(keys, 1, form, MATRIX, 0), pieces)), form, 1, 2**64)
+        Postings(memoryview(write_pieces(PiecesHeader(keys, 1, form, MATRIX, 0), pieces)), form, 1, 2**64)
 
 
 @pytest.mark.parametrize("layout", [MATRIX, LISTS, EDGES])
@@ -166,18 +166,18 @@ def test_piece_that_would_inflate_past_its_limit_is_not_inflated(layout: int) ->
         pieces.append(Piece(Coding.FLAT, starts.data))
     if layout == EDGES:
         pieces = [bomb, bomb]
-    written_pieces = write_pieces(Head(0 if layout == EDGES else 1, 3, CODES, layout, 0), pieces)
+    written_pieces = write_pieces(PiecesHeader(0 if layout == EDGES else 1, 3, CODES, layout, 0), pieces)
     postings = Postings(memoryview(written_pieces), CODES, 3, 3)
-    there = np.ones(3, dtype=np.bool_)
+    is_present = np.ones(3, dtype=np.bool_)
     wide = KeyRanges("long", (KeyRange(0, 9),))
     with pytest.raises(ValueError, match="cannot inflate to"):
-        postings.files_with(Bounds(wide, CODES), there, lambda _: pytest.fail("a section was requested"))
+        postings.files_with(Bounds(wide, CODES), is_present, lambda _: pytest.fail("a section was requested"))
 
 
 def test_lists_with_more_files_than_keys_are_rejected() -> None:
     key, starts = (_ordered.pack_numbers(np.array(item, dtype=np.uint64)) for item in ([7], [0, 1 << 40]))
     parts = (key.tobytes(), bytes(12), bytes(12), bytes(3), starts.tobytes())
-    pieces = write_pieces(Head(1, 3, CODES, LISTS, 0), [Piece(Coding.FLAT, part) for part in parts])
+    pieces = write_pieces(PiecesHeader(1, 3, CODES, LISTS, 0), [Piece(Coding.FLAT, part) for part in parts])
     postings = Postings(memoryview(pieces), CODES, 3, 3)
     bounds = Bounds(KeyRanges("long", (KeyRange(7, 7),)), CODES)
     with pytest.raises(ValueError, match="postings list"):
@@ -216,11 +216,11 @@ def test_runs_of_many_rows_are_expanded_in_steps() -> None:
     results: list[Any] = []
     assert _peak(lambda: results.append(bits.decode(Piece(Coding.ROARING, _runs(160)), rows))) < 12 << 20
     assert bits.count(results[0]) == rows
-    some = np.unique(np.random.default_rng(5).integers(0, rows, 1 << 19))
-    bit_map = pyroaring.BitMap(some.astype(np.uint32))
+    row_numbers = np.unique(np.random.default_rng(5).integers(0, rows, 1 << 19))
+    bit_map = pyroaring.BitMap(row_numbers.astype(np.uint32))
     text = bits.decode(Piece(Coding.ROARING, bit_map.serialize()), rows)
     assert not isinstance(text, bool)
-    assert np.array_equal(bits.positions(text), some)
+    assert np.array_equal(bits.positions(text), row_numbers)
 
 
 def test_small_section_is_not_decoded_to_gigabytes() -> None:
@@ -229,11 +229,11 @@ def test_small_section_is_not_decoded_to_gigabytes() -> None:
     numbers = Piece(Coding.FLAT, _ordered.pack_numbers(np.arange(1 << 12, dtype=np.uint64)).data)
     none = Piece(Coding.ZEROS, b"")
     pieces = [numbers, none, none, *[Piece(Coding.ZSTD, words)] * 12]
-    section = Section(memoryview(write_pieces(Head(rows, 1 << 12, CODES, SLICES, 0), pieces)))
+    section = Section(memoryview(write_pieces(PiecesHeader(rows, 1 << 12, CODES, SLICES, 0), pieces)))
     with pytest.raises(ValueError, match="the limit is 268,435,456 bytes"):
         section.decode_slices()
     with pytest.raises(ValueError, match="a section cannot have"):
-        Section(memoryview(write_pieces(Head(rows + 1, 1, CODES, SLICES, 0), [numbers, none, none])))
+        Section(memoryview(write_pieces(PiecesHeader(rows + 1, 1, CODES, SLICES, 0), [numbers, none, none])))
 
 
 def test_slices_too_large_to_read_compressed_are_stored_flat(monkeypatch: pytest.MonkeyPatch) -> None:

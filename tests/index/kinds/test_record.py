@@ -24,7 +24,7 @@ from seamark.formats.index.kernels._record import row_hash, sorted_run
 from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.hashing import compute_checksum, hash_rows
 from seamark.formats.index.keys.keys import Keys, key_of
-from seamark.formats.index.kinds.record import Fences, FileRecords, Record, build, encode, merge
+from seamark.formats.index.kinds.record import Fences, FileRecords, RecordBlob, build, encode, merge
 from tests.seeds import quick
 
 PAGE = 4096
@@ -73,42 +73,44 @@ class Lake:
             keys_of(pa.array(column, DRAWS[kind][0]), kind) for kind, column in zip(self.kinds, columns, strict=True)
         ]
 
-    def record(self, files: Iterable[int]) -> Record:
+    def record(self, files: Iterable[int]) -> RecordBlob:
         return open_record(encode([build(self.keys(self.files[number])) for number in files]))
 
-    def check(self, record: Record, numbers: Sequence[int]) -> None:
+    def check(self, record: RecordBlob, numbers: Sequence[int]) -> None:
         """Check that the record index has exactly these files, in this order."""
-        known = defaultdict(list)
+        positions_by_key = defaultdict(list)
         for at, number in enumerate(numbers):
             for position, row in enumerate(self.files[number]):
-                known[tuple(map(normalize, row))].append((at, position))
-        wanted = [*itertools.chain.from_iterable(self.files), *self.others]
-        columns = self.keys(wanted)
+                positions_by_key[tuple(map(normalize, row))].append((at, position))
+        all_keys = [*itertools.chain.from_iterable(self.files), *self.others]
+        columns = self.keys(all_keys)
         hi, lo = hash_rows(columns, 0), hash_rows(columns, 1)
-        expected = [(q, *place) for q, row in enumerate(wanted) for place in known[tuple(map(normalize, row))]]
+        expected = [
+            (q, *place) for q, row in enumerate(all_keys) for place in positions_by_key[tuple(map(normalize, row))]
+        ]
         assert matches(record.lookup(hi, lo)) == expected
         assert matches(cold(record, hi, lo)) == expected
-        for at in range(0, len(wanted), 17):
-            assert record.find(int(hi[at]), int(lo[at])) == known[tuple(map(normalize, wanted[at]))]
+        for at in range(0, len(all_keys), 17):
+            assert record.find(int(hi[at]), int(lo[at])) == positions_by_key[tuple(map(normalize, all_keys[at]))]
         assert record.count == sum(len(self.files[number]) for number in numbers)
         assert record.counts.tolist() == [len(self.files[number]) for number in numbers]
         record.verify()
 
 
-def open_record(parts: Iterable[Any]) -> Record:
-    return Record(memoryview(b"".join(parts)))
+def open_record(parts: Iterable[Any]) -> RecordBlob:
+    return RecordBlob(memoryview(b"".join(parts)))
 
 
-def blob_of(record: Record) -> bytes:
+def blob_of(record: RecordBlob) -> bytes:
     return b"".join(merge([(record, np.ones(record.files, bool))]))
 
 
-def matches(found: tuple[Any, Any, Any]) -> list[tuple[int, int, int]]:
-    assert [array.dtype for array in found] == [np.int64, np.int32, np.int64]
-    return list(zip(*(array.tolist() for array in found), strict=True))
+def matches(positions: tuple[Any, Any, Any]) -> list[tuple[int, int, int]]:
+    assert [array.dtype for array in positions] == [np.int64, np.int32, np.int64]
+    return list(zip(*(array.tolist() for array in positions), strict=True))
 
 
-def cold(record: Record, hi: Any, lo: Any) -> tuple[Any, Any, Any]:
+def cold(record: RecordBlob, hi: Any, lo: Any) -> tuple[Any, Any, Any]:
     """Return the lookup of a reader that has the directory and reads pages by range."""
     blob = blob_of(record)
     tail = blob[-Fences.directory_bytes(blob[-64:], len(blob)) :]
@@ -178,24 +180,26 @@ def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) ->
     """Hashes come from a few values, so that halves are equal for whole pages; positions identify the entries."""
     draw = random.Random(seed)
     halves = [0, 1, (1 << 64) - 1, (1 << 64) - 2, *(draw.getrandbits(64) for _ in range(draw.choice((0, 1, 30))))]
-    known: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    positions_by_key: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     entries = []
     for file in range(draw.randrange(1, 6)):
         rows = [(draw.choice(halves), draw.choice(halves)) for _ in range(draw.choice((1, 170, 171, 2000)))]
         entries.append(FileRecords(sorted_run(hashes([hi for hi, _ in rows]), hashes([lo for _, lo in rows]))))
         for position, pair in enumerate(rows):
-            known[pair].append((file, position))
+            positions_by_key[pair].append((file, position))
     record = open_record(encode(entries))
     record.verify()
     pairs = [*itertools.product(halves, halves), (5, 5)]
     draw.shuffle(pairs)
     hi, lo = hashes([hi for hi, _ in pairs]), hashes([lo for _, lo in pairs])
-    expected = [(query, *place) for query, pair in enumerate(pairs) for place in known[pair]]
+    expected = [(query, *place) for query, pair in enumerate(pairs) for place in positions_by_key[pair]]
     assert matches(record.lookup(hi, lo)) == expected
     assert matches(cold(record, hi, lo)) == expected
-    assert [record.find(*pair) for pair in pairs] == [known[pair] for pair in pairs]
+    assert [record.find(*pair) for pair in pairs] == [positions_by_key[pair] for pair in pairs]
     for at in range(len(pairs)):
-        assert [match[1:] for match in matches(cold(record, hi[at : at + 1], lo[at : at + 1]))] == known[pairs[at]]
+        assert [match[1:] for match in matches(cold(record, hi[at : at + 1], lo[at : at + 1]))] == positions_by_key[
+            pairs[at]
+        ]
 
 
 def uniform(rows: int, seed: int = 0) -> tuple[Any, Any]:
@@ -239,10 +243,10 @@ def test_batch_larger_than_all_limits_is_answered_in_order() -> None:
     query, file, position = record.lookup(
         np.concatenate([hi, absent_hi])[queries], np.concatenate([lo, absent_lo])[queries]
     )
-    there = np.flatnonzero(queries < 2000)
-    assert np.array_equal(query, np.repeat(there, 3))
-    assert np.array_equal(file, np.tile([0, 1, 2], len(there)))
-    assert np.array_equal(position, np.repeat(queries[there], 3))
+    found_positions = np.flatnonzero(queries < 2000)
+    assert np.array_equal(query, np.repeat(found_positions, 3))
+    assert np.array_equal(file, np.tile([0, 1, 2], len(found_positions)))
+    assert np.array_equal(position, np.repeat(queries[found_positions], 3))
 
 
 def test_lookups_of_many_threads_agree() -> None:
@@ -283,11 +287,11 @@ def test_memory_of_a_merge_does_not_depend_on_its_output(tmp_path: Path) -> None
     assert peak < 4 << 20
 
 
-def write_and_open_record(path: Path, parts: Iterable[Any]) -> Record:
+def write_and_open_record(path: Path, parts: Iterable[Any]) -> RecordBlob:
     with path.open("wb") as out:
         out.writelines(parts)
     with path.open("rb") as file:
-        return Record(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
+        return RecordBlob(memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)))
 
 
 @pytest.mark.slow
@@ -318,27 +322,27 @@ def test_index_of_50_million_keys_has_an_entry_for_each(tmp_path: Path) -> None:
 def test_damage_at_any_byte_is_detected() -> None:
     hi, lo = uniform(400)
     blob = b"".join(encode([FileRecords(sorted_run(hi[:200], lo[:200])), FileRecords(sorted_run(hi[200:], lo[200:]))]))
-    expected, draw = matches(Record(memoryview(blob)).lookup(hi, lo)), random.Random(3)
+    expected, draw = matches(RecordBlob(memoryview(blob)).lookup(hi, lo)), random.Random(3)
     assert len(expected) == 400
     for at in range(0, len(blob), 1):
         broken = bytearray(blob)
         broken[at] ^= 1 << draw.randrange(8)
         with pytest.raises(ValueError):
-            Record(memoryview(broken)).verify()
+            RecordBlob(memoryview(broken)).verify()
         try:
-            assert matches(Record(memoryview(broken)).lookup(hi[:40], lo[:40])) == expected[:40]
+            assert matches(RecordBlob(memoryview(broken)).lookup(hi[:40], lo[:40])) == expected[:40]
         except ValueError:
             continue
     for size in range(0, len(blob), 97):
         with pytest.raises(ValueError):
-            Record(memoryview(blob[:size]))
+            RecordBlob(memoryview(blob[:size]))
 
 
 def test_damaged_page_affects_only_its_lookups_and_is_never_merged() -> None:
     hi, lo = uniform(1000)
     blob = bytearray(b"".join(encode([FileRecords(sorted_run(hi, lo))])))
     blob[2 * PAGE + 100] ^= 1
-    record = Record(memoryview(blob))
+    record = RecordBlob(memoryview(blob))
     fine = hi < record.fences.first[2]
     assert len(record.lookup(hi[fine], lo[fine])[0]) == np.count_nonzero(fine)
     needs = int(np.flatnonzero((hi > record.fences.first[2]) & (hi < record.fences.first[3]))[0])
@@ -366,7 +370,7 @@ def with_changed_page(blob: bytes, page: int, change: Callable[[bytearray], None
 def test_page_with_impossible_counts_is_rejected(entries: int) -> None:
     hi, lo = uniform(400)
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
-    record = Record(with_changed_page(blob, 1, lambda page: struct.pack_into("<I", page, 8, entries)))
+    record = RecordBlob(with_changed_page(blob, 1, lambda page: struct.pack_into("<I", page, 8, entries)))
     for reads in (lambda: record.lookup(hi, lo), record.verify, lambda: b"".join(merge([(record, np.ones(1, bool))]))):
         with pytest.raises(ValueError, match=f"page 1 claims {entries} entries"):
             reads()
@@ -375,7 +379,7 @@ def test_page_with_impossible_counts_is_rejected(entries: int) -> None:
 def test_entry_of_a_missing_file_is_rejected() -> None:
     hi, lo = uniform(100)
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
-    record = Record(with_changed_page(blob, 0, lambda page: struct.pack_into("<I", page, 16 + 16, 7)))
+    record = RecordBlob(with_changed_page(blob, 0, lambda page: struct.pack_into("<I", page, 16 + 16, 7)))
     for reads in (lambda: record.lookup(hi, lo), record.verify, lambda: b"".join(merge([(record, np.ones(1, bool))]))):
         with pytest.raises(ValueError, match="of file 7"):
             reads()
@@ -386,7 +390,7 @@ def test_pages_in_wrong_positions_are_rejected() -> None:
     blob = b"".join(encode([FileRecords(sorted_run(hi, lo))]))
     swapped = memoryview(blob[PAGE : 2 * PAGE] + blob[:PAGE] + blob[2 * PAGE :])
     with pytest.raises(ValueError, match="does not match its checksum"):
-        Record(swapped).verify()
+        RecordBlob(swapped).verify()
 
 
 def test_reader_of_the_documented_format_finds_every_entry() -> None:
@@ -425,6 +429,6 @@ def test_bytes_of_a_record_blob_never_change() -> None:
     columns = [keys_of(pa.array(range(1000), pa.int64()), "long"), keys_of(pa.array(text), "string")]
     more = [keys_of(pa.array([5], pa.int64()), "long"), keys_of(pa.array(["key 5"]), "string")]
     blob = b"".join(encode([build(columns), build(more)]))
-    record = Record(memoryview(blob))
+    record = RecordBlob(memoryview(blob))
     assert record.find(*row_hash([key_of(5, "long"), b"key 5"])) == [(0, 5), (1, 0)]
     assert hashlib.sha256(blob).hexdigest() == "33368500a56fbe0fe7148d3228b69d579b4846c96f0ac980121e0ea71f96b701"

@@ -1,7 +1,8 @@
-"""The fresh snapshots of a server: stores their manifests, and finds them by id.
+"""The fresh snapshots of a server: stores their manifests, and finds them by id, also those of other processes.
 
 A client opens a table once, and then names the snapshot in all its requests, so that all scans of a statement read the
-same rows. A request may name a fresh snapshot for some minutes after the server has last given it as the current one.
+same rows. A request may name a fresh snapshot for some minutes after the server last returned it as the current
+snapshot.
 """
 
 from __future__ import annotations
@@ -18,13 +19,14 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.store.model import Entry
-from seamark.metaserver.streams.fresh_snapshots import run_encoding, without_files
+from seamark.metaserver.streams.fresh_snapshots import drop_removed_files, may_be_fresh, run_encoding
+from seamark.metaserver.streams.snapshots.shared_snapshots import SharedSnapshots
 from seamark.metaserver.streams.stream_table import FreshRows, StreamTable
 
 _NAMED_S_MAX = 600.0
-"""The time for which requests may name a fresh snapshot after its last use as the current one."""
+"""The maximum time for which requests may name a fresh snapshot after it was last the current snapshot of an answer."""
 _SNAPSHOTS_MAX = 20_000
-"""The maximum number of snapshots of all tables. The oldest can no longer be named beyond it."""
+"""The maximum number of snapshots of all tables. Beyond it, requests can no longer name the oldest snapshot."""
 
 
 class _NamedSnapshot:
@@ -32,8 +34,8 @@ class _NamedSnapshot:
 
     Attributes:
         key: The table, its metadata file and the fresh files from which the snapshot was made.
-        made_s: When it was made.
-        used_s: When it was last the current snapshot of an answer. Its files were not given up before.
+        made_s: The time when it was made.
+        used_s: The time when it was last the current snapshot of an answer.
     """
 
     __slots__ = ("key", "made_s", "snapshot", "used_s")
@@ -45,23 +47,28 @@ class _NamedSnapshot:
 
 
 class NamedSnapshots:
-    """The fresh snapshots of all tables. Belongs to one event loop.
+    """The fresh snapshots of all tables. An instance belongs to one event loop.
 
     Attributes:
-        named_s: The time for which requests may name a fresh snapshot after its last use as the current one.
+        named_s: The time for which requests may name a fresh snapshot after it was last the current snapshot of an
+            answer.
     """
 
-    def __init__(self, objects: ObjectStore, manifests: Manifests, clock: Clock, *, retention_s: float) -> None:
+    def __init__(
+        self, objects: ObjectStore, manifests: Manifests, shared: SharedSnapshots, clock: Clock, *, retention_s: float
+    ) -> None:
         """Create an empty collection.
 
         Args:
             objects: The storage.
             manifests: Reads the manifest lists of tables.
+            shared: Shares the snapshots with other processes.
             clock: The clock.
-            retention_s: How long files stay after the last plan that may name them.
+            retention_s: The time for which files stay after the last plan that may name them.
         """
         self._objects = objects
         self._manifests = manifests
+        self._shared = shared
         self._clock = clock
         self._retention_s = retention_s
         self.named_s = min(_NAMED_S_MAX, retention_s)
@@ -71,12 +78,23 @@ class NamedSnapshots:
         """All snapshots by the UUID of the table and the id, the oldest first."""
         self._encoding: SingleFlight[tuple[object, ...], Snapshot] = SingleFlight()
 
-    def find(self, uuid: str, snapshot_id: int) -> Snapshot | None:
-        """Return a fresh snapshot of a table; None if there is none with this id, or if it can no longer be named."""
+    async def find(self, uuid: str, snapshot_id: int, folder: str) -> Snapshot | None:
+        """Return a fresh snapshot of a table; None if there is none with this id, or if it can no longer be named.
+
+        Args:
+            uuid: The UUID of the table.
+            snapshot_id: The id. Another process may have made the snapshot.
+            folder: The location of the folder for fresh files.
+
+        Raises:
+            RetryLater: The storage is unavailable.
+        """
         named = self._by_id.get((uuid, snapshot_id))
-        if named is None or self._clock.monotonic() - named.used_s > self.named_s:
+        if named is not None:
+            return named.snapshot if self._clock.monotonic() - named.used_s <= self.named_s else None
+        if not may_be_fresh(snapshot_id):
             return None
-        return named.snapshot
+        return await self._shared.find(uuid, snapshot_id, folder)
 
     async def make(
         self, table: StreamTable, entry: Entry, metadata: TableMetadata, fresh: FreshRows, folder: str
@@ -115,19 +133,23 @@ class NamedSnapshots:
         deletes: list[bytes] = []
         try:
             if keyed:
-                stored = await table.store_deletes(keyed, entry, metadata, fresh=True)
-                locations += [location for location, _ in stored.files]
-                deletes = stored.content_files
+                replaced = await table.store_deletes(keyed, entry, metadata, fresh=True)
+                locations += [location for location, _ in replaced.files]
+                deletes = replaced.content_files
                 writer = SnapshotWriter(self._objects, self._clock, self._manifests, folder, 0)
                 try:
-                    listed = await without_files(stored.removed, listed, metadata, writer, self._manifests)
+                    listed = await drop_removed_files(replaced.removed, listed, metadata, writer, self._manifests)
                 finally:
                     locations += writer.written
             encoded = await run_encoding(metadata, listed, files, folder, self._clock, deletes)
-            locations += [location for location, _ in encoded.files]
-            await asyncio.gather(*(self._objects.create(location, data) for location, data in encoded.files))
+            # `make` returns the snapshot for the retention, and requests may name it for `named_s` after that.
+            until_ms = self._clock.now_ms() + int(1000 * (self._retention_s + self.named_s))
+            record = self._shared.encode(table.uuid, encoded.snapshot, folder, until_ms=until_ms)
+            stored = (*encoded.files, record)
+            locations += [location for location, _ in stored]
+            await asyncio.gather(*(self._objects.create(location, data) for location, data in stored))
         finally:
-            # The snapshot may be the current one for as long as a query may run after its plan.
+            # The snapshot may be the current snapshot for as long as a query may run after its plan.
             table.give_up_files(locations, extra_s=self._retention_s)
         self._add(table.uuid, _NamedSnapshot(key, encoded.snapshot, self._clock.monotonic()))
         return encoded.snapshot
