@@ -21,6 +21,7 @@ import pyarrow as pa
 from aiohttp import web
 
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
+from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import list_partials
 from seamark.formats.index.kinds.cube import CubeEntries, SumOverflow, combine_groups, entry_schema
 from seamark.formats.index.kinds.kinds import KINDS
@@ -80,26 +81,31 @@ class ReadCubeGroupsRequest(msgspec.Struct, rename="kebab", forbid_unknown_field
             "of its schema has a bit for each requested file, in base64, the lowest bit of a byte first",
         ),
         ResponseSpec(400, "A column or the list of files is invalid"),
+        ResponseSpec(403, "The caller may not read a dimension table whose attributes the cube has"),
         ResponseSpec(404, "No such table, or it has no such cube"),
     ),
 ).takes(ReadCubeGroupsRequest)
 async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Response:
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
-    definition = find_cube(loaded, body.definition_id)
+    definition = find_cube(call, loaded, body.definition_id)
     reading = await read_groups(call, loaded, definition, body.columns, _parse_ids(body.files))
     return web.Response(body=await asyncio.to_thread(reading.encode), content_type=ARROW_STREAM)
 
 
-def find_cube(loaded: LoadedTable, definition_id: str) -> IndexDefinition:
+def find_cube(call: Call, loaded: LoadedTable, definition_id: str) -> IndexDefinition:
     """Return the definition of a cube.
 
     Raises:
+        Forbidden: The caller may not read a dimension table whose attributes the cube has.
         NotFound: The table has no cube with this id.
     """
     defined = read_definitions(loaded.metadata).by_name.values()
     definition = next((one for one in defined if one.id == definition_id and KINDS[one.kind].aggregates), None)
     if definition is None or loaded.entry is None:
         raise NotFound("The table has no cube with this definition-id; list its indexes with seamark index list")
+    for term in definition.terms:  # Who may read the facts may not be allowed to read their dimension tables.
+        if (lookup := parse_lookup(term.transform)) is not None:
+            call.allow(lookup.source.table[:-1])
     return definition
 
 
@@ -204,6 +210,7 @@ class GroupReading:
         """bool[files]: whether the groups contain the rows of each requested file."""
         return self._covered
 
+    @property
     def files(self) -> int:
         """The number of requested data files."""
         return len(self.ids)
