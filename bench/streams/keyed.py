@@ -115,7 +115,7 @@ def run(folder: Path, *, rows: int = ROWS) -> Report:
         expected = expected_rows(values)
         assert np.array_equal(read(catalog), expected), "PyIceberg does not read the model"
         client = SeamarkClient(server.base_url)
-        client._json("POST", "/api/v1/tables/bench/keyed/flush")
+        client._request_json("POST", "/api/v1/tables/bench/keyed/flush")
         assert np.array_equal(read(catalog), expected), "PyIceberg does not read the model after the flush"
         table = seamark.scan(client, TABLE).to_arrow().sort_by("id")
         ours = np.stack([table.column("id").to_numpy(), table.column("value").to_numpy()])

@@ -275,7 +275,9 @@ async def test_random_changes_leave_every_reader_with_the_rows_of_the_model(tmp_
             elif action == "rollback" and states:
                 head = rng.choice(sorted(states))
                 update = {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": head}
-                client._json("POST", "/v1/namespaces/db/tables/t", {}, {"requirements": [], "updates": [update]})
+                client._request_json(
+                    "POST", "/v1/namespaces/db/tables/t", {}, {"requirements": [], "updates": [update]}
+                )
                 flushed = set(states[head])
 
         for _ in range(14):

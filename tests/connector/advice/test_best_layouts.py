@@ -136,7 +136,7 @@ def test_commands_quote_names(client: IndexClient) -> None:
     change_table_properties(client, TABLE, {TARGET_FILE_BYTES: "3000"}, ())
     plan = {"filter": {"type": "eq", "term": name, "value": 5}, "kept-max": 0}
     for _ in range(99):
-        client._json("POST", f"{table_path(TABLE)}/plan-tables", {}, plan)
+        client._request_json("POST", f"{table_path(TABLE)}/plan-tables", {}, plan)
     proposals = load_advice(client, TABLE)["proposals"]
     shells = [shlex.split(one) for proposal in proposals for one in proposal["commands"] if one.startswith("seamark")]
     assert shells

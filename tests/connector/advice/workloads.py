@@ -92,7 +92,7 @@ def random_workload(rng: np.random.Generator) -> Workload:
 def run_statements(client: IndexClient, wheres: Sequence[str]) -> None:
     """Plan the statements, as the Trino proxy does. The server records them, and creates no plan table."""
     for where in wheres:
-        client._json("POST", f"{table_path(TABLE)}/plan-tables", {}, {"predicate": where, "kept-max": 0})
+        client._request_json("POST", f"{table_path(TABLE)}/plan-tables", {}, {"predicate": where, "kept-max": 0})
 
 
 def planned_bytes(client: IndexClient, wheres: Sequence[str]) -> float:

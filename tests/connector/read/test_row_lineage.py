@@ -32,7 +32,7 @@ def lineage(client: SeamarkClient, name: str = "db.t") -> dict[int, tuple[int | 
 
 def sequence(client: SeamarkClient) -> int:
     """Return the sequence number of the table's last commit."""
-    return int(client._json("GET", "/v1/namespaces/db/tables/t", {})["metadata"]["last-sequence-number"])
+    return int(client._request_json("GET", "/v1/namespaces/db/tables/t", {})["metadata"]["last-sequence-number"])
 
 
 class Model:
@@ -130,7 +130,7 @@ def test_rows_from_before_an_upgrade_receive_ids_when_they_are_rewritten(client:
     append(client, "db.t", rows((1, "de", 1, "a"), (2, "de", 1, "b")))
     append(client, "db.t", rows((3, "de", 1, "c")))
     upgrade = {"updates": [{"action": "upgrade-format-version", "format-version": 3}], "requirements": []}
-    client._json("POST", "/v1/namespaces/db/tables/t", {}, upgrade)
+    client._request_json("POST", "/v1/namespaces/db/tables/t", {}, upgrade)
     assert lineage(client) == dict.fromkeys((1, 2, 3), (None, None))
     upsert(client, "db.t", rows((2, "fr", 2, "B")), keys=["id"], mode=COPY_ON_WRITE)
     first = lineage(client)

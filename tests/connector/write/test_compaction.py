@@ -404,7 +404,7 @@ def test_upgrade_during_a_compaction_is_a_conflict(
 
 
 def post(client: IndexClient, *updates: dict[str, Any]) -> None:
-    client._json("POST", "/v1/namespaces/db/tables/t", {}, {"requirements": [], "updates": list(updates)})
+    client._request_json("POST", "/v1/namespaces/db/tables/t", {}, {"requirements": [], "updates": list(updates)})
 
 
 def test_missing_file_stops_only_its_own_batch(
