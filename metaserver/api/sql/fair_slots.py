@@ -3,7 +3,7 @@
 The rule: principals that run many statements do not prevent other principals from running a statement. A principal runs
 at most its share. Its second and further statements leave some slots free, which are for principals that run nothing.
 When a slot becomes free, the waiting principal with the fewest statements gets it. If several principals have the same
-number, the one that has waited longest gets it. An instance belongs to one event loop.
+number, the principal that has waited longest gets it. An instance belongs to one event loop.
 """
 
 from __future__ import annotations

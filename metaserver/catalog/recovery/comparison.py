@@ -31,7 +31,7 @@ from seamark.metaserver.store.port import PointerStore
 
 _PAGE = 1000
 _CHAIN_MAX = 10_000
-"""The maximum number of files that are read to find out whether a newer file follows from a pointer."""
+"""The maximum number of files that are read to determine whether a newer file follows from a pointer."""
 
 
 class Later(msgspec.Struct, frozen=True, rename="kebab"):
