@@ -23,8 +23,8 @@ from seamark.connector.duckdb.kinds import (
     NameKinds,
     column_of_extreme,
     columns_in,
+    find_literal_kind,
     find_projections,
-    literal_kind,
     replace_node,
     to_constant,
 )
@@ -498,7 +498,7 @@ def _find_result_kind(results: Sequence[exp.Expr], kinds: NameKinds) -> tuple[st
     """Return the kind of the results of CASE, and the constants among the results."""
     columns = [one for one in results if type(one) is exp.Column]
     constants = [one for one in results if type(one) is not exp.Column]
-    kinds_of_results = {kinds.kind(one) for one in columns} or {literal_kind(constants)}
+    kinds_of_results = {kinds.kind(one) for one in columns} or {find_literal_kind(constants)}
     kind = kinds_of_results.pop() if len(kinds_of_results) == 1 else None
     return (None if kind == "double" else kind), constants
 

@@ -34,7 +34,7 @@ from multidict import CIMultiDictProxy
 from seamark.cache.memory import MemoryCache
 from seamark.connector.analysis.lexer import parse_execute
 from seamark.connector.analysis.queries import Names
-from seamark.connector.analysis.relative_times import today_for
+from seamark.connector.analysis.relative_times import find_today
 from seamark.connector.analysis.scans import read_at_snapshot, read_from_view
 from seamark.connector.analysis.statement_cache import (
     ReadStatement,
@@ -407,8 +407,8 @@ class Rewriter:
         execution = parse_execute(statement) if session.prepared and _EXECUTE.search(statement) else None
         text = session.prepared.get(execution.name) if execution is not None else None
         if execution is None or text is None:
-            return StatementText(statement, utc=utc, today=today_for(statement))
-        today = today_for(text, *execution.parameters)
+            return StatementText(statement, utc=utc, today=find_today(statement))
+        today = find_today(text, *execution.parameters)
         return StatementText(text, execution.parameters, execution.name, utc, today)
 
     async def _parse_with_columns(

@@ -17,7 +17,7 @@ from seamark.formats.iceberg.types.transforms import (
     INTEGER_BITS,
     UNITS_PER_DAY,
     is_known,
-    monotone,
+    make_monotone_function,
     name_of,
     result_type,
     start_of_month,
@@ -71,7 +71,7 @@ def successor_of(value: Any) -> Any:
 
 def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
     """Return ranges that contain the results of all source values in the range, and few other values."""
-    exact = monotone(transform, kind)
+    exact = make_monotone_function(transform, kind)
     if base_name(kind) in ("string", "binary"):
         low, high = source
         if high is not None and exact(high) != high:

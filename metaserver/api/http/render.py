@@ -108,7 +108,7 @@ def _compute_plan_etag(*parts: str | bool) -> str:
     return _make_etag.__wrapped__(*parts)
 
 
-def not_modified(call: Call, etag: str) -> web.Response | None:
+def answer_not_modified(call: Call, etag: str) -> web.Response | None:
     """Return a 304 if the client has the current answer (If-None-Match, RFC 9110, 13.1.2)."""
     header = call.headers.get("If-None-Match")
     if header is None:

@@ -285,7 +285,7 @@ def _draw_range(column: SampledColumn, side: str, share: float, row: int, rng: n
 # Layouts
 
 
-def curve_order(sample: RowSample, column_ids: Sequence[int], curve: str) -> Longs:
+def compute_curve_order(sample: RowSample, column_ids: Sequence[int], curve: str) -> Longs:
     """Return the order of the sampled rows along a curve through the columns, int64[rows]."""
     points = np.stack([sample.columns[column_id].ranks(_RANK_BITS) for column_id in column_ids], axis=1)
     keys = compute_curve_keys(points, _RANK_BITS, curve)
@@ -352,7 +352,7 @@ def _find_files_with(layout: SimulatedLayout, condition: DrawnCondition) -> Mask
     return may_match
 
 
-def index_shares(
+def compute_index_shares(
     statement: DrawnStatement, sample: RowSample, column_ids: Sequence[int], files: int, false_share: float
 ) -> float:
     """Return the share of the files in which indexes on the columns find a matching value.
