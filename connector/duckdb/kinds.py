@@ -131,8 +131,8 @@ class NameKinds:
         UNION and similar operations convert combined columns to one type.
         """
         sides = [find_projections(one) for one in (several.this, several.expression)]
-        for ours, theirs in zip(*sides, strict=False):
-            name, other = _name_output(ours), _name_output(theirs)
+        for left_output, right_output in zip(*sides, strict=False):
+            name, other = _name_output(left_output), _name_output(right_output)
             if name != other:
                 renamed[name].add(other)
                 renamed[other].add(name)

@@ -82,12 +82,12 @@ def transform_range(transform: str, kind: str, source: Range) -> list[Range]:
     low, high = _clip(source, first, end)
     if low >= high:
         return []
-    least, beyond = exact(low), exact(high - 1) + 1
+    lowest, beyond = exact(low), exact(high - 1) + 1
     result = result_type(transform, kind)
     start, stop = _find_limits(result)
     results = []
     for shift in _find_shifts(result):
-        piece = _clip(Range(least + shift, beyond + shift), start, stop)
+        piece = _clip(Range(lowest + shift, beyond + shift), start, stop)
         if piece.low >= piece.high:
             continue
         # No value is outside the source's limits, so a bound at a limit can be omitted.
@@ -124,11 +124,11 @@ def find_stored_as_int(transform: str, kind: str) -> StoredAsInt | None:
     """
     if kind != "long" or name_of(transform) != "truncate":
         return None
-    least = _find_limits("int").low
+    lowest_int = _find_limits("int").low
     width = width_of(transform)
-    exact = least - least % width
+    exact = lowest_int - lowest_int % width
     end = exact + width if is_ordered(transform, kind) else _find_limits("int").high
-    return StoredAsInt(exact, wrap_to_bits(exact, INTEGER_BITS["int"]), end) if exact < least else None
+    return StoredAsInt(exact, wrap_to_bits(exact, INTEGER_BITS["int"]), end) if exact < lowest_int else None
 
 
 def contains(ranges: Iterable[Range], value: int) -> bool:

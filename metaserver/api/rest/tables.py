@@ -94,7 +94,7 @@ async def load_table(call: Call) -> web.Response:
         fresh = await load_fresh(call, entry)
         if fresh.snapshot is not None:
             plans = [] if call.audience is None else await catalog.plan_tables.list_shown(entry, call.audience)
-            return await answer_fresh_read(call, fresh.loaded, namespace, name, mode, shown=plans)
+            return await answer_fresh_read(call, fresh.loaded, namespace, name, mode, plan_snapshots=plans)
         entry = fresh.loaded.entry or entry
         location = entry.metadata_location
     elif AFTER_HEADER in call.headers:

@@ -150,11 +150,12 @@ class FileReader:
         uncertain: list[FoundFile] = []
         for uuid, candidates in rivals.items():
             uncertain.append(newest.pop(uuid))
-            shown = ", ".join(candidate.location.rpartition("/")[2] for candidate in candidates)
+            file_names = ", ".join(candidate.location.rpartition("/")[2] for candidate in candidates)
             findings += (
                 Finding(
                     candidate.location,
-                    f"Several files may be the newest of {candidate.kind.value} {uuid}: {shown}. Choose one of them",
+                    f"Several files may be the newest of {candidate.kind.value} {uuid}: {file_names}. Choose one of "
+                    "them",
                 )
                 for candidate in candidates
             )

@@ -164,8 +164,8 @@ async def sample_columns(objects: ObjectStore, scan: ScanPlan) -> Samples:
             for column_id, parts in condition_parts:
                 samples[column_id] = await _sample(rows, scan, parts)
     except TimeoutError:
-        late = f"its values could not be read within {SAMPLE_S:g} s"
-        samples.update({column_id: late for column_id, _ in condition_parts if column_id not in samples})
+        timeout_reason = f"its values could not be read within {SAMPLE_S:g} s"
+        samples.update({column_id: timeout_reason for column_id, _ in condition_parts if column_id not in samples})
     return samples
 
 

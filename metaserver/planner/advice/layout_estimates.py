@@ -341,8 +341,8 @@ def _sample_shares(sample: ColumnSample, parts: Sequence[Bound], intervals: int)
     if len(parts) == 1 and len(part.values) == intervals <= _VALUES_MAX and part.op in (Op.EQ, Op.IN):
         values = (msgspec.structs.replace(part, op=Op.EQ, values=(value,)) for value in part.values)
         return [sample.share_of_rows(value) for value in values]
-    both = And(tuple(parts)) if len(parts) > 1 else part
-    return [sample.share_of_rows(both) / intervals] * intervals
+    conjunction = And(tuple(parts)) if len(parts) > 1 else part
+    return [sample.share_of_rows(conjunction) / intervals] * intervals
 
 
 def _count_distinct_values(scan: ScanPlan, column_id: int) -> int | None:

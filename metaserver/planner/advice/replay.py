@@ -331,10 +331,10 @@ def compute_read_shares(layout: SimulatedLayout, statements: Sequence[DrawnState
     for number, statement in enumerate(statements):
         is_read = np.ones(layout.files, dtype=np.bool_)
         for alternatives in statement.conditions:
-            either = np.zeros(layout.files, dtype=np.bool_)
+            has_match = np.zeros(layout.files, dtype=np.bool_)
             for condition in alternatives:
-                either |= _find_files_with(layout, condition)
-            is_read &= either
+                has_match |= _find_files_with(layout, condition)
+            is_read &= has_match
         size_shares[number] = float(layout.weights[is_read].sum())
         file_shares[number] = float(is_read.mean()) if layout.files else 0.0
     return size_shares, file_shares

@@ -324,14 +324,14 @@ class DeleteIndex:
         ]
         # The start positions in all groups determine which deletes apply, so these are computed once for files with
         # equal start positions.
-        alike = np.zeros(len(positions), dtype=np.int64)
+        groups = np.zeros(len(positions), dtype=np.int64)
         examples = positions
         for _, first in parts:
-            _, examples, alike = np.unique(
-                alike * (first.max() + 2) + first + 1, return_index=True, return_inverse=True
+            _, examples, groups = np.unique(
+                groups * (first.max() + 2) + first + 1, return_index=True, return_inverse=True
             )
         tuples = _join_delete_files([(group, first[examples]) for group, first in parts])
-        for position, kind in zip(positions.tolist(), alike.tolist(), strict=True):
+        for position, kind in zip(positions.tolist(), groups.tolist(), strict=True):
             applying[position] = tuples[kind]
 
     def _add_equality(
