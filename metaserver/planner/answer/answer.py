@@ -83,7 +83,7 @@ class TaskForm(NamedTuple):
 
     Then no residual is weakened, and `ScanTaskWriter.files_max` limits the answer.
     """
-    read_sequence_numbers: bool = False
+    sequence_numbers: bool = False
     """Whether to write `data-sequence-number` of each data file."""
     whole_files: bool = False
     """Whether the client may write all rows of a file again. If it may, no residual lets its reader skip rows."""
