@@ -131,14 +131,14 @@ class Oidc:
         if kid is not None and not isinstance(kid, str):
             raise Unauthenticated("The token's kid is not a string")
         age_s = self._measure_age_s(self._fetched_s)
-        if age_s >= FRESH_S or (self._look_up_key(kid) is None and age_s >= REFRESH_S_MIN):
+        if age_s >= FRESH_S or (self._find_published_key(kid) is None and age_s >= REFRESH_S_MIN):
             await self._refresh(kid)
-        key = self._look_up_key(kid)
+        key = self._find_published_key(kid)
         if key is None:
             raise Unauthenticated("The token is signed with a key that its issuer does not publish")
         return key
 
-    def _look_up_key(self, kid: str | None) -> VerifyKey | None:
+    def _find_published_key(self, kid: str | None) -> VerifyKey | None:
         """Return the key with this kid. If there is no kid, return the issuer's only key."""
         if kid is None and len(self._keys) == 1:
             return next(iter(self._keys.values()))
@@ -154,7 +154,7 @@ class Oidc:
         """
         if (
             self._fetching.locked()
-            and self._look_up_key(kid) is not None
+            and self._find_published_key(kid) is not None
             and self._measure_age_s(self._fetched_s) < STALE_S
         ):
             return  # A fetch is in progress. The issuer may be slow, and the old keys can still be used.
@@ -166,7 +166,7 @@ class Oidc:
                 self._attempts += 1
         if not self._failed:
             return
-        if self._measure_age_s(self._fetched_s) >= STALE_S or self._look_up_key(kid) is None:
+        if self._measure_age_s(self._fetched_s) >= STALE_S or self._find_published_key(kid) is None:
             raise RetryLater(f"The keys of the issuer {self._issuer} are unavailable; try again shortly", 5)
 
     async def _fetch(self) -> None:
