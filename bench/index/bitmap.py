@@ -29,7 +29,7 @@ from seamark.formats.index.keys.arrow_keys import keys_of
 from seamark.formats.index.keys.keys import KeyRange, KeyRanges, Keys
 from seamark.formats.index.kinds import bitmap
 from seamark.formats.index.kinds.bitmap import Bitmap
-from seamark.formats.index.kinds.bits import positions
+from seamark.formats.index.kinds.bits import list_positions
 from seamark.formats.index.kinds.slices import slice_count
 
 CARDINALITIES = (11, 1_000, 1_000_000)
@@ -84,7 +84,7 @@ class SeamarkBitmap:
         return reduce(np.bitwise_and, (self.opened[name].rows(0, ranges) for name in question.columns))
 
     def answer(self, question: Question) -> Positions:
-        return positions(self.bits(question))
+        return list_positions(self.bits(question))
 
     @property
     def size_bytes(self) -> int:

@@ -111,8 +111,8 @@ class BatchKeys:
             # More than one step is needed only if hashes have equal high halves.
             for step in range(self._run):
                 slots = np.minimum(start + step, self.count - 1)
-                same = (self._high[slots] == high) & (self._low[slots] == low)
-                ordinals[same] = self._order[slots[same]]
+                is_equal = (self._high[slots] == high) & (self._low[slots] == low)
+                ordinals[is_equal] = self._order[slots[is_equal]]
         return ordinals
 
     def filter_expression(

@@ -21,7 +21,7 @@ from seamark.formats.iceberg.expressions.binding import bind
 from seamark.formats.iceberg.expressions.expression import TRUE, Bound, Expression, Op, predicates_of
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types.schema import Schema
-from seamark.formats.iceberg.types.transforms import IDENTITY, function
+from seamark.formats.iceberg.types.transforms import IDENTITY, make_function
 from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
 from seamark.formats.index.definitions import IndexDefinition
@@ -237,7 +237,7 @@ def _is_at_boundary(predicate: Bound, dimension: Term) -> bool:
     if not isinstance(value, int):
         return False
     first = value + _BOUNDARIES[predicate.op]
-    unit_of = function(dimension.transform, dimension.source)
+    unit_of = make_function(dimension.transform, dimension.source)
     return unit_of(first) != unit_of(first - 1)
 
 
