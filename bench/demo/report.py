@@ -12,7 +12,7 @@ from contextlib import closing
 from pathlib import Path
 
 from bench.demo.queries import CLUSTERED, COLUMNS, ICEBERG, UNTOUCHED, Comparison
-from bench.demo.screen import BOUND, MIB, TOLD, sentence
+from bench.demo.screen import BOUND, LAYOUT_TITLES, MIB, sentence
 from bench.ssb.bounds import open_facts
 
 ATTRIBUTES = {
@@ -106,14 +106,14 @@ def _bars(comparison: Comparison) -> str:
             y += row
         y += 12
     legend = " · ".join(
-        f'<span style="color:{_COLOURS[name]}">■</span> {html.escape(TOLD.get(name, name))}' for name in names
+        f'<span style="color:{_COLOURS[name]}">■</span> {html.escape(LAYOUT_TITLES.get(name, name))}' for name in names
     )
     label = "Files opened by each query"
     return f"<p>{legend}</p>" + _svg(1040, height, label, parts)
 
 
 def _table(comparison: Comparison) -> str:
-    heads = [f"{what}, {html.escape(TOLD[column])}" for what in ("files", "MiB", "s") for column in COLUMNS]
+    heads = [f"{what}, {html.escape(LAYOUT_TITLES[column])}" for what in ("files", "MiB", "s") for column in COLUMNS]
     heads.insert(3, "bound")
     rows = "".join(
         f"<tr><td>{query.name}</td>"

@@ -23,14 +23,14 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-INDEXED = {"hoodie.metadata.enable": "true", "hoodie.metadata.global.record.level.index.enable": "true"}
+INDEX_OPTIONS = {"hoodie.metadata.enable": "true", "hoodie.metadata.global.record.level.index.enable": "true"}
 NO_STATISTICS = {
     "hoodie.metadata.index.column.stats.enable": "false",
     "hoodie.metadata.index.partition.stats.enable": "false",
 }
 """With them a list of 10,000 keys becomes an OR as long, which keeps Spark's optimizer busy for minutes; keys without
 order gain nothing by them."""
-ALONE = {"hoodie.write.lock.provider": "org.apache.hudi.client.transaction.lock.InProcessLockProvider"}
+LOCK_OPTIONS = {"hoodie.write.lock.provider": "org.apache.hudi.client.transaction.lock.InProcessLockProvider"}
 """The options that Hudi requires to index a table without other writers."""
 
 
@@ -110,7 +110,7 @@ class Peer:
         )
         storage = hudi.storage.HoodieStorageUtils.getStorage(self._location, conf)
         properties = self._jvm.java.util.Properties()
-        for name, value in INDEXED.items():
+        for name, value in INDEX_OPTIONS.items():
             properties.setProperty(name, value)
         config = hudi.common.config.HoodieMetadataConfig.newBuilder().fromProperties(properties).build()
         context = hudi.common.engine.HoodieLocalEngineContext(conf)
@@ -133,13 +133,18 @@ def session(folder: Path, jar: str) -> SparkSession:
         "spark.sql.extensions": "org.apache.spark.sql.hudi.HoodieSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.hudi.catalog.HoodieCatalog",
         "spark.sql.shuffle.partitions": "2",
-        **{f"spark.hadoop.{name}": value for name, value in INDEXED.items()},
+        **{f"spark.hadoop.{name}": value for name, value in INDEX_OPTIONS.items()},
     }
     builder = SparkSession.builder.master("local[2]").appName("hudi")
     for name, value in settings.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
-    for name, value in {**INDEXED, **NO_STATISTICS, **ALONE, "hoodie.enable.data.skipping": "true"}.items():
+    for name, value in {
+        **INDEX_OPTIONS,
+        **NO_STATISTICS,
+        **LOCK_OPTIONS,
+        "hoodie.enable.data.skipping": "true",
+    }.items():
         spark.sql(f"SET {name}={value}")
     return spark
 

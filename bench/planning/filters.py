@@ -18,7 +18,7 @@ from bench.planning.tables import Table
 
 RANGES = ("narrow range", "wide range", "decimal range", "float range")
 """Filters with a range of a column whose values are spread over the files at random."""
-ORDERED = "ordered column"
+ORDERED_COLUMN = "ordered column"
 HOUR_US = 3_600_000_000
 
 
@@ -111,7 +111,7 @@ FILTERS = {
             lambda table, turn: comparison("gt", "discount", SPAN * 1.08 / 1000 + turn),
             (("discount", "upper"),),
         ),
-        Filter(ORDERED, "one hour of ts, which grows with the files", _hour),
+        Filter(ORDERED_COLUMN, "one hour of ts, which grows with the files", _hour),
         Filter(
             "clustered column",
             "event_id between two near values; roughly grows with the files",

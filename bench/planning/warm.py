@@ -11,7 +11,7 @@ import statistics
 from pathlib import Path
 
 from bench.planning import java_peer, pyiceberg_peer
-from bench.planning.filters import FILTERS, ORDERED, RANGES, Filter
+from bench.planning.filters import FILTERS, ORDERED_COLUMN, RANGES, Filter
 from bench.planning.java_peer import JavaPlanner, java_planner
 from bench.planning.limits import Bandwidth, bandwidth
 from bench.planning.ours import OurPlanner, our_planner
@@ -43,7 +43,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
                     java.plan(True)
                 for expected in FILTERS.values():
                     filter_row = await _filter(report, generated_table, expected, ours, java, turns)
-                    if expected.name == ORDERED:
+                    if expected.name == ORDERED_COLUMN:
                         ordered[files] = filter_row
             if files <= 100_000:
                 _pyiceberg(report, generated_table)
@@ -72,7 +72,7 @@ async def _filter(
             elapsed_ms, _ = await ours.scan(wanted.expression(table, 100 + turn * OURS_A_TURN + number))
             mine.append(elapsed_ms)
     results = {OURS: statistics.median(mine), JAVA: statistics.median(theirs)}
-    goals = ORDERED_GOAL_MS if wanted.name == ORDERED else GOALS_MS if wanted.name in RANGES else {}
+    goals = ORDERED_GOAL_MS if wanted.name == ORDERED_COLUMN else GOALS_MS if wanted.name in RANGES else {}
     report.rows.append(Row(_case(table, wanted.name), "plan", "ms", results, peer=JAVA, goal=goals.get(table.files)))
     report.notes.append(
         f"{_case(table, wanted.name)}: {first.files:,} files kept; ours p99 {_p99(mine):.3f} ms, the first on these"

@@ -37,7 +37,7 @@ LAKES = CACHE / "bench" / "trino"
 BASE = "base"
 BASE_FILES = 16
 KEYS = ("lo_custkey", "lo_suppkey", "lo_partkey", "lo_orderdate")
-INDEXED = (*KEYS, "lo_discount", "lo_quantity")
+INDEXED_COLUMNS = (*KEYS, "lo_discount", "lo_quantity")
 JOINS = {
     "customer": JoinedTable((BASE, "customer"), {"lo_custkey": "c_custkey"}),
     "supplier": JoinedTable((BASE, "supplier"), {"lo_suppkey": "s_suppkey"}),
@@ -62,10 +62,10 @@ class Layout:
     @property
     def label(self) -> str:
         files = next(item for item in LAYOUTS if item.name == (self.of or self.name))
-        return f"{_TOLD[files.name]}, {'min/max' if self.index is None else self.index}"
+        return f"{_LAYOUT_LABELS[files.name]}, {'min/max' if self.index is None else self.index}"
 
 
-_TOLD = {
+_LAYOUT_LABELS = {
     "written": "as written",
     "dated": "by date",
     "zorder": "z-order on date, discount, quantity",
@@ -148,8 +148,8 @@ def _lay(client: IndexClient, spark: SparkSession, layout: Layout, files: int) -
     The tasks that write the files also build the existing indexes. Other indexes are built from the files afterwards.
     """
     fact = (layout.name, FACT)
-    names = [f"of_{column}" for column in INDEXED] if layout.index else []
-    for name, column in zip(names, INDEXED, strict=False):
+    names = [f"of_{column}" for column in INDEXED_COLUMNS] if layout.index else []
+    for name, column in zip(names, INDEXED_COLUMNS, strict=False):
         client.put_index(fact, name, kind=layout.index, columns=[column])
     if layout.by:
         cluster(spark, fact, layout.by, joins=JOINS, curve=layout.curve, files=files, client=client)

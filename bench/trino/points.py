@@ -34,13 +34,18 @@ NAMESPACE, TABLE, ALONE = "bench", "points", "one"
 ROWS = 100
 """The number of rows in each file."""
 FILES_A_COMMIT = 1000
-INDEXED = {"in_record": "record", "in_bloom": "bloom", "in_bitmap": "bitmap"}
+INDEX_KIND_BY_COLUMN = {"in_record": "record", "in_bloom": "bloom", "in_bitmap": "bitmap"}
 ORDERED = "in_order"
 FPP = 1e-6
 """So that none of 10,000 files is a false positive."""
-_FIELDS = {**dict.fromkeys((*INDEXED, ORDERED), "long"), "city": "string", "price": "double", "note": "string"}
+_FIELDS = {
+    **dict.fromkeys((*INDEX_KIND_BY_COLUMN, ORDERED), "long"),
+    "city": "string",
+    "price": "double",
+    "note": "string",
+}
 _ARROW = {"long": pa.int64(), "string": pa.string(), "double": pa.float64()}
-_STEPS = dict(zip(INDEXED, (7_368_787, 5_915_587, 8_460_769), strict=True))
+_STEPS = dict(zip(INDEX_KIND_BY_COLUMN, (7_368_787, 5_915_587, 8_460_769), strict=True))
 """Primes: multiples of them, modulo the number of rows, are every number once."""
 
 
@@ -81,7 +86,7 @@ def _fill(server: Seamark, files: int) -> None:
             _create(client, table)
         into = open_destination(client, (NAMESPACE, ALONE))
         into.commit(client, write_batches(into.target, [rows_of(0, files)]))
-        for column, kind in INDEXED.items():
+        for column, kind in INDEX_KIND_BY_COLUMN.items():
             fpp = FPP if kind == "bloom" else None
             client.put_index((NAMESPACE, TABLE), column, kind=kind, columns=[column], fpp=fpp)
         into = open_destination(client, (NAMESPACE, TABLE))

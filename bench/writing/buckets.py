@@ -31,7 +31,7 @@ FORGOTTEN = {"spark.sql.sources.v2.bucketing.enabled": "false"}
 UNBUCKETED, EXCHANGED = "unbucketed", "exchanged"
 WAYS: dict[str, Mapping[str, str]] = {OURS: {}, EXCHANGED: FORGOTTEN}
 JOIN = "SELECT count(*), sum(l.quantity), sum(r.discount) FROM {} l JOIN {} r ON l.k = r.k"
-GROUPING = "SELECT count(*), max(n), sum(q) FROM (SELECT k, count(*) n, sum(quantity) q FROM {} GROUP BY k)"
+GROUPING_QUERY = "SELECT count(*), max(n), sum(q) FROM (SELECT k, count(*) n, sum(quantity) q FROM {} GROUP BY k)"
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
@@ -46,7 +46,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for case, query in (
             ("join of two bucketed tables", JOIN.format(left, right)),
             ("join of a bucketed and an unbucketed table", JOIN.format(left, flat)),
-            ("grouping by the key", GROUPING.format(left)),
+            ("grouping by the key", GROUPING_QUERY.format(left)),
         ):
             _compare(report, spark, case, query, rounds)
     report.notes += [

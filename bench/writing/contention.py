@@ -45,13 +45,13 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import upsert
 from seamark.formats.iceberg.expressions.expression import TRUE
 
-WRITERS, TIMES, ROWS = 8, 50, 10
+WRITERS, CHANGES_PER_WRITER, ROWS = 8, 50, 10
 QUICK_WRITERS, QUICK_TIMES = 2, 5
-STORED = 100_000
+STORED_ROWS = 100_000
 """The number of rows of the target table. A writer upserts only rows in its buckets."""
 BUCKETS = 16
 UPSERTS, APPENDS, REBASED, RETRYING = "upserts", "appends", "pyiceberg-rebased", "pyiceberg-retrying"
-NEVER_AGAIN = {"commit.retry.num-retries": "0"}
+NO_RETRIES = {"commit.retry.num-retries": "0"}
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Outcome:
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("writing_contention", "Eight writers at one table", peer="PyIceberg, trying again")
-    writers, times = (QUICK_WRITERS, QUICK_TIMES) if quick else (WRITERS, TIMES)
+    writers, times = (QUICK_WRITERS, QUICK_TIMES) if quick else (WRITERS, CHANGES_PER_WRITER)
     rates: dict[str, float] = {}
     failed: dict[str, float] = {}
     attempts = 0.0
@@ -115,7 +115,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     report.rows.append(Row(case, "upserts, attempts a commit", "", {OURS: attempts}, peer=RETRYING))
     report.notes += [
         f"{ROWS} rows a commit. Upserts are of keys that are there, each writer's in buckets of its own, in a table of"
-        f" {STORED:,} rows in {BUCKETS} buckets with a record index.",
+        f" {STORED_ROWS:,} rows in {BUCKETS} buckets with a record index.",
         f"{RETRYING}: PyIceberg's own tries again, as many as by default, at the same server.",
     ]
     return report
@@ -126,7 +126,7 @@ def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int
     properties = {
         UPSERTS: dict.fromkeys(MODES, MERGE_ON_READ),
         APPENDS: {},
-        REBASED: {"seamark.commit.rebase": "append", **NEVER_AGAIN},
+        REBASED: {"seamark.commit.rebase": "append", **NO_RETRIES},
         RETRYING: {},
     }[kind]
     if kind != UPSERTS:  # PyIceberg cannot write version 3.
@@ -134,7 +134,7 @@ def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int
         numbers = np.arange(writers * times * ROWS).reshape(writers, times, ROWS)
         return _jobs(kind, client.url, name, [[rows_of(item, 1) for item in part] for part in numbers]), 0
     create(client, name, BUCKETS, properties)
-    stored = np.arange(STORED)
+    stored = np.arange(STORED_ROWS)
     append(client, (NAMESPACE, name), rows_of(stored, 0))
     client.put_index((NAMESPACE, name), INDEX, kind="record", columns=[KEY])
     with closing(InProcessWorkers()) as workers:
@@ -146,7 +146,7 @@ def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int
         draw = np.random.default_rng(writer)
         mine = stored[bucket % writers == writer]
         batches.append([rows_of(draw.choice(mine, ROWS, replace=False), number + 1) for number in range(times)])
-    return _jobs(kind, client.url, name, batches), STORED
+    return _jobs(kind, client.url, name, batches), STORED_ROWS
 
 
 def _jobs(kind: str, url: str, name: str, batches: Sequence[Sequence[pa.Table]]) -> list[Job]:

@@ -32,7 +32,7 @@ from seamark.connector.read.scans import bind_filter, scan
 from seamark.connector.read.tables import ScanTask, open_table, plan
 from tests.services.seamark import Seamark
 
-COMMITS, ROWS, EVERY = 500, 2_000, 25
+COMMITS, ROWS, COMMITS_PER_LOOK = 500, 2_000, 25
 QUICK_COMMITS, QUICK_EVERY = 20, 10
 PAUSE_S = 0.4
 """The time from the start of a commit to the start of the next commit. A minute passes between two
@@ -125,7 +125,7 @@ class Feed:
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
-    commits, every, plans = (QUICK_COMMITS, QUICK_EVERY, QUICK_PLANS) if quick else (COMMITS, EVERY, PLANS)
+    commits, every, plans = (QUICK_COMMITS, QUICK_EVERY, QUICK_PLANS) if quick else (COMMITS, COMMITS_PER_LOOK, PLANS)
     report = Report("writing_feed", "Does a server keep a table in shape that is fed by many small commits?")
     report.peer = "the same table without table services"
     looks: dict[str, list[TableMeasurement]] = {name: [] for name in TABLES}

@@ -87,7 +87,7 @@ SIZES = (
 QUICK = (Size("", 2, 40_000, (1_000, 100), 1 << 18, 1), Size("larger: ", 2, 60_000, (1_000, 100), 128 << 20, 1))
 PAGES = 100_000
 """The share at which a page more or less has a chosen row, so that three values show about where readers are even."""
-CLUSTERED = 100
+CLUSTERED_FILES = 100
 """Values of the key by which each file's rows are in order."""
 READ = ("id", "price", "quantity", "name")
 ICEBERG, CHOSEN = "iceberg", "chosen"
@@ -117,7 +117,7 @@ def _queries(size: Size) -> Iterator[tuple[str, str | None]]:
         if share == PAGES:
             yield f"three rows of {share:,}", f"k{share} IN (3, 4, 5)"
     yield "no row", "clustered = -1"
-    yield f"one row of {CLUSTERED}, side by side", "clustered = 3"
+    yield f"one row of {CLUSTERED_FILES}, side by side", "clustered = 3"
     yield "all rows", None
 
 
@@ -162,7 +162,7 @@ def _write_file(target: WriteTarget, size: Size, number: int) -> WrittenFiles:
 def _batches(size: Size, number: int) -> Iterator[pa.RecordBatch]:
     rows, draw = size.rows // size.files, np.random.default_rng(number)
     schema = pa.schema([(name, ARROW[kind]) for name, kind in size.columns.items()])
-    clustered = np.sort(draw.integers(0, CLUSTERED, rows, dtype=np.int32))
+    clustered = np.sort(draw.integers(0, CLUSTERED_FILES, rows, dtype=np.int32))
     names = pa.array([f"name {number}" for number in range(5_000)])
     for start in range(0, rows, _CHUNK):
         count = min(_CHUNK, rows - start)

@@ -43,7 +43,7 @@ NAMESPACE = "bench"
 FILES = BUCKETS = 16
 FLAT, BUCKETED = "flat", "bucketed"
 BATCH_ROWS = 10_000
-UPDATED = 0.9
+UPDATED_FRACTION = 0.9
 """The part of a batch whose keys the base has; the others are new."""
 KEY = "k"
 COLUMNS = {
@@ -138,7 +138,7 @@ class Batches:
         """Row numbers of a batch are distinct, and in no order."""
         self.drawn += 1
         draw = np.random.default_rng([self.base_rows, self.drawn])
-        updated = min(int(self.batch_rows * UPDATED), self.base_rows)
+        updated = min(int(self.batch_rows * UPDATED_FRACTION), self.base_rows)
         new = self.base_rows + (self.drawn - 1) * (self.batch_rows - updated) + np.arange(self.batch_rows - updated)
         numbers = np.concatenate([draw.choice(self.base_rows, updated, replace=False), new])
         rows = rows_of(draw.permutation(numbers), self.drawn)

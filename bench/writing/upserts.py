@@ -29,7 +29,7 @@ from bench.writing import ageing
 from bench.writing.hudi import HudiWriter
 from bench.writing.merge import TUNINGS, MergeWriter, Tuning, hadoop_catalog
 from bench.writing.session import Lake, lake
-from bench.writing.tables import BASES, BATCH_ROWS, BUCKETED, FLAT, UPDATED, Batch, Batches, base
+from bench.writing.tables import BASES, BATCH_ROWS, BUCKETED, FLAT, UPDATED_FRACTION, Batch, Batches, base
 from bench.writing.writers import (
     COPY_ON_WRITE,
     MERGE_ON_READ,
@@ -162,7 +162,7 @@ async def run(
                 rounds=1 if quick or strategy else 5,
             )
     report.notes += [
-        f"Batches of {BATCH_ROWS:,} rows, {UPDATED:.0%} of them of keys that are there; ten columns, UUIDs as keys, 16"
+        f"Batches of {BATCH_ROWS:,} rows, {UPDATED_FRACTION:.0%} of them of stored keys; ten columns, UUIDs as keys, 16"
         " data files or buckets; format version 3. Medians of"
         f" {ROUNDS} batches each, of {SLOW_ROUNDS} where one takes over {SLOW_S:.0f} s; two before are not counted, one"
         f" where it takes over {VERY_SLOW_S:.0f} s.",

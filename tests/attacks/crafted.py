@@ -24,7 +24,7 @@ OURS = f"/api/v1/tables/{EVIL}"
 STYLE = Style(shuffled=False, sparse=False, codec="deflate", old_names=False, summaries=False, seed=0)
 KINDS = {1: "long", 2: "string", 3: "string", 4: "long"}
 CANARY = "https://canary.evil.example"
-STEALING = (
+STEALING_METADATA = (
     *("s3.signer.uri", "s3.signer", "s3.signer.endpoint", "py-io-impl", "io-impl", "s3.endpoint", "token"),
     *("credential", "oauth2-server-uri", "header.x-canary", "client.factory", "rest.auth.type", "uri", "s3.proxy-uri"),
     *("rest.signer.uri", "adls.connection-string", "gcs.service.host", "metrics-reporter-impl", "auth.type"),
@@ -353,7 +353,7 @@ async def stolen_tokens(c: Campaign) -> None:
     """Check that a victim who reads the attacker's table contacts only this server, and loads only the
     client's own code.
     """
-    name, key = c.new_name("steal"), c.rng.choice(STEALING)
+    name, key = c.new_name("steal"), c.rng.choice(STEALING_METADATA)
     value = c.rng.choice((CANARY, f"{CANARY}/x", "canary.evil.Code"))
     if c.rng.random() < 0.5:
         await new_table(c, name, properties={key: value})

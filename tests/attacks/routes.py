@@ -439,4 +439,4 @@ _BODILESS = """
 """
 BODILESS = frozenset(_BODILESS.split())
 """Operations that have only a path and a query to draw."""
-BODIED = frozenset(_BODIES)
+OPERATIONS_WITH_BODY = frozenset(_BODIES)

@@ -160,7 +160,7 @@ def with_items(fields: Fields, number: int, kind: int) -> None:
     fields[number] = LIST, (kind, [0])
 
 
-STATED: dict[str, Callable[[Fields], None]] = {
+FOOTER_CHANGES: dict[str, Callable[[Fields], None]] = {
     "schema": lambda footer: with_items(footer, 2, I64),
     "key-value pairs": lambda footer: with_items(footer, 5, I64),
     "column orders": lambda footer: with_items(footer, 7, I64),
@@ -186,13 +186,13 @@ def add_field(fields: Fields, number: int) -> Fields:
     return structure
 
 
-@pytest.mark.parametrize("name", STATED)
+@pytest.mark.parametrize("name", FOOTER_CHANGES)
 def test_list_that_states_another_type_of_its_items_is_rejected(name: str) -> None:
     """pyarrow ignores the stated type, and would read other fields after the list."""
     data = encode_rows()
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer, _ = thrift.read(data, begin)
-    STATED[name](footer)
+    FOOTER_CHANGES[name](footer)
     with pytest.raises(ValueError, match="items of another type"):
         read_footer(thrift.write(in_order(footer)))
 

@@ -17,7 +17,7 @@ from tests.commits.lake import BY_PART, Lake, Row
 
 PARTS = (0, 1, 2)
 BLIND = ("append", "equality", "overwrite")
-READING = ("delete", "update", "update", "count", "compact")
+READING_KINDS = ("delete", "update", "update", "count", "compact")
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Change:
 def some_change(rng: random.Random, version: int, number: int, parts: tuple[int, ...]) -> Change:
     hows = ["rewrite", "vectors"] if version == 3 else ["rewrite", "named", "unnamed"]
     return Change(
-        kind=rng.choice((*BLIND, *READING) if number == 1 or rng.random() < 0.2 else READING),
+        kind=rng.choice((*BLIND, *READING_KINDS) if number == 1 or rng.random() < 0.2 else READING_KINDS),
         part=rng.choice(parts),
         ids=frozenset(rng.sample(range(6), rng.randint(1, 4))),
         how=rng.choice(hows),

@@ -187,11 +187,11 @@ def serve_answers(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple
 
 
 BUSY = (503, {"Retry-After": "0"}, b'{"error":{"message":"busy","type":"ServiceUnavailableException","code":503}}')
-NOTHING = (200, {}, json.dumps({"instants": [], "next-since": None}).encode())
+EMPTY_TIMELINE = (200, {}, json.dumps({"instants": [], "next-since": None}).encode())
 
 
 def test_busy_server_is_asked_again_with_the_token() -> None:
-    with serve_answers(BUSY, BUSY, NOTHING) as (url, request):
+    with serve_answers(BUSY, BUSY, EMPTY_TIMELINE) as (url, request):
         client = SeamarkClient(url, token="hunter2")
         assert list(client.timeline()) == []
         client.close()
@@ -200,7 +200,7 @@ def test_busy_server_is_asked_again_with_the_token() -> None:
 
 def test_empty_token_is_not_sent() -> None:
     """A shell passes an unset variable as an empty text. A server refuses `Bearer` without a token as malformed."""
-    with serve_answers(NOTHING) as (url, request):
+    with serve_answers(EMPTY_TIMELINE) as (url, request):
         client = SeamarkClient(url, token="")
         assert list(client.timeline()) == []
         client.close()
@@ -273,7 +273,7 @@ def test_listing_that_is_not_arrow_is_a_server_failure() -> None:
 
 
 def test_error_of_an_unreachable_server_names_its_address() -> None:
-    with serve_answers(NOTHING) as (url, _):
+    with serve_answers(EMPTY_TIMELINE) as (url, _):
         pass
     client = SeamarkClient(url, retries=0, timeout_s=2)
     with pytest.raises(Unreachable, match=url):

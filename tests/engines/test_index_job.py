@@ -209,13 +209,13 @@ CASES = (
 )
 
 
-FAST = ("ids", "decimals", "land", "nested", "key")
+FAST_INDEXES = ("ids", "decimals", "land", "nested", "key")
 """The indexes of the fast tier: each kind, one column, a field of a struct, and two columns."""
 
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=[] if case.index in FAST else pytest.mark.slow) for case in CASES],
+    [pytest.param(case, marks=[] if case.index in FAST_INDEXES else pytest.mark.slow) for case in CASES],
     ids=lambda case: f"{case.index}: {case.sql}",
 )
 def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide_lake: Lake, case: Case) -> None:

@@ -498,7 +498,7 @@ REUSES = [
 ]
 
 
-HELD = [
+CACHED_TABLE_CASES = [
     pytest.param(False, id="table held by the session", marks=pytest.mark.slow),
     pytest.param(True, id="table loaded anew"),
 ]
@@ -507,7 +507,7 @@ HELD = [
 QUICK = {("exchanged", "merge-on-read")}
 
 
-@pytest.mark.parametrize("fresh", HELD)
+@pytest.mark.parametrize("fresh", CACHED_TABLE_CASES)
 @pytest.mark.parametrize(
     ("case", "mode"),
     [

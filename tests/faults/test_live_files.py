@@ -25,7 +25,7 @@ from tests.services.seamark import Seamark
 KEEP_LITTLE = {"write.metadata.previous-versions-max": "2", "write.metadata.delete-after-commit.enabled": "true"}
 TABLES = "/v1/namespaces/db/tables"
 NAMES = [f"t{number}" for number in range(6)]
-EXPECTED = {200, 204, 404, 409}
+EXPECTED_STATUSES = {200, 204, 404, 409}
 """The expected errors of clients that interfere with each other, besides 400 (a register of a table during its
 purge).
 """
@@ -54,7 +54,7 @@ class RandomClient:
                 continue
             status, body = answer
             self.answers[action.__name__.lstrip("_"), status] += 1
-            if status not in EXPECTED and not (status == 400 and action == self._register):
+            if status not in EXPECTED_STATUSES and not (status == 400 and action == self._register):
                 self.unexplained.append(f"{action.__name__}: {status} {body}")
 
     def _commit(self, name: str) -> tuple[int, Any]:

@@ -39,7 +39,7 @@ from tests.planner.test_deletes import UNITS_PER_DAY, ListedManifest, Situation
 
 KINDS = {A: "long", B: "uuid", NESTED: "int", LATE: "string", F: "double"}
 SCHEMA = schema_json(0, KINDS, set(), late=True)
-PLAIN = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
+PLAIN_STYLE = Style(shuffled=False, sparse=False, codec="null", old_names=False, summaries=False, seed=0)
 
 
 def entry(file: Any, sequence: int | None, status: int = EXISTING) -> Entry:
@@ -87,7 +87,7 @@ def block(
         entries,
         version=version,
         content=content,
-        style=PLAIN,
+        style=PLAIN_STYLE,
         spec_id=spec_id,
         fields=SPECS[spec_id],
         kinds=kinds,

@@ -45,7 +45,12 @@ from tests.planner.lakes.metrics import ColumnMetrics, column_metrics
 from tests.seeds import examples
 
 GLOBAL_SPECS = (0, 3)
-PROMOTED = {"int": "long", "float": "double", "decimal(9, 2)": "decimal(20, 2)", "decimal(18, 0)": "decimal(18, 0)"}
+PROMOTED_KINDS = {
+    "int": "long",
+    "float": "double",
+    "decimal(9, 2)": "decimal(20, 2)",
+    "decimal(18, 0)": "decimal(18, 0)",
+}
 DATES = ["date", "timestamp", "timestamp_ns"]
 """The types to which a date may be promoted, and date itself; rows and partitions here have days in any case."""
 UNITS_PER_DAY = {"timestamp": DAY_US, "timestamp_ns": DAY_US * 1000}
@@ -78,7 +83,9 @@ class Situation:
         self.rng = rng = random.Random(seed)
         draw = ["int", "long", "string", "uuid", "binary", "date", "decimal(9, 2)", "decimal(18, 0)", "boolean", "time"]
         old = {key: rng.choice(draw) for key in (A, B, NESTED, LATE)} | {F: rng.choice(["float", "double"])}
-        new = {key: rng.choice(DATES) if kind == "date" else PROMOTED.get(kind, kind) for key, kind in old.items()}
+        new = {
+            key: rng.choice(DATES) if kind == "date" else PROMOTED_KINDS.get(kind, kind) for key, kind in old.items()
+        }
         self.kinds = {0: old, 1: new}
         required = {key for key in (A, F) if rng.random() < 0.3}
         self.required = required

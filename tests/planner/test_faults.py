@@ -28,7 +28,7 @@ from tests.faults.rigs.disk import small_disk
 from tests.objects.faults import Fault, FaultyObjects
 from tests.planner.lakes.manifests import Manifest
 from tests.planner.lakes.tables import (
-    STORED,
+    UNCOMPRESSED_STYLE,
     Table,
     make_between,
     numbers,
@@ -115,7 +115,7 @@ def plan_by_fastavro(manifests: list[Manifest]) -> list[str] | None:
 @pytest.mark.parametrize("seed", [*range(3), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(3, 60))])
 async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    table = Table(tmp_path / "t", style=STORED) if seed % 2 else Table(tmp_path / "t")
+    table = Table(tmp_path / "t", style=UNCOMPRESSED_STYLE) if seed % 2 else Table(tmp_path / "t")
     manifests = [table.manifest(f"m{day}", range(day * 10, day * 10 + 10), day=day) for day in range(3)]
     table.commit(1, manifests)
     metadata, outcomes = table.metadata, Counter[str]()

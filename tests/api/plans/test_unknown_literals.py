@@ -47,7 +47,7 @@ from tests.services.seamark import Seamark
 
 pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning")
 VALUES = [math.inf, -math.inf, math.nan, None, 0.0, -0.0, 1.5, -2.5]
-COMPARED = (EqualTo, NotEqualTo, LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual)
+COMPARISON_CLASSES = (EqualTo, NotEqualTo, LessThan, LessThanOrEqual, GreaterThan, GreaterThanOrEqual)
 
 
 def bind_filter(json: Any) -> Expression:
@@ -87,7 +87,7 @@ def condition(rng: random.Random, depth: int = 2) -> BooleanExpression:
         return rng.choice([And(first, other), Or(first, other), Not(first)])
     column = rng.choice(["d", "f"])
     literal = rng.choice([math.inf, -math.inf, math.inf, 1.5, 0.0])
-    kind = rng.choice([*COMPARED, In, NotIn, IsNull])
+    kind = rng.choice([*COMPARISON_CLASSES, In, NotIn, IsNull])
     if kind is IsNull:
         return IsNull(column)
     if kind in (In, NotIn):

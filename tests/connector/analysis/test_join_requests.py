@@ -31,7 +31,7 @@ TABLES = {
     "days": KnownTable("1", {"d_day": "date", "year": "int"}, 40, SMALL, 1),
 }
 STAR = "SELECT sum(price) FROM sales, items WHERE item = i_key AND color = 'red'"
-RED = "\"color\" = 'red'"
+RED_FILTER = "\"color\" = 'red'"
 
 
 def all_joins_used(request: TablePlanRequest) -> dict[str, Any]:
@@ -61,10 +61,10 @@ def requests_for(table: str, requests: list[TablePlanRequest]) -> list[TablePlan
 async def test_large_table_is_planned_with_its_joins_and_small_table_is_pinned() -> None:
     rewrite, plan_request = await run_rewrite(STAR)
     assert [request.joins for request in requests_for("sales", plan_request)] == [
-        (JoinRequest(("db", "items"), (("item", "i_key"),), filter_of(RED), 20),)
+        (JoinRequest(("db", "items"), (("item", "i_key"),), filter_of(RED_FILTER), 20),)
     ]
     (items,) = requests_for("items", plan_request)
-    assert (items.filter, items.snapshot_id, items.kept_max, items.joins) == (filter_of(RED), 20, 1.0, ())
+    assert (items.filter, items.snapshot_id, items.kept_max, items.joins) == (filter_of(RED_FILTER), 20, 1.0, ())
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 2
     message = "files=2/200; db.sales=1/100; db.items=1/100; joins=db.sales.item:77; ms="
     assert rewrite.summary.startswith(f"rewritten; scans=2; {message}")
@@ -295,7 +295,7 @@ async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:
     (expected,) = [request for request in requests_for("sales", plan_request) if request.joins]
     reported = [(join.table[-1], join.on, join.filter, join.any_of is None, join.unless) for join in expected.joins]
     assert reported == [
-        ("items", (("item", "i_key"),), filter_of(RED), False, filter_of('"price" = 3')),
+        ("items", (("item", "i_key"),), filter_of(RED_FILTER), False, filter_of('"price" = 3')),
         ("days", (("day", "d_day"),), filter_of('"year" = 2020'), False, filter_of('"price" = 3')),
     ]
     assert len({join.any_of for join in expected.joins}) == 1

@@ -37,7 +37,7 @@ def view(text: str, catalog: str | None = "lake", **columns: str) -> View:
     return View(f"file:///{hash(text)}", text, columns or COLUMNS, catalog, "db")
 
 
-PLAIN = view("SELECT id AS k, x, id * 2 AS twice FROM t WHERE x > 5")
+PLAIN_VIEW = view("SELECT id AS k, x, id * 2 AS twice FROM t WHERE x > 5")
 
 
 async def run_rewrite(statement: str, **played: Any) -> tuple[RewriteResult, Seamark]:
@@ -47,21 +47,21 @@ async def run_rewrite(statement: str, **played: Any) -> tuple[RewriteResult, Sea
 
 
 async def test_view_is_read_over_the_plans_of_its_tables() -> None:
-    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4 AND twice = 8", views={"v": PLAIN})
+    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4 AND twice = 8", views={"v": PLAIN_VIEW})
     assert (
         rewrite.statement
         == access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE k = 4 AND twice = 8'
     )
     ((name, _, predicate, (reference,)),) = server.views_asked
     assert (name, predicate) == (("db", "v"), '"k" = 4')
-    assert PLAIN.text[reference.start : reference.end] == "t"
+    assert PLAIN_VIEW.text[reference.start : reference.end] == "t"
     assert (reference.table, reference.plan_snapshot_id) == (("db", "t"), 101)
     (expected,) = [one for one in server.requests if one.table == ("db", "t")]
     assert expected.filter == filter_of("x > 5 AND id = 4")
 
 
 async def test_summary_names_the_view_but_not_its_tables_and_all_plans_are_renewed() -> None:
-    rewrite, _ = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4", views={"v": PLAIN})
+    rewrite, _ = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4", views={"v": PLAIN_VIEW})
     assert rewrite.summary.startswith("rewritten; scans=1; files=0/0; views=db.v; ms=")
     assert (rewrite.files, rewrite.considered_files) == (1, 100), "the operator sees the counts, clients do not"
     assert rewrite.plans == [(("db", "t"), 101), (("db", "v"), 200)]
@@ -87,14 +87,14 @@ async def test_names_in_a_view_resolve_in_the_view() -> None:
             view("SELECT id AS x FROM t", x="int"),
         ),  # The table stores it as a long.
         ("SELECT * FROM lake.db.v WHERE n = 4", view("SELECT id * 2 AS n FROM t", n="long")),
-        ("SELECT * FROM lake.db.v", PLAIN),
+        ("SELECT * FROM lake.db.v", PLAIN_VIEW),
         ("SELECT count(*) FROM lake.db.v WHERE n = 4", view("SELECT count(*) AS n FROM t", n="long")),
         ("SELECT * FROM lake.db.v WHERE k = 4", view("SELECT id AS k FROM t ORDER BY id LIMIT 3", k="long")),
         ("SELECT * FROM lake.db.v WHERE k = 4", view("SELECT id AS k FROM t", catalog=None, k="long")),
         ("SELECT * FROM lake.db.v WHERE k = 4", view("SELECT id AS k FROM t", catalog="hive", k="long")),
         ("SELECT * FROM lake.db.v WHERE k = 4", view("SELECT id AS k FROM t FOR VERSION AS OF 7", k="long")),
         ("SELECT * FROM lake.db.v WHERE k = 4", view("not understood", k="long")),
-        ("SELECT * FROM lake.db.v FOR VERSION AS OF 8 WHERE k = 4", PLAIN),
+        ("SELECT * FROM lake.db.v FOR VERSION AS OF 8 WHERE k = 4", PLAIN_VIEW),
     ],
 )
 async def test_view_that_cannot_be_analysed_stays_unchanged(statement: str, input_view: View) -> None:
@@ -104,7 +104,7 @@ async def test_view_that_cannot_be_analysed_stays_unchanged(statement: str, inpu
 
 
 async def test_conditions_of_a_view_itself_leave_files_out() -> None:
-    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v WHERE twice = 4", views={"v": PLAIN})
+    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v WHERE twice = 4", views={"v": PLAIN_VIEW})
     assert rewrite.statement == access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
     assert [one[2] for one in server.views_asked] == ["TRUE"]
     assert server.requests[-1].filter == filter_of("x > 5")
@@ -120,15 +120,15 @@ async def test_table_and_a_view_of_it_are_read_at_one_snapshot() -> None:
     assert rewrite.statement is None
 
 
-NESTED = {
+NESTED_VIEWS = {
     "top": view('SELECT m.k, upper(u.y) AS y FROM "Mid" AS m JOIN u ON u.uid = m.k', k="long", y="int"),
     "mid": view("SELECT v.k, x FROM v WHERE x < 9", k="long", x="int"),
-    "v": PLAIN,
+    "v": PLAIN_VIEW,
 }
 
 
 async def test_condition_on_a_view_reaches_the_tables_of_nested_views() -> None:
-    rewrite, server = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4 AND y = 3", views=NESTED)
+    rewrite, server = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4 AND y = 3", views=NESTED_VIEWS)
     over = 'SELECT * FROM lake.db."top~plan~2" AS "top" WHERE k = 4 AND y = 3'
     assert rewrite.statement == access_check("lake.db.top", ["k", "y"]) + over
     assert [(name[-1], predicate) for name, _, predicate, _ in server.views_asked] == [
@@ -153,7 +153,7 @@ async def test_condition_on_a_view_reaches_the_tables_of_nested_views() -> None:
 
 
 async def test_summary_names_only_the_outermost_view_and_all_plans_are_renewed() -> None:
-    rewrite, _ = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4", views=NESTED)
+    rewrite, _ = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4", views=NESTED_VIEWS)
     assert rewrite.summary.startswith("rewritten; scans=1; files=0/0; views=db.top; ms=")
     views = {(("db", "top"), 202), (("db", "mid"), 201), (("db", "v"), 200)}
     assert views < set(rewrite.plans)
@@ -191,7 +191,7 @@ async def test_condition_on_a_computed_or_converted_column_of_a_nested_view_is_n
 
 
 async def test_known_nested_views_are_requested_without_asking_for_tables() -> None:
-    server = Seamark(views=dict(NESTED))
+    server = Seamark(views=dict(NESTED_VIEWS))
     async with rewriter(server) as new_rewriter:
         await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         before = len(server.requests), len(server.views_read)
@@ -203,7 +203,7 @@ async def test_known_nested_views_are_requested_without_asking_for_tables() -> N
 
 async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
     for refused, other_views in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
-        server = Seamark(views=dict(NESTED), answer=name_all_but(refused))
+        server = Seamark(views=dict(NESTED_VIEWS), answer=name_all_but(refused))
         async with rewriter(server) as new_rewriter:
             rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         assert (rewrite.statement is None) == (refused == "top")
@@ -229,7 +229,7 @@ def name_all_but(refused: str) -> Callable[[Name], str | None]:
 async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
     """`t` is in the outer view and in the inner view. If the inner view has no plan, `t` has none in either view."""
     outer = view("SELECT t.id AS k, u.y FROM v JOIN t ON t.id = v.k JOIN u ON u.uid = t.id", k="long", y="int")
-    views = {"top": outer, "v": PLAIN}
+    views = {"top": outer, "v": PLAIN_VIEW}
     statement = "SELECT * FROM lake.db.top WHERE k = 4"
     rewrite, server = await run_rewrite(statement, views=views)
     assert rewrite.statement is not None
@@ -276,7 +276,7 @@ async def test_nested_views_are_analysed_to_a_maximum_depth_and_number() -> None
 
 
 async def test_changed_nested_view_is_read_again() -> None:
-    server = Seamark(views=dict(NESTED))
+    server = Seamark(views=dict(NESTED_VIEWS))
     async with rewriter(server) as new_rewriter:
         statement = "SELECT * FROM lake.db.top WHERE k = 4"
         assert (await new_rewriter.rewrite(statement, SESSION)).statement is not None
@@ -318,7 +318,9 @@ def refuse_with(error: Exception) -> Callable[[Name], str | None]:
 
 
 async def test_user_without_the_right_to_plan_views_sends_one_request_for_many_statements() -> None:
-    server = Seamark(views={"v": PLAIN}, answer=refuse_with(Forbidden("no", status=403, kind="ForbiddenException")))
+    server = Seamark(
+        views={"v": PLAIN_VIEW}, answer=refuse_with(Forbidden("no", status=403, kind="ForbiddenException"))
+    )
     async with rewriter(server) as new_rewriter:
         for _ in range(3):
             rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
@@ -328,7 +330,7 @@ async def test_user_without_the_right_to_plan_views_sends_one_request_for_many_s
 
 
 async def test_changed_view_is_read_again() -> None:
-    server = Seamark(views={"v": PLAIN})
+    server = Seamark(views={"v": PLAIN_VIEW})
     async with rewriter(server) as new_rewriter:
         assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
         server.views["v"] = view("SELECT uid AS k FROM u", k="long")
@@ -340,7 +342,7 @@ async def test_changed_view_is_read_again() -> None:
 
 
 async def test_known_view_is_not_requested_as_a_table() -> None:
-    server = Seamark(views={"v": PLAIN})
+    server = Seamark(views={"v": PLAIN_VIEW})
     async with rewriter(server) as new_rewriter:
         for _ in range(4):
             await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
@@ -350,22 +352,22 @@ async def test_known_view_is_not_requested_as_a_table() -> None:
 
 async def test_table_within_and_beside_a_view_is_read_at_one_snapshot() -> None:
     statement = "SELECT * FROM lake.db.v JOIN lake.db.t ON t.x = v.x WHERE k = 4 AND t.id = 3"
-    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN})
+    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN_VIEW})
     assert rewrite.statement is not None
     assert (rewrite.statement.count("~plan~"), rewrite.statement.count("FOR VERSION AS OF")) == (1, 1)
 
     def answer_by_filter(request: TablePlanRequest) -> dict[str, Any]:
         return {"snapshot_id": 1 if "'x'" in repr(request.filter) else 2}
 
-    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN}, plan=answer_by_filter)
+    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN_VIEW}, plan=answer_by_filter)
     assert rewrite.statement is None
-    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN}, answer=lambda _: None)
+    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN_VIEW}, answer=lambda _: None)
     assert rewrite.statement is None, "the view reads the current table, so all places of the table must"
 
 
 async def test_view_in_two_places_has_a_plan_for_each() -> None:
     statement = "SELECT * FROM lake.db.v a, lake.db.v b WHERE a.k = 4 AND b.k = 5"
-    rewrite, server = await run_rewrite(statement, views={"v": PLAIN})
+    rewrite, server = await run_rewrite(statement, views={"v": PLAIN_VIEW})
     assert [one[2] for one in server.views_asked] == ['"k" = 4', '"k" = 5']
     over = 'SELECT * FROM lake.db."v~plan~0" a, lake.db."v~plan~1" b WHERE a.k = 4 AND b.k = 5'
     assert rewrite.statement == access_check("lake.db.v") + over
@@ -394,7 +396,7 @@ async def test_view_in_two_places_has_a_plan_for_each() -> None:
     ],
 )
 async def test_rewritten_statement_names_the_view_so_that_trino_checks_its_rules(statement: str, expected: str) -> None:
-    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN})
+    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN_VIEW})
     named = access_check("lake.db.v").removeprefix("WITH ").rstrip()
     assert rewrite.statement == expected.format(f"{named}," if "WITH {} q" in expected else named)
     assert rewrite.used.views == {("lake", "db", "v")}
@@ -403,7 +405,7 @@ async def test_rewritten_statement_names_the_view_so_that_trino_checks_its_rules
 
 async def test_views_stay_unchanged_for_a_session_without_a_user() -> None:
     """A plan view belongs to one user."""
-    server = Seamark(views={"v": PLAIN})
+    server = Seamark(views={"v": PLAIN_VIEW})
     async with rewriter(server) as new_rewriter:
         rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", replace(SESSION, user=""))
     assert (rewrite.statement, server.views_asked) == (None, [])

@@ -40,8 +40,8 @@ HOUR_MS, DAY_MS = 3_600_000, 86_400_000
 NOW = datetime(2026, 3, 15, 13, 37, tzinfo=UTC)
 NOW_MS = int(NOW.timestamp() * 1000)
 UNITS = {"hour": HourTransform(), "day": DayTransform(), "month": MonthTransform(), "year": YearTransform()}
-TIMES = {"date": (DateType(), pa.date32()), "timestamp": (TimestampType(), pa.timestamp("us"))}
-TIMES["timestamptz"] = (TimestamptzType(), pa.timestamp("us", tz="UTC"))
+TIME_TYPES = {"date": (DateType(), pa.date32()), "timestamp": (TimestampType(), pa.timestamp("us"))}
+TIME_TYPES["timestamptz"] = (TimestamptzType(), pa.timestamp("us", tz="UTC"))
 
 
 @pytest.mark.parametrize(
@@ -81,7 +81,7 @@ def until(unit: str, at: datetime) -> datetime:
 
 
 def create(server: ServerThread, kind: str, transform: Transform[Any, Any], **properties: str) -> pa.Schema:
-    iceberg, arrow = TIMES[kind]
+    iceberg, arrow = TIME_TYPES[kind]
     schema = Schema(
         NestedField(1, "id", LongType(), required=False),
         NestedField(2, "at", iceberg, required=False),

@@ -43,7 +43,7 @@ from tests.connector.write.test_compaction import create, rows
 from tests.seeds import examples, seeds_by_version
 
 DAY_S = 24 * 3600
-NAMES = (
+ORPHAN_NAMES = (
     "data/00000-7-left.parquet",
     "data/day=1/left.parquet",
     "data/_x=1/left.orc",
@@ -55,7 +55,7 @@ NAMES = (
     "metadata/left.stats",
     "data/left.puffin",
 )
-OTHERS = (
+KEPT_NAMES = (
     "data/_temporary/0/part.parquet",
     "data/.hidden.parquet",
     "_delta_log/1.parquet",
@@ -99,7 +99,10 @@ def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClie
     with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         files_before = all_files(table)
-        orphans, other_put_files = {put_file(table, name) for name in NAMES}, {put_file(table, name) for name in OTHERS}
+        orphans, other_put_files = (
+            {put_file(table, name) for name in ORPHAN_NAMES},
+            {put_file(table, name) for name in KEPT_NAMES},
+        )
         young = put_file(table, "data/young.parquet", days=2)
         age_all(table)
         os.utime(young)

@@ -36,7 +36,7 @@ from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, create, read, read_stock, rows
 from tests.seeds import first_seed, quick
 
-SMALL = CompactionPolicy(1 << 20, 2)
+SMALL_FILES_POLICY = CompactionPolicy(1 << 20, 2)
 
 
 def test_second_rewrite_job_of_a_table_is_refused_and_due_again(client: IndexClient, server: ServerThread) -> None:
@@ -144,7 +144,7 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
 
             with monkeypatch.context() as patched:
                 patched.setattr(replacements, "commit", run_after_writer)
-                report = compact(client, "db.t", policy=SMALL)
+                report = compact(client, "db.t", policy=SMALL_FILES_POLICY)
             actual = {row[0]: row[2] for row in read(client)}
             assert actual == model, f"seed {first_seed()}, round {number}"
             assert report.bytes_wasted == sum(report.wasted_by.values()) <= report.bytes_read
@@ -178,7 +178,7 @@ def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClien
                 upsert(client, "db.t", rows([100 * number], "new"), keys=["id"], mode="copy-on-write")
                 model[100 * number] = f"new{100 * number}"
                 late = catalog.load_table("db.t")
-            overtaken = bool(compact(client, "db.t", policy=SMALL).commits)
+            overtaken = bool(compact(client, "db.t", policy=SMALL_FILES_POLICY).commits)
             removed_numbers = rng.sample(range(100 * number + 1, 100 * number + 20), 3)
             if rng.random() < 0.5:
                 late.delete(f"id in ({', '.join(map(str, removed_numbers))})")

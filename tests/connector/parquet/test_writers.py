@@ -276,7 +276,7 @@ def _columns(path: Path, count: int) -> None:
     pq.write_table(pa.table({f"c{number}": [number, None] for number in range(count)}), path, write_page_index=True)
 
 
-ODD: Mapping[str, Callable[[Path], None]] = {
+ODD_FILES: Mapping[str, Callable[[Path], None]] = {
     "all types": lambda path: pq.write_table(
         _make_typed_rows(), path, store_decimal_as_integer=True, write_page_index=True
     ),
@@ -316,11 +316,11 @@ LARGE = {"5,000 columns", "huge values"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in ODD]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in LARGE else []) for name in ODD_FILES]
 )
 def test_unusual_files_are_copied_unchanged(tmp_path: Path, name: str) -> None:
     path, out = tmp_path / "given.parquet", tmp_path / "out.parquet"
-    ODD[name](path)
+    ODD_FILES[name](path)
     before = path.read_bytes()
     concatenate([path, path], out)
     assert path.read_bytes() == before

@@ -264,7 +264,7 @@ def test_truncated_bytes_are_a_valid_bound(data: bytes, length: int) -> None:
 # Table properties
 
 
-WIDE = Schema(tuple(Field(1 + n, f"c{n}", False, "int") for n in range(120)))
+WIDE_SCHEMA = Schema(tuple(Field(1 + n, f"c{n}", False, "int") for n in range(120)))
 
 
 @pytest.mark.parametrize(
@@ -280,10 +280,10 @@ WIDE = Schema(tuple(Field(1 + n, f"c{n}", False, "int") for n in range(120)))
         ),
         (EVERY_TYPE, {"write.metadata.metrics.column.st.b.c": "none"}, {1, 2, 31}, {1, 2, 31}),
         (EVERY_TYPE, {"write.metadata.metrics.default": "nonsense"}, {1, 31, 32}, {1, 31, 32}),
-        (WIDE, {}, {1, 100}, {1, 100}),
-        (WIDE, {"write.metadata.metrics.max-inferred-column-defaults": "3"}, {1, 3}, {1, 3}),
-        (WIDE, {"write.metadata.metrics.column.c119": "counts"}, {1, 100}, {1, 100, 120}),
-        (WIDE, {"write.metadata.metrics.default": "full"}, {1, 120}, {1, 120}),
+        (WIDE_SCHEMA, {}, {1, 100}, {1, 100}),
+        (WIDE_SCHEMA, {"write.metadata.metrics.max-inferred-column-defaults": "3"}, {1, 3}, {1, 3}),
+        (WIDE_SCHEMA, {"write.metadata.metrics.column.c119": "counts"}, {1, 100}, {1, 100, 120}),
+        (WIDE_SCHEMA, {"write.metadata.metrics.default": "full"}, {1, 120}, {1, 120}),
     ],
 )
 def test_properties_decide_which_columns_have_metrics(
@@ -294,7 +294,7 @@ def test_properties_decide_which_columns_have_metrics(
     counts = {one for one, mode in modes.items() if mode.counts}
     assert with_bounds <= bounds
     assert with_counts <= counts
-    if schema is WIDE and "write.metadata.metrics.default" not in properties:
+    if schema is WIDE_SCHEMA and "write.metadata.metrics.default" not in properties:
         limit = int(properties.get("write.metadata.metrics.max-inferred-column-defaults", 100))
         assert bounds == set(range(1, limit + 1))
     if properties.get("write.metadata.metrics.default") == "none":
@@ -303,8 +303,8 @@ def test_properties_decide_which_columns_have_metrics(
 
 def test_columns_of_the_sort_order_always_have_bounds() -> None:
     by = order(("identity", 110, "asc", "nulls-first"), ("bucket[4]", 111, "asc", "nulls-first"))
-    assert {one for one, mode in modes_of(WIDE, {}, by).items() if mode.bounds} == {*range(1, 101), 110}
-    sparse = modes_of(WIDE, {"write.metadata.metrics.default": "none"}, by)
+    assert {one for one, mode in modes_of(WIDE_SCHEMA, {}, by).items() if mode.bounds} == {*range(1, 101), 110}
+    sparse = modes_of(WIDE_SCHEMA, {"write.metadata.metrics.default": "none"}, by)
     assert {one for one, mode in sparse.items() if mode.bounds} == {110}
 
 

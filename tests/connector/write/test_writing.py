@@ -32,7 +32,7 @@ from tests.connector.write.written import order, read_by_pyiceberg, spec, table,
 from tests.services.s3 import S3
 
 SCHEMA = Schema((Field(1, "id", True, "long"), Field(2, "name", False, "string"), Field(3, "day", False, "date")))
-INDEXED = {
+INDEX_PROPERTIES = {
     "seamark.index.names": "bloom(lower(name))",
     "seamark.index.days": "bitmap(day)",
     "seamark.index.ids": "record(id)",
@@ -124,7 +124,11 @@ def test_every_row_is_written_once_into_its_partition(
 ) -> None:
     by = order(*sorted_by) if sorted_by else order()
     metadata = table(
-        tmp_path, SCHEMA, spec=spec(*fields), order=by if sorted_by else _make_unsorted_order(), properties=INDEXED
+        tmp_path,
+        SCHEMA,
+        spec=spec(*fields),
+        order=by if sorted_by else _make_unsorted_order(),
+        properties=INDEX_PROPERTIES,
     )
     input_rows = rows(1500)
     written = write_batches(target(metadata), input_rows.to_batches(max_chunksize=200), limits=limits)
@@ -246,7 +250,7 @@ def test_zeros_of_two_signs_are_two_partitions_and_nan_is_one(tmp_path: Path) ->
 
 
 def test_failed_write_of_an_invalid_row_leaves_no_file(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2)), properties=INDEXED)
+    metadata = table(tmp_path, SCHEMA, spec=spec(("identity", 2)), properties=INDEX_PROPERTIES)
     bad = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
     with pytest.raises(Unwritable, match="column id is required"):
         write_batches(
@@ -256,7 +260,7 @@ def test_failed_write_of_an_invalid_row_leaves_no_file(tmp_path: Path) -> None:
 
 
 def test_storage_failure_during_a_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[4]", 1)), properties=INDEXED)
+    metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[4]", 1)), properties=INDEX_PROPERTIES)
     left = 3
     write = FileWriter.write
 
@@ -283,7 +287,7 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
         }
     )
     location = f"s3://{s3_bucket}/db/t"
-    to = target_of(table(location, SCHEMA, spec=spec(("identity", 2)), properties=INDEXED), storage)
+    to = target_of(table(location, SCHEMA, spec=spec(("identity", 2)), properties=INDEX_PROPERTIES), storage)
     input_rows = rows(300)
 
     def list_objects() -> dict[str, int]:
@@ -313,7 +317,7 @@ def test_table_with_required_encryption_is_not_written(tmp_path: Path) -> None:
 
 
 def test_written_files_can_be_discarded_twice(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA, properties=INDEXED)
+    metadata = table(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
     written = write_batches(target(metadata), rows(10).to_batches())
     assert len([one for one in tmp_path.rglob("*") if one.is_file()]) == 4
     for _ in range(2):
@@ -322,7 +326,7 @@ def test_written_files_can_be_discarded_twice(tmp_path: Path) -> None:
 
 
 def test_index_without_keys_for_a_column_fails_no_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    metadata = table(tmp_path, SCHEMA, properties={"seamark.index.more": "bloom(name)", **INDEXED})
+    metadata = table(tmp_path, SCHEMA, properties={"seamark.index.more": "bloom(name)", **INDEX_PROPERTIES})
 
     def fail(*_: object) -> Any:
         raise ValueError("the key service does not answer")
@@ -346,7 +350,7 @@ def test_used_target_can_be_pickled(tmp_path: Path) -> None:
 
 
 def test_no_rows_make_no_file(tmp_path: Path) -> None:
-    metadata = table(tmp_path, SCHEMA, properties=INDEXED)
+    metadata = table(tmp_path, SCHEMA, properties=INDEX_PROPERTIES)
     assert write_batches(target(metadata), []) == WrittenFiles()
     assert write_batches(target(metadata), rows(3).slice(0, 0).to_batches()) == WrittenFiles()
     assert not list(tmp_path.rglob("*"))
@@ -378,7 +382,7 @@ def test_rows_are_accepted_in_every_form_of_arrow() -> None:
 # Locations of files
 
 
-PARTITIONED = {
+PARTITION_CASES = {
     "identity": (["name", "a day"], ["identity", "day"], ["string", "date"], ["x/y ü%", 19_000]),
     "null": (["name"], ["truncate[2]"], ["string"], [None]),
     "numbers": (["b", "y", "m", "h"], ["bucket[4]", "year", "month", "hour"], ["int"] * 4, [3, 50, 649, 438_291]),
@@ -387,7 +391,7 @@ PARTITIONED = {
 }
 
 
-@pytest.mark.parametrize("name", PARTITIONED)
+@pytest.mark.parametrize("name", PARTITION_CASES)
 def test_partition_folders_have_the_names_that_iceberg_gives_them(name: str) -> None:
     expected = {
         "identity": "name=x%2Fy+%C3%BC%25/a+day=2022-01-08",
@@ -396,7 +400,7 @@ def test_partition_folders_have_the_names_that_iceberg_gives_them(name: str) -> 
         "before": "y=1969/m=1969-12/h=1969-12-31-23/d=1969-12-31",
         "bytes": "b=%2FwA%3D/f=true",
     }
-    assert format_partition_path(*PARTITIONED[name]) == expected[name]
+    assert format_partition_path(*PARTITION_CASES[name]) == expected[name]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from seamark.connector.spark.frames import upserts as upserting
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, upsert
 from seamark.spark import write
 from tests.engines.conftest import rows
-from tests.engines.spark.test_spark_writing import EVERYTHING
+from tests.engines.spark.test_spark_writing import ALL_TYPE_COLUMNS
 from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig, Row
 
 
@@ -222,7 +222,7 @@ def test_tasks_upsert_frames_with_every_type(rig: Rig, spec: str) -> None:
         "nt timestamp_ntz, ok boolean, st struct<a: int, u: string>, li array<struct<x: int>>, m map<string, int>"
     )
     rig.create(table, spec, columns=columns)
-    frame = rig.spark.range(120).selectExpr(*EVERYTHING)
+    frame = rig.spark.range(120).selectExpr(*ALL_TYPE_COLUMNS)
     rig.upsert(frame.where("id < 80"), table, **TASKS)
     rig.upsert(frame.where("id > 40"), table, row_mode=MERGE_ON_READ, **TASKS)
     table_frame = rig.spark.table(f"{rig.db}.{table}")

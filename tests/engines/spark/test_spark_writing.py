@@ -27,7 +27,7 @@ from seamark.spark import write
 from tests.engines.spark.star import rows
 from tests.services.seamark import Seamark
 
-EVERYTHING = (
+ALL_TYPE_COLUMNS = (
     "id",
     "IF(id % 7 = 0, NULL, CAST(id % 20 AS int)) AS n",
     "CASE WHEN id % 11 = 0 THEN float('NaN') WHEN id % 5 = 0 THEN -0.0F ELSE CAST(id % 4 AS float) END AS f",
@@ -83,7 +83,7 @@ def test_iceberg_reads_the_written_rows_of_every_type(rig: Rig, version: int) ->
         f"CREATE TABLE {{db}}.{table} ({COLUMNS}) USING iceberg PARTITIONED BY (day, bucket(2, id)) "
         f"TBLPROPERTIES ('format-version'='{version}')"
     )
-    frame = rig.spark.range(300).selectExpr(*EVERYTHING)
+    frame = rig.spark.range(300).selectExpr(*ALL_TYPE_COLUMNS)
     report = rig.write(frame, table)
     assert (report.rows, report.files, report.snapshot_id is not None) == (300, 6, True)
     as_written = frame.withColumn("p", frame.p.cast("decimal(18,4)"))

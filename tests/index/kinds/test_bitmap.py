@@ -19,7 +19,7 @@ from seamark.formats.index.keys.keys import KeyRange, KeyRanges, mask_of
 from seamark.formats.index.kinds import bitmap, postings
 from seamark.formats.index.kinds.bitmap import Bitmap, FileBitmap
 from seamark.formats.index.kinds.slices import EQUALITY, SLICES, slice_count
-from tests.index.kinds.columns import KINDS, LONG, Kind, draw_column, draw_predicate, kind_of
+from tests.index.kinds.columns import KINDS, LONG_TEXT, Kind, draw_column, draw_predicate, kind_of
 from tests.seeds import quick
 
 ROWS = (0, 1, 2, 63, 64, 65, 127, 200, 700)
@@ -196,13 +196,13 @@ def test_every_method_to_rank_keys_finds_the_same_rows(values: np.ndarray[Any, n
 
 
 def test_only_bounds_longer_than_a_kibibyte_are_inexact() -> None:
-    stem = LONG + "a"
-    values = ["short", stem, stem + "1", stem + "2", LONG + "b", None]
+    stem = LONG_TEXT + "a"
+    values = ["short", stem, stem + "1", stem + "2", LONG_TEXT + "b", None]
     index = open_bitmap([bitmap.build(keys_of(pa.array(values), "string"))])
     for text, rows, exact in (
         ("short", [0], True),
         (stem, [1], True),
-        (LONG + "b", [4], True),
+        (LONG_TEXT + "b", [4], True),
         (stem + "1", [2], True),
         (stem + "12", [2], False),
         (stem + "22", [3], False),

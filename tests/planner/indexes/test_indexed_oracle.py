@@ -59,8 +59,8 @@ from tests.planner.lakes.lake import DataFile, Lake
 from tests.planner.lakes.literal_forms import FORMS
 from tests.planner.lakes.predicates import (
     IEEE,
-    ORDERED,
-    SPARKS,
+    JAVA_MEANING,
+    SPARK_MEANING,
     Meaning,
     Names,
     columns_of,
@@ -74,8 +74,8 @@ from tests.planner.test_oracle import seeds
 from tests.seeds import examples
 from tests.services.java_planner import JavaPlanner
 
-CLIENTS = (IEEE, ORDERED)
-CLIENTS_WITH_NAN_ABOVE = (*CLIENTS, SPARKS)
+CLIENTS = (IEEE, JAVA_MEANING)
+CLIENTS_WITH_NAN_ABOVE = (*CLIENTS, SPARK_MEANING)
 """All clients, including one for which NaN is above every number, as in Spark.
 
 Plans for other clients may contain its rows by chance.

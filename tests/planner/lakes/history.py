@@ -126,7 +126,7 @@ class _History:
             fresh = pool(self.rng, column.kind, 4)
             if base(column.kind) in ("int", "long"):
                 fresh = [value for value in fresh if int(value) > limits(column.kind)[0] + 1000]
-            elif column.kind in partitioning.TIMES:
+            elif column.kind in partitioning.TIME_KINDS:
                 fresh = [value for value in fresh if partitioning.has_hour(column.kind, int(value))]
             reprs = {repr(value) for value in self.pools[column.id]}
             self.pools[column.id] += [value for value in fresh if repr(value) not in reprs]

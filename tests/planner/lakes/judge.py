@@ -45,11 +45,17 @@ from seamark.metaserver.store.model import Entry
 from tests.planner.lakes.cases import Case, cases
 from tests.planner.lakes.kinds import FLOATS, LONG_MIN
 from tests.planner.lakes.lake import ContentFile, DataFile, DeleteFile
-from tests.planner.lakes.predicates import IEEE, ORDERED, SPARKS, find_transformed, is_judged_otherwise_by_java
+from tests.planner.lakes.predicates import (
+    IEEE,
+    JAVA_MEANING,
+    SPARK_MEANING,
+    find_transformed,
+    is_judged_otherwise_by_java,
+)
 from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
 LAKES_AT_ONCE = 20
-CLIENTS = (IEEE, ORDERED, SPARKS)
+CLIENTS = (IEEE, JAVA_MEANING, SPARK_MEANING)
 
 
 @dataclass(frozen=True)
