@@ -162,7 +162,7 @@ def test_full_disk_loses_only_puts_until_there_is_space(tmp_path: Path) -> None:
             tier.check_invariants()
 
 
-def test_disk_that_is_full_from_the_start_only_misses(tmp_path: Path) -> None:
+def test_cache_misses_if_its_disk_is_full_from_the_start(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "16m") as disk:
         disk.fill()
         with closing(DiskTier(disk.root / "cache", BUDGET_BYTES)) as tier:
@@ -206,7 +206,7 @@ def test_deleted_folder_is_created_again(tmp_path: Path) -> None:
         tier.check_invariants()
 
 
-def test_disk_whose_files_cannot_be_looked_up_only_misses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_misses_if_its_files_cannot_be_looked_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
@@ -218,7 +218,7 @@ def test_disk_whose_files_cannot_be_looked_up_only_misses(tmp_path: Path, monkey
         assert not tier.may_have("absent")
 
 
-def test_folder_that_is_a_file_only_misses(tmp_path: Path) -> None:
+def test_cache_misses_if_its_folder_is_a_file(tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("not a folder")
     with closing(DiskTier(tmp_path / "cache", BUDGET_BYTES)) as tier:
         assert tier.get("k") is None

@@ -54,7 +54,7 @@ def test_files_are_read_once_for_all_replicas_and_commits_are_visible_at_once(fl
     assert sum(peer_reads(replica, "damaged") + peer_reads(replica, "failed") for replica in fleet.replicas) == 0
 
 
-def test_replicas_are_listed(fleet: Fleet) -> None:
+def test_listing_has_all_live_replicas(fleet: Fleet) -> None:
     replicas = replicas_of(fleet.replicas[1])
     assert [replica["address"] for replica in replicas] == sorted(link.address for link in fleet.links)
     assert all(0 < replica["expires-in-ms"] <= 3000 and replica["weight"] == 1 for replica in replicas)

@@ -261,7 +261,7 @@ async def test_only_one_of_concurrent_identical_plans_is_made(plan_api: PlanApi,
     assert len(plans(tmp_path)) == 3
 
 
-async def test_files_of_only_one_server_stay_when_two_make_one_plan(plan_api: PlanApi, tmp_path: Path) -> None:
+async def test_concurrent_requests_for_one_plan_leave_one_set_of_files(plan_api: PlanApi, tmp_path: Path) -> None:
     """Single flight joins neither requests with different leases nor requests to two processes."""
     results = await asyncio.gather(*(plan_api.plan(predicate="id = 5", **{"lease-s": 100 + each}) for each in range(8)))
     (name,) = {result["name"] for result in results}

@@ -296,7 +296,7 @@ def test_statement_within_execute_immediate_is_analysed_as_alone() -> None:
             assert splice(inside, [read_from_view(scan, f"it's {scan.table}") for scan in scans]) == expected
 
 
-def test_on_sees_the_sources_of_its_join_and_of_outer_queries() -> None:
+def test_on_condition_resolves_names_of_its_join_and_of_outer_queries() -> None:
     """`d` in the innermost subquery is the outer `d`, because the inner `d` is joined later."""
     columns = {"t": {"k": "long"}, "u": {"k": "long"}}
     inner = "SELECT 1 FROM u AS a JOIN u AS b ON EXISTS (SELECT 1 FROM u AS c WHERE c.k = d.k) JOIN t AS d ON d.k = 2"
@@ -312,7 +312,7 @@ def test_on_sees_the_sources_of_its_join_and_of_outer_queries() -> None:
             check_same(random.Random(seed), connection, text, scans, expected, f"seed {seed}")
 
 
-def test_lateral_sees_the_left_side_of_its_join() -> None:
+def test_lateral_subquery_resolves_names_of_the_left_side() -> None:
     """Engines differ in whether LATERAL sees the tables before a comma."""
     lateral = "LATERAL (SELECT c.k FROM u AS c WHERE c.k = a.k) AS q"
 

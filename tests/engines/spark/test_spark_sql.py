@@ -399,7 +399,7 @@ def test_query_shapes_of_all_engines_leave_files_out(rig: Rig, text: str) -> Non
 
 
 @pytest.mark.slow
-def test_row_order_is_not_equality_and_two_extremes_may_come_from_two_rows(rig: Rig) -> None:
+def test_row_comparisons_and_extremes_of_two_columns_lose_no_row(rig: Rig) -> None:
     for op in ("<", "<=", ">", ">="):
         assert rig.check_same(f"SELECT id FROM {{db}}.sales WHERE id < 120 AND (item, store) {op} (3, 4L)").files
     extremes = "SELECT min(s_id) AS low, max(opened) AS high FROM {db}.stores WHERE city > 'c2'"
