@@ -116,13 +116,13 @@ def wait_for_indexes(client: IndexClient, progress: Progress) -> None:
     """
     indexes = [(table, f"of_{column}") for table in (WRITTEN, CLUSTERED) for column in INDEXED_COLUMNS]
     task = progress.add_task(f"the server builds {len(indexes)} bitmap indexes", total=None)
-    most, until = 0, time.monotonic() + STALLED_S_MAX
+    maximum, until = 0, time.monotonic() + STALLED_S_MAX
     while time.monotonic() < until:
         built = [client.index(table, name) for table, name in indexes]
         indexed_files = sum(item.files for item in built)
         progress.update(task, completed=indexed_files, total=sum(item.files_total for item in built))
-        if indexed_files > most:
-            most, until = indexed_files, time.monotonic() + STALLED_S_MAX
+        if indexed_files > maximum:
+            maximum, until = indexed_files, time.monotonic() + STALLED_S_MAX
         if all(item.files == item.files_total for item in built):
             return
         time.sleep(0.5)

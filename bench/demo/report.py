@@ -93,14 +93,14 @@ def _bars(comparison: Comparison) -> str:
     names = (*COLUMNS, BOUND)
     row, left = 16, 60
     height = len(comparison.queries) * (row * len(names) + 12)
-    most = max(query.files(column) for query in comparison.queries for column in COLUMNS)
+    maximum = max(query.files(column) for query in comparison.queries for column in COLUMNS)
     parts: list[str] = []
     y = 4.0
     for query in comparison.queries:
         parts.append(f'<text x="0" y="{y + row * 2}">{query.name}</text>')
         for name in names:
             count = query.bound if name == BOUND else query.files(name)
-            width = max(1.0, count / max(1, most) * 900)
+            width = max(1.0, count / max(1, maximum) * 900)
             parts.append(f'<rect x="{left}" y="{y}" width="{width:.1f}" height="{row - 3}" fill="{_COLOURS[name]}"/>')
             parts.append(f'<text x="{left + width + 6:.1f}" y="{y + row - 5}">{count:,}</text>')
             y += row

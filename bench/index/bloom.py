@@ -156,8 +156,8 @@ def _measure_probes(report: Report, blob: bytes, stored: Path, paths: list[str],
         Row(f"{case}, cold", "probe", "ms", {OURS: medians["cold"], **peers}, peer=DUCKDB),
         Row(f"{case}, cold", "range reads of a group", "reads", {OURS: float(reads)}, goal=GOAL_READS),
     ]
-    least = min(peers.values()) / medians["cold"]
-    values = {OURS: least}
+    minimum = min(peers.values()) / medians["cold"]
+    values = {OURS: minimum}
     report.rows.append(
         Row(f"{case}, cold", "over the faster peer", "×", values, lower_is_better=False, goal=GOAL_TIMES)
     )

@@ -315,8 +315,8 @@ def _fill(report: Report, looks: dict[str, list[TableMeasurement]], append_s: di
     middle = len(fed[OURS]) // 2
     for measure, (unit, value) in shapes.items():
         first = max(map(value, fed[OURS][:middle]))
-        most = {name: max(map(value, of[middle:])) for name, of in fed.items()}
-        add("most in the second half of the commits", measure, unit, most, goal=HELD * first)
+        maximum = {name: max(map(value, of[middle:])) for name, of in fed.items()}
+        add("most in the second half of the commits", measure, unit, maximum, goal=HELD * first)
     last = {name: of[-1] for name, of in looks.items()}
     for measure, (unit, value) in shapes.items():
         add("in the end", measure, unit, {name: value(look) for name, look in last.items()})

@@ -168,7 +168,7 @@ def test_operators_commands_are_audited(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "code", "message"),
     [
         (("token", "create", "a:b"), 1, "letters, digits"),
         (("token", "create", "ann", "--role", "root"), 2, "reader"),
@@ -182,8 +182,10 @@ def test_operators_commands_are_audited(tmp_path: Path) -> None:
         (("token", "list", "--database", "mysql://x"), 2, "sqlite"),
     ],
 )
-def test_mistakes_are_reported_in_one_message(tmp_path: Path, arguments: tuple[str, ...], code: int, says: str) -> None:
+def test_mistakes_are_reported_in_one_message(
+    tmp_path: Path, arguments: tuple[str, ...], code: int, message: str
+) -> None:
     completed = seamark(tmp_path, *arguments)
     assert completed.exit_code == code
-    assert any(part in completed.stderr for part in says.split("|")), completed.stderr
+    assert any(part in completed.stderr for part in message.split("|")), completed.stderr
     assert "Traceback" not in completed.output

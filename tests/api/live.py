@@ -162,7 +162,7 @@ class LiveTable:
         for entry in entries:
             files_of, rows_of = counts[entry.status]
             counts[entry.status] = (files_of + 1, rows_of + entry.file.record_count)
-        least = min(file.sequence for file in files)
+        minimum = min(file.sequence for file in files)
         return Manifest(
-            f"file://{path}", len(data), content, 0, sequence, least, snapshot_id, entries, None, counts=counts
+            f"file://{path}", len(data), content, 0, sequence, minimum, snapshot_id, entries, None, counts=counts
         )

@@ -234,14 +234,14 @@ class Appender:
         content = entries[0]["data_file"]["content"]
         size = _write(place, manifest_schema(self.version, []), entries, header | {"content": _CONTENTS[content]})
         live = [entry["sequence_number"] for entry in entries if entry["status"] != DELETED]
-        least = [number for number in live if number is not None]
+        minimum = [number for number in live if number is not None]
         row = {
             "manifest_path": place,
             "manifest_length": size,
             "partition_spec_id": 0,
             "content": content,
             "sequence_number": self.sequence,
-            "min_sequence_number": min([self.sequence, *least]),
+            "min_sequence_number": min([self.sequence, *minimum]),
             "added_snapshot_id": self.snapshot_id,
         }
         for status, files, rows in zip((ADDED, EXISTING, DELETED), _COUNTS, _ROW_COUNTS, strict=True):

@@ -97,15 +97,15 @@ class Model:
         files = [self.files[path] for path in chosen_files]
         rows = sum(file.rows for file in files)
         live = rows - sum(len(file.deleted) for file in files)
-        least = rows - self.loose - sum(file.named for file in files)
-        stated_rows = self.rng.choice([live, live, rows, rows + 1, rows + 5, least, least - 1, least - 3])
-        added, is_under = max(0, stated_rows), not self.by_value and max(0, stated_rows) < least
+        minimum = rows - self.loose - sum(file.named for file in files)
+        stated_rows = self.rng.choice([live, live, rows, rows + 1, rows + 5, minimum, minimum - 1, minimum - 3])
+        added, is_under = max(0, stated_rows), not self.by_value and max(0, stated_rows) < minimum
         is_right = added <= rows and not is_under
         assert is_right or added != live
         new = [self.file(added)] if added else []
         remove = [{"file-path": path} for path in chosen_files]
         answer = await self.table.send(operation="replace", read_snapshot_id=self.read, add=new, remove=remove)
-        assert answer.status == (200 if is_right else 400), (answer.raw, added, least, rows)
+        assert answer.status == (200 if is_right else 400), (answer.raw, added, minimum, rows)
         if not is_right:
             assert "operation is replace" in answer.error[2]
             return "too few rows" if is_under else "too many rows"

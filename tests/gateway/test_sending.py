@@ -93,10 +93,10 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
             path = paths[number % 2]
             writer.write(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             readers.append((path, reader, writer))
-        most = 0
+        maximum = 0
 
         async def take(path: str, reader: asyncio.StreamReader) -> None:
-            nonlocal most
+            nonlocal maximum
             await reader.readuntil(b"\r\n\r\n")
             data, actual = store.objects[location(path)].data, 0
             while actual < len(data):
@@ -104,12 +104,12 @@ async def test_slow_readers_get_every_byte_and_keep_no_copies_of_blocks(tmp_path
                 assert piece, f"{actual} of {len(data)} bytes"
                 assert piece == data[actual : actual + len(piece)]
                 actual += len(piece)
-                most = max(most, budget.taken_bytes)
+                maximum = max(maximum, budget.taken_bytes)
 
         await asyncio.gather(*(take(path, reader) for path, reader, _ in readers))
         for _, _, writer in readers:
             writer.close()
-    assert 0 < most <= (1 << 20) + 10 * STEP_MIN_BYTES
+    assert 0 < maximum <= (1 << 20) + 10 * STEP_MIN_BYTES
     budget.check_invariants()
     assert budget.taken_bytes == 0
 

@@ -97,8 +97,8 @@ def _draw_condition(rng: random.Random, column: Column, rows: Sequence[Row]) -> 
             texts = ", ".join(literal(column.kind, one) for one in values)
             return f"{name} IN ({texts})", _on_value(column, lambda one: one in values)
         case "<":
-            least = value()
-            return f"{name} < {literal(column.kind, least)}", _on_value(column, lambda one: bool(one < least))
+            minimum = value()
+            return f"{name} < {literal(column.kind, minimum)}", _on_value(column, lambda one: bool(one < minimum))
         case "BETWEEN":
             low, high = value(), value()
             text = f"{name} BETWEEN {literal(column.kind, low)} AND {literal(column.kind, high)}"

@@ -265,7 +265,7 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
 ) -> None:
     with catalog_at(server.url) as catalog:
         create(catalog, 2, **{"write.target-file-size-bytes": "20000"})
-        written, most = 0, 0
+        written, maximum = 0, 0
         for number in range(rounds):
             for part in range(5):
                 append(client, "db.t", rows(range(200 * (5 * number + part), 200 * (5 * number + part + 1))))
@@ -274,8 +274,8 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
             assert report.commits == 1
             assert "" not in layers(client)
             written += report.bytes_after
-            most = max(most, len(layers(client)))
-        assert most <= 6
+            maximum = max(maximum, len(layers(client)))
+        assert maximum <= 6
         size_bytes = sum(client.files("db.t")["file_size_in_bytes"].to_pylist())
         assert (
             written < times_max * size_bytes

@@ -97,8 +97,8 @@ def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(clien
     """Truncating the smallest int overflows, and truncating the same long does not."""
     ints = [{**one, "type": "int"} if one["name"] == "id" else one for one in FIELDS]
     create(client, spec=[("truncate[10]", 1)], fields=ints)
-    least = -(2**31)
-    append(client, "db.t", rows((least, "de"), (5, "de")))
+    minimum = -(2**31)
+    append(client, "db.t", rows((minimum, "de"), (5, "de")))
     updates = [
         {"action": "add-schema", "schema": {"type": "struct", "schema-id": 1, "fields": FIELDS}},
         {"action": "set-current-schema", "schema-id": -1},
@@ -106,10 +106,10 @@ def test_equality_upsert_of_a_promoted_int_key_near_the_minimum_is_refused(clien
     body = json.dumps({"requirements": [], "updates": updates}).encode()
     client._request("POST", "/v1/namespaces/db/tables/t", {}, body)
     with pytest.raises(Unwritable, match="a key of column id is next to the smallest int"):
-        upsert(client, "db.t", rows((least, "fr"), (5, "fr")), keys=["id"], strategy=EQUALITY)
-    upsert(client, "db.t", rows((5, "fr"), (least + 8, "fr")), keys=["id"], strategy=EQUALITY)
-    upsert(client, "db.t", rows((least, "it")), keys=["id"])
-    assert lands(client) == {least: "it", 5: "fr", least + 8: "fr"}
+        upsert(client, "db.t", rows((minimum, "fr"), (5, "fr")), keys=["id"], strategy=EQUALITY)
+    upsert(client, "db.t", rows((5, "fr"), (minimum + 8, "fr")), keys=["id"], strategy=EQUALITY)
+    upsert(client, "db.t", rows((minimum, "it")), keys=["id"])
+    assert lands(client) == {minimum: "it", 5: "fr", minimum + 8: "fr"}
     assert scan(client, "db.t", ["id"], where="id < 0").to_arrow().num_rows == 2
 
 

@@ -137,11 +137,11 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
         if not present:
             assert (lower, upper) == ({}, {})
             return
-        least, most = decode(kind, lower[1]), decode(kind, upper[1]) if 1 in upper else None
-        assert all(least <= one for one in present)
-        assert most is None or all(one <= most for one in present)
+        minimum, maximum = decode(kind, lower[1]), decode(kind, upper[1]) if 1 in upper else None
+        assert all(minimum <= one for one in present)
+        assert maximum is None or all(one <= maximum for one in present)
         if kind not in ("string", "binary", "fixed[3]") or mode == "full":
-            assert (least, most) == (min(present), max(present))
+            assert (minimum, maximum) == (min(present), max(present))
         assert by_column(file["null-value-counts"])[1] == values.count(None)
         if kind in FLOATS:
             assert by_column(file["nan-value-counts"])[1] == sum(
@@ -333,7 +333,7 @@ def test_files_are_encoded_as_the_properties_say(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("properties", "says"),
+    ("properties", "message"),
     [
         ({"write.parquet.compression-codec": "lzo"}, "lzo"),
         ({"write.parquet.page-size-bytes": "large"}, "large"),
@@ -346,8 +346,8 @@ def test_files_are_encoded_as_the_properties_say(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_invalid_property_is_refused_by_name(tmp_path: Path, properties: dict[str, str], says: str) -> None:
-    with pytest.raises((Unwritable, BadRequest), match=says):
+def test_invalid_property_is_refused_by_name(tmp_path: Path, properties: dict[str, str], message: str) -> None:
+    with pytest.raises((Unwritable, BadRequest), match=message):
         write(tmp_path, pa.table({"id": [1]}), Schema((Field(1, "id", False, "long"),)), properties=properties)
     assert not list(tmp_path.rglob("*.parquet"))
 
@@ -363,7 +363,7 @@ NAIVE, AWARE = dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
 
 
 @pytest.mark.parametrize(
-    ("kind", "column", "says"),
+    ("kind", "column", "message"),
     [
         ("int", pa.array([1, 2**31, -5]), r"column c is int.*int64 from -5 to 2147483648"),
         ("int", pa.array([1.0]), "double"),
@@ -404,9 +404,9 @@ NAIVE, AWARE = dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
     ],
 )
 def test_value_that_a_cast_would_change_is_refused_with_its_column(
-    tmp_path: Path, kind: Any, column: pa.Array, says: str
+    tmp_path: Path, kind: Any, column: pa.Array, message: str
 ) -> None:
-    with pytest.raises(Unwritable, match=says):
+    with pytest.raises(Unwritable, match=message):
         write(tmp_path, pa.table({"c": column}), single_column(kind))
     assert not list(tmp_path.rglob("*.parquet"))
 

@@ -202,11 +202,11 @@ def test_too_many_keys_to_name_are_located_by_ranges_and_buckets(
         append(client, "db.ranged", pa.table({"id": key_array(list(range(start, start + 200)))}))
     append(client, "db.t", pa.table({"id": key_array(list(range(2000)))}))
     chosen = [3, 5, *range(1000, 1008), 1995]
-    for name, most in (("ranged", 3), ("t", len(chosen))):  # The tables have 10 and 64 files.
+    for name, maximum in (("ranged", 3), ("t", len(chosen))):  # The tables have 10 and 64 files.
         table = pa.table({"id": key_array(chosen)})
         report = upsert(client, f"db.{name}", table, keys=["id"], mode="merge-on-read")
         assert (report.updated, report.inserted) == (len(chosen), 0)
-        assert 0 < report.files_read <= most
+        assert 0 < report.files_read <= maximum
         values = scan(client, f"db.{name}", ["id"]).to_arrow()["id"].to_pylist()
         assert sorted(values) == key_array(list(range(2000))).to_pylist()
 

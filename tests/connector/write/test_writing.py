@@ -199,28 +199,28 @@ def test_memory_of_a_writer_is_bounded(tmp_path: Path) -> None:
             yield pa.RecordBatch.from_pydict({"id": ids, "name": names})
 
     before = pa.total_allocated_bytes()
-    most = 0
+    maximum = 0
     with TableWriter(target(metadata), WriteLimits(buffered_bytes=4 << 20)) as writer:
         for batch in batches():
             writer.write(batch)
             del batch
-            most = max(most, pa.total_allocated_bytes() - before)
+            maximum = max(maximum, pa.total_allocated_bytes() - before)
         written = writer.close()
     assert written.rows == 600_000
-    assert most < 40 << 20, "the input has 70 MB"
+    assert maximum < 40 << 20, "the input has 70 MB"
     del writer
     assert pa.total_allocated_bytes() - before < 1 << 20
 
 
 def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: set[int] = set()
-    most = 0
+    maximum = 0
     begin, close = FileWriter._open_writer, FileWriter.close
 
     def begin_and_record(self: FileWriter, count: int) -> Any:
-        nonlocal most
+        nonlocal maximum
         opened.add(id(self))
-        most = max(most, len(opened))
+        maximum = max(maximum, len(opened))
         return begin(self, count)
 
     def close_and_forget(self: FileWriter) -> dict[str, Any]:
@@ -235,7 +235,7 @@ def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatc
     limits = WriteLimits(buffered_bytes=300_000, open_files=7)
     written = write_batches(target(metadata), input_rows.to_batches(max_chunksize=100), limits=limits)
     check(metadata, written, input_rows)
-    assert most == 7
+    assert maximum == 7
     assert len(written.files) < 400, "there must not be a file for each batch and partition"
 
 

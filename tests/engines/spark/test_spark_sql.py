@@ -439,7 +439,7 @@ def test_ranges_of_decimals_texts_and_floats_leave_files_out(rig: Rig) -> None:
     rig.run(
         "INSERT INTO {db}.spans VALUES ('a', 3.5, 4.25, 'a2', 'a3', 0, 1D), ('b', 29, NULL, 'z', '', 3, double('NaN'))"
     )
-    for condition, most in (
+    for condition, maximum in (
         ("s.price BETWEEN p.low AND p.high AND p.name = 'a'", 4),
         ("s.price > p.low AND p.name = 'b'", 4),
         ("s.price <= p.low AND s.price >= p.low", 8),
@@ -451,7 +451,7 @@ def test_ranges_of_decimals_texts_and_floats_leave_files_out(rig: Rig) -> None:
         ("s.weight BETWEEN p.most AND p.least AND p.name = 'b'", 24),
     ):
         rewrite = rig.check_same(f"SELECT s.id, p.name FROM {{db}}.sales s JOIN {{db}}.spans p ON {condition}")
-        assert rewrite.files <= most + 2, (condition, rewrite)
+        assert rewrite.files <= maximum + 2, (condition, rewrite)
 
 
 def test_extreme_of_some_rows_is_not_taken_for_the_extreme_of_the_table(rig: Rig) -> None:

@@ -254,7 +254,7 @@ def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytes
 
 
 @pytest.mark.parametrize(
-    ("most", "how", "by_tasks"),
+    ("maximum", "how", "by_tasks"),
     [
         (0, {"row_mode": COPY_ON_WRITE}, True),
         (0, {"row_mode": MERGE_ON_READ}, False),
@@ -265,7 +265,7 @@ def test_keys_are_compared_in_the_type_of_the_table(rig: Rig, monkeypatch: pytes
     ids=["many bytes", "nothing is copied", "few bytes", "many rows", "few rows"],
 )
 def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
-    rig: Rig, most: int, how: dict[str, Any], by_tasks: bool, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, maximum: int, how: dict[str, Any], by_tasks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table = f"small_{len(rig.sql('SHOW TABLES IN {db}'))}"
     rig.create(table, BUCKETS)
@@ -274,7 +274,7 @@ def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
     jobs: list[str] = []
     spread = upserting.run_tasks
     monkeypatch.setattr(upserting, "run_tasks", lambda *given: jobs.append("tasks") or spread(*given))
-    monkeypatch.setattr(upserting, "DRIVER_COPY_BYTES_MAX", most)
+    monkeypatch.setattr(upserting, "DRIVER_COPY_BYTES_MAX", maximum)
     frame = rig.spark.range(0, 42, 3).selectExpr("int(id) id", "'x' land", "1 v", "int(null) ts")
     report = rig.upsert(frame, table, **how)
     assert jobs == ["tasks"] * by_tasks
@@ -282,11 +282,11 @@ def test_driver_changes_a_small_frame_unless_it_must_copy_many_bytes(
     assert rig.read_model(table) == model | dict.fromkeys(range(0, 42, 3), ("x", 1, None))
 
 
-@pytest.mark.parametrize("most", [2**31 - 1, 1 << 40, 0, -1])
-def test_driver_accepts_the_configured_number_of_rows(rig: Rig, most: int) -> None:
+@pytest.mark.parametrize("maximum", [2**31 - 1, 1 << 40, 0, -1])
+def test_driver_accepts_the_configured_number_of_rows(rig: Rig, maximum: int) -> None:
     table = f"most_{len(rig.sql('SHOW TABLES IN {db}'))}"
     rig.create(table)
-    report = rig.upsert(rig.spark.range(0, 5).selectExpr("int(id) id"), table, driver_rows=most)
+    report = rig.upsert(rig.spark.range(0, 5).selectExpr("int(id) id"), table, driver_rows=maximum)
     assert report.inserted == 5
 
 

@@ -64,8 +64,8 @@ def _decimals(digits: int, scale: int) -> Callable[[Sequence[Any]], pa.Array]:
 
 
 def _make_unscaled(digits: int) -> Callable[[random.Random], int]:
-    most = 10**digits - 1
-    return lambda rng: rng.choice([rng.randrange(-3, 3), rng.randrange(-most, most + 1), most, -most])
+    maximum = 10**digits - 1
+    return lambda rng: rng.choice([rng.randrange(-3, 3), rng.randrange(-maximum, maximum + 1), maximum, -maximum])
 
 
 def _text(huge: bool) -> Callable[[random.Random], str]:

@@ -227,8 +227,8 @@ def _is_bounded_by_the_least_long(file: ContentFile) -> bool:
 
     Our columns represent "no bound" by this value, so one bound in 2**64 is not used. No file is lost.
     """
-    least = LONG_MIN.to_bytes(8, "little", signed=True)
-    return any(least in (column.lower, column.upper) for column in file.metrics.values())
+    minimum = LONG_MIN.to_bytes(8, "little", signed=True)
+    return any(minimum in (column.lower, column.upper) for column in file.metrics.values())
 
 
 def _may_be_misrounded(case: Case, file: DataFile) -> bool:

@@ -38,9 +38,9 @@ def random_transform(rng: random.Random, kind: str, values: list[Any], *, void: 
         choices += [f"bucket[{rng.choice([1, 2, 4, 16])}]"] * 2
     if name in TRUNCATED_KINDS:
         width = rng.choice([2, 3, 10] if name == "decimal" else [1, 2, 5, 10, 100])
-        least = limits(kind)[0] if name in ("int", "long") else None
+        minimum = limits(kind)[0] if name in ("int", "long") else None
         # Below this number the result is outside the type's range, and writers differ.
-        if least is None or all(value >= least + width for value in values):
+        if minimum is None or all(value >= minimum + width for value in values):
             choices += [f"truncate[{width}]"] * 2
     if name in ("date", *TIME_KINDS):
         choices += ["year", "month", "day"] * 2

@@ -248,15 +248,15 @@ def _near(rng: random.Random, kind: str, value: Any) -> Any:
         beside = math.nextafter(value, math.inf) if math.isfinite(value) else value
         return rng.choice([-value, beside, value / 2, math.inf, -math.inf])
     if isinstance(value, int):
-        least, greatest = limits(kind)
+        minimum, greatest = limits(kind)
         shape = rng.random()
         if shape < 0.1:
-            return rng.choice([least, greatest])
+            return rng.choice([minimum, greatest])
         if shape < 0.2 and name == "int":
             return rng.choice([INT_MAX + 1, INT_MIN - 1, 2**40])
         if shape < 0.27 and name in ("int", "long", "decimal"):
             return value + Fraction(1, 2) if abs(value) < 2**50 else value
-        return max(least, min(greatest, value + rng.choice([-1, 1])))
+        return max(minimum, min(greatest, value + rng.choice([-1, 1])))
     if isinstance(value, str):
         return rng.choice([value[:-1], value + "a", value + "\U0010ffff", "", value[:1]])
     if name == "binary":
