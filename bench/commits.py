@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from bench import bodies, bounds
-from bench.measure import Sample, Slice, Worker, drive, run_alternately, warm
+from bench.measure import Sample, Slice, Worker, drive, run_alternately, warm_up
 from bench.report import Report
 from bench.targets import Target, start
 from bench.wire import request
@@ -67,8 +67,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             )
             for tables in CHANGED_TABLES
         }
-        await warm(targets, pieces.values(), 1)
-        await warm(ours, [*parallel.values(), *changes.values()], 1)
+        await warm_up(targets, pieces.values(), 1)
+        await warm_up(ours, [*parallel.values(), *changes.values()], 1)
         for case, slice_ in (*pieces.items(), *parallel.items(), *changes.items()):
             samples = await run_alternately(targets if case in pieces else ours, rounds, slice_)
             report.add(case, "commits", "/s", samples, lambda s: s.rate, lower_is_better=False)

@@ -94,14 +94,14 @@ class HeldRows:
             )
             return rows_of(self._con, query) == expected
 
-        fewest_result = fewest(range(1, count + 1), is_enough)
+        fewest_result = find_smallest_set(range(1, count + 1), is_enough)
         self._con.execute(
             f"CREATE OR REPLACE TABLE {kept_table} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(fewest_result)]
         )
         return len(fewest_result)
 
 
-def fewest(files: Collection[int], is_enough: Callable[[Collection[int]], bool]) -> set[int]:
+def find_smallest_set(files: Collection[int], is_enough: Callable[[Collection[int]], bool]) -> set[int]:
     """Return a set of files that is enough and from which no file can be left out."""
     file_paths = set(files)
     left = [sorted(files)]

@@ -48,7 +48,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
             if files <= 100_000:
                 _pyiceberg(report, generated_table)
             if quick or files >= 100_000:  # Smaller tables fit into the caches of the core.
-                await _against_memory(report, generated_table, ours, memory)
+                await _compare_with_memory(report, generated_table, ours, memory)
     _growth(report, ordered)
     report.notes += [f"{item.name}: {item.about}." for item in FILTERS.values()]
     report.notes.append(
@@ -100,7 +100,7 @@ def _pyiceberg(report: Report, table: Table) -> None:
     row.values[PYICEBERG] = plan.ms
 
 
-async def _against_memory(report: Report, table: Table, ours: OurPlanner, memory: Bandwidth) -> None:
+async def _compare_with_memory(report: Report, table: Table, ours: OurPlanner, memory: Bandwidth) -> None:
     """Add the ratio of the time to compare bounds and the time to read their bytes from memory."""
     schema = ours.metadata.current_schema
     for name in RANGES:

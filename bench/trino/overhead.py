@@ -49,7 +49,7 @@ async def run(folder: Path, *, quick: bool = False, statements: int = 5000, talk
         with run_both_targets(folder, server) as targets:
             for case, sql in CASES.items():
                 await _compare(report, case, sql, targets, runs)
-            await _crowd(report, targets, clients)
+            await _measure_many_clients(report, targets, clients)
             await _measure_repeats(report, "Trino", targets[1], statements, clients=8)
         await _measure_protocol(report, folder, server, talked, size)
     report.notes.append(
@@ -96,7 +96,7 @@ def _quantile(values: list[float], share: float) -> float:
 # Many
 
 
-async def _crowd(report: Report, targets: Sequence[Target], clients: int) -> None:
+async def _measure_many_clients(report: Report, targets: Sequence[Target], clients: int) -> None:
     """Measure many concurrent clients with one connection and three statements each. Trino queues statements."""
     case = f"{clients:,} clients at once"
     values: dict[str, dict[str, float]] = {}

@@ -96,7 +96,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for kind in (UPSERTS, APPENDS, REBASED, RETRYING):
             name = kind.replace("-", "_")
             jobs, stored = _prepare(client, kind, name, writers, times + 1)
-            result = _at_once(pool, manager, jobs)
+            result = _run_at_once(pool, manager, jobs)
             committed = sum(item.committed for item in result)
             _check(client, name, stored + (0 if kind == UPSERTS else sum(item.rows for item in result)))
             rates[kind] = committed / (max(item.ended for item in result) - min(item.began for item in result))
@@ -153,7 +153,7 @@ def _jobs(kind: str, url: str, name: str, batches: Sequence[Sequence[pa.Table]])
     return [Job(kind, url, name, tuple(batch)) for batch in batches]
 
 
-def _at_once(pool: ProcessPoolExecutor, manager: SyncManager, jobs: Sequence[Job]) -> list[Outcome]:
+def _run_at_once(pool: ProcessPoolExecutor, manager: SyncManager, jobs: Sequence[Job]) -> list[Outcome]:
     return list(pool.map(partial(_work, manager.Barrier(len(jobs))), jobs))
 
 

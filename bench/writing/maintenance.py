@@ -120,7 +120,7 @@ def _statistics(
         IN_TRINO: lambda: trino.rows(f"ANALYZE {TABLES[IN_TRINO]}", catalog=TRINO),
     }
     whole = _time(works, rounds, lambda: None)
-    counts = {name: _distinct(client, table) for name, table in TABLES.items()}
+    counts = {name: _read_distinct_counts(client, table) for name, table in TABLES.items()}
     for name, actual_count in counts.items():
         for column, count in actual_count.items():
             if abs(count - counts[OURS][column]) > 0.06 * count:
@@ -149,7 +149,7 @@ def _time(works: dict[str, Callable[[], object]], rounds: int, before: Callable[
     return {name: statistics.median(values) for name, values in durations.items()}
 
 
-def _distinct(client: IndexClient, table: str) -> dict[str, int]:
+def _read_distinct_counts(client: IndexClient, table: str) -> dict[str, int]:
     metadata = json.loads(client.load_table(table).metadata)
     (file,) = [
         statistic for statistic in metadata["statistics"] if statistic["snapshot-id"] == metadata["current-snapshot-id"]

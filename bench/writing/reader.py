@@ -102,7 +102,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         for size in QUICK if quick else SIZES:
             table = _fill_table(new_lake, size, bases)
             turns = [_compare(report, new_lake, table, size, case, where) for case, where in _queries(size)]
-            report.notes.append(f"{size.label}{_even(turns)}")
+            report.notes.append(f"{size.label}{_describe_even_fraction(turns)}")
     report.notes += [
         f"Ours is taken below {BREAK_EVEN_FRACTION:.0%}, less {BREAK_EVEN_ROWS:,} rows.",
         "6.4 M rows in row groups of 4 MB, and 30 M in such of 128 MB; 8 files each.",
@@ -121,7 +121,7 @@ def _queries(size: Size) -> Iterator[tuple[str, str | None]]:
     yield "all rows", None
 
 
-def _even(turns: Sequence[tuple[float, float]]) -> str:
+def _describe_even_fraction(turns: Sequence[tuple[float, float]]) -> str:
     """Describe below which fraction of rows on pages with a chosen row Seamark is faster, and above which slower."""
     slower = min((touched for touched, ratio in turns if ratio < 1), default=1.0)
     quicker = max((touched for touched, ratio in turns if ratio >= 1 and touched < slower), default=0.0)

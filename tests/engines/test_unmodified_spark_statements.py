@@ -82,9 +82,9 @@ class Table:
         return {row.id for row in frame.where(condition).select("id").collect()}
 
     def check(self, message: str) -> None:
-        assert sorted(map(repr, self.run("SELECT * FROM {t}"))) == sorted(
-            map(repr, map(_as_spark_returns, self.rows))
-        ), message
+        assert sorted(map(repr, self.run("SELECT * FROM {t}"))) == sorted(map(repr, map(_to_spark_types, self.rows))), (
+            message
+        )
 
     def check_found(self, condition: str, message: str) -> None:
         expected = sorted(self.find_matching_ids(condition))
@@ -128,7 +128,7 @@ class Table:
         )
 
 
-def _as_spark_returns(row: Row) -> Row:
+def _to_spark_types(row: Row) -> Row:
     """Return the row in Spark's types: 32-bit floats, and structs as rows."""
     from pyspark.sql import Row as SparkRow
 

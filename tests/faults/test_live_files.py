@@ -171,7 +171,7 @@ def _find_missing_files(server: Seamark, registered: set[str]) -> list[str]:
     return results
 
 
-def _campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
+def _run_campaign(server: Seamark, seed: int, rounds: int, seconds: float) -> None:
     print(f"live files: FAULT_SEED={seed}")
     clients = [RandomClient(server.base_url, seed, number) for number in range(1, 5)]
     Client(server.base_url).call("POST", "/v1/namespaces", {"namespace": ["db"]})
@@ -206,7 +206,7 @@ ENV = {"SEAMARK_HOUSEKEEPING_INTERVAL_S": "0.3", "SEAMARK_DROP_RETENTION_S": "1"
 
 
 def test_no_live_file_is_deleted_by_concurrent_clients(start_seamark: Callable[..., Seamark]) -> None:
-    _campaign(start_seamark(env=ENV), seed=51, rounds=2, seconds=0.6)
+    _run_campaign(start_seamark(env=ENV), seed=51, rounds=2, seconds=0.6)
 
 
 @pytest.mark.slow
@@ -214,4 +214,4 @@ def test_no_live_file_is_deleted_by_concurrent_clients_from_a_random_seed(
     start_seamark: Callable[..., Seamark],
 ) -> None:
     seed = first_seed("FAULT_SEED")
-    _campaign(start_seamark(env=ENV), seed=seed, rounds=10, seconds=6)
+    _run_campaign(start_seamark(env=ENV), seed=seed, rounds=10, seconds=6)

@@ -369,7 +369,7 @@ class _Model:
         return [settled, *results]
 
 
-async def _campaign(seed: int, folder: Path, steps: int) -> None:
+async def _run_campaign(seed: int, folder: Path, steps: int) -> None:
     rng, clock = random.Random(seed), SimulatedClock(seed)
     store, model = FakeStore(rng), _Model()
     paths = [new_name(rng, rng.choice(("parquet", "avro", "puffin"))) for _ in range(8)] + [f"{PREFIX}plain.parquet"]
@@ -476,10 +476,10 @@ def _agrees(
 
 @pytest.mark.parametrize("number", range(4))
 async def test_every_answer_agrees_with_the_store(tmp_path: Path, number: int) -> None:
-    await _campaign(first_seed() + number, tmp_path, 60)
+    await _run_campaign(first_seed() + number, tmp_path, 60)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(40))
 async def test_every_answer_agrees_with_the_store_in_long_runs(tmp_path: Path, number: int) -> None:
-    await _campaign(first_seed() + 100 + number, tmp_path, 300)
+    await _run_campaign(first_seed() + 100 + number, tmp_path, 300)

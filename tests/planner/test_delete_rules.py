@@ -46,7 +46,7 @@ def entry(file: Any, sequence: int | None, status: int = EXISTING) -> Entry:
     return Entry(status, 1, sequence, sequence, file)
 
 
-def common(path: str, content: int, spec_id: int, partition: tuple[Any, ...]) -> dict[str, Any]:
+def make_common_fields(path: str, content: int, spec_id: int, partition: tuple[Any, ...]) -> dict[str, Any]:
     return {
         "path": path,
         "content": content,
@@ -66,11 +66,11 @@ def data_file(
     partition: tuple[Any, ...] = (),
     metrics: dict[int, ColumnMetrics] | None = None,
 ) -> DataFile:
-    return DataFile(**common(path, DATA, spec_id, partition) | {"metrics": metrics or {}})
+    return DataFile(**make_common_fields(path, DATA, spec_id, partition) | {"metrics": metrics or {}})
 
 
 def delete_file(content: int, *, spec_id: int = 0, partition: tuple[Any, ...] = (), **more: Any) -> DeleteFile:
-    return DeleteFile(**common("x", content, spec_id, partition) | more)
+    return DeleteFile(**make_common_fields("x", content, spec_id, partition) | more)
 
 
 def vector(referenced: str | None = "d", **more: Any) -> DeleteFile:

@@ -404,7 +404,7 @@ def test_all_delete_files_that_remove_rows_of_a_random_history_are_named(tmp_pat
             deletes = index.deletes_for(rows_of(view))
             for file, applying in zip(snapshot.data_files, deletes, strict=True):
                 names = {snapshot.delete_files[number].name for number in applying}
-                allowed = {delete.name: delete for delete in lake.applicable(snapshot, file)}
+                allowed = {delete.name: delete for delete in lake.find_applicable_deletes(snapshot, file)}
                 assert names <= allowed.keys(), f"seed {seed}, snapshot {snapshot.id}, {file.path}"
                 needed = {name for name, delete in allowed.items() if lake.find_removed_positions(delete, file)}
                 assert needed <= names, f"seed {seed}, snapshot {snapshot.id}, {file.path}"

@@ -360,7 +360,7 @@ async def one_star(seed: int, api: Api, monkeypatch: pytest.MonkeyPatch, counts:
         counts["files"] += len(paths)
 
 
-async def campaign(chosen: Iterator[int], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+async def run_campaign(chosen: Iterator[int], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts: Counter[str] = Counter()
     async with running(folder) as server:
         for seed in chosen:
@@ -373,7 +373,7 @@ async def test_plan_keeps_the_rows_that_duckdb_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: range
 ) -> None:
     """The seeds of the fast tier have joins of every kind."""
-    counts = await campaign(seeds(numbers), tmp_path, monkeypatch)
+    counts = await run_campaign(seeds(numbers), tmp_path, monkeypatch)
     assert counts["kept"] < counts["files"], counts
     if "JOIN_SEEDS" not in os.environ:
         assert (
@@ -391,4 +391,4 @@ async def test_plan_keeps_the_rows_that_duckdb_joins(
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_many_plans_keep_the_rows_that_duckdb_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert (await campaign(seeds(SLOW_SEEDS), tmp_path, monkeypatch))["exact"] > 100
+    assert (await run_campaign(seeds(SLOW_SEEDS), tmp_path, monkeypatch))["exact"] > 100

@@ -44,7 +44,7 @@ def test_java_finds_the_live_files_and_delete_files_of_every_snapshot(lakes: lis
         # Without a filter Java does not use metrics, and keeps files without rows.
         assert set(answer.tasks) == {file.path for file in snapshot.data_files}, f"seed {lake.seed}"
         for file in snapshot.data_files:
-            ours = lake.applicable(snapshot, file)
+            ours = lake.find_applicable_deletes(snapshot, file)
             deletes = answer.tasks[file.path].deletes
             assert deletes <= {delete.name for delete in ours}, f"seed {lake.seed} {file.path}"
             hitting = {delete.name for delete in ours if lake.find_removed_positions(delete, file)}

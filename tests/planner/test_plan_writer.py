@@ -138,7 +138,7 @@ def judge_java(case: Case, paths: set[str], table: JavaPlan, plan: JavaPlan) -> 
     return True
 
 
-async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
+async def run_campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
     counts: Counter[str] = Counter()
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)
     clock = SystemClock()
@@ -165,7 +165,7 @@ def with_plan_options(request: PlanRequest, **options: Any) -> PlanRequest:
 
 
 async def test_plan_tables_have_the_unchanged_entries_of_their_plan(tmp_path: Path, java: JavaPlanner) -> None:
-    counts = await campaign(seeds(range(35)), 8, tmp_path, java)
+    counts = await run_campaign(seeds(range(35)), 8, tmp_path, java)
     print(dict(counts))
     assert counts["planned by java"] > 0.8 * counts["case"]
     assert min(counts[f"version {version}"] for version in (1, 2, 3)) > 20
@@ -175,7 +175,7 @@ async def test_plan_tables_have_the_unchanged_entries_of_their_plan(tmp_path: Pa
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_plan_tables_have_the_unchanged_entries_in_thousands_of_cases(tmp_path: Path, java: JavaPlanner) -> None:
-    counts = await campaign(seeds(range(20_000, 20_400)), 8, tmp_path, java)
+    counts = await run_campaign(seeds(range(20_000, 20_400)), 8, tmp_path, java)
     print(dict(counts))
 
 

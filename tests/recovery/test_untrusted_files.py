@@ -104,10 +104,12 @@ def reasons(result: Json, location: str) -> list[str]:
 
 def write_uuid_of_another_table(warehouse: Warehouse) -> str:
     metadata = warehouse.metadata("theirs.u") | {"table-uuid": warehouse.metadata("ours.t")["table-uuid"]}
-    return warehouse.write(warehouse.folder("theirs.u") / "x" / "metadata", metadata | {"location": here(warehouse)}, 9)
+    return warehouse.write(
+        warehouse.folder("theirs.u") / "x" / "metadata", metadata | {"location": location_in_other_folder(warehouse)}, 9
+    )
 
 
-def here(warehouse: Warehouse) -> str:
+def location_in_other_folder(warehouse: Warehouse) -> str:
     return f"file://{warehouse.folder('theirs.u')}/x"
 
 

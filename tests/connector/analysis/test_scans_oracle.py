@@ -176,7 +176,7 @@ def check_bound(statements: Statements, scan: Scan) -> None:
     assert bound[0] == bound[1], (scan.predicate, sent)
 
 
-def campaign(seed: int, lakes_count: int) -> Counter[str]:
+def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
     counts: Counter[str] = Counter()
     for rng, statements, connection in lakes(seed, lakes_count):
         for _ in range(QUERIES_PER_LAKE):
@@ -332,12 +332,12 @@ def immediate(text: str) -> str:
 
 @pytest.mark.parametrize("seed", quick([11, 12], 1))
 def test_random_queries_keep_their_rows_over_pruned_tables(seed: int) -> None:
-    check_worth(campaign(seed, 4))
+    check_worth(run_campaign(seed, 4))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(100, 113))
 def test_thousands_of_random_queries_keep_their_rows(seed: int) -> None:
-    reported = campaign(seed, 40)
+    reported = run_campaign(seed, 40)
     check_worth(reported)
     assert all(reported[shape] > 0 for shape in ("likes", "range", "min", "max", "exact")), reported

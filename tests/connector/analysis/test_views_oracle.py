@@ -143,7 +143,7 @@ class PlanViews:
             self.connection.execute(f"DROP TABLE {quote(name)}")
 
 
-def campaign(seed: int, lakes_count: int) -> Counter[str]:
+def run_campaign(seed: int, lakes_count: int) -> Counter[str]:
     counts: Counter[str] = Counter()
     for rng, statements, connection in lakes(seed, lakes_count):
         # Without this, DuckDB 2.0 evaluates EXISTS over a LEFT JOIN with an empty table as false.
@@ -190,10 +190,10 @@ def check_worth(counts: Counter[str]) -> None:
     ("seed", "lakes"), [(25, 2), *(pytest.param(seed, 4, marks=pytest.mark.slow) for seed in (21, 22, 25))]
 )
 def test_random_queries_keep_their_rows_over_pruned_views(seed: int, lakes: int) -> None:
-    check_worth(campaign(seed, lakes))
+    check_worth(run_campaign(seed, lakes))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(300, 310))
 def test_thousands_of_queries_over_views_keep_their_rows(seed: int) -> None:
-    check_worth(campaign(seed, 20))
+    check_worth(run_campaign(seed, 20))

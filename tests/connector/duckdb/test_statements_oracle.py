@@ -117,7 +117,7 @@ def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: 
     return splice(statement.text, new)
 
 
-def campaign(seed: int, lakes: int) -> Counter[str]:
+def run_campaign(seed: int, lakes: int) -> Counter[str]:
     counts: Counter[str] = Counter()
     for number in range(lakes):
         rng = random.Random(f"{seed}/{number}")
@@ -197,12 +197,12 @@ def test_parameter_has_the_value_of_its_place_in_the_text(text: str, parameters:
 
 
 def test_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> None:
-    check_worth(campaign(first_seed(), 4))
+    check_worth(run_campaign(first_seed(), 4))
 
 
 @pytest.mark.slow
 def test_many_random_duckdb_statements_keep_their_rows_over_pruned_tables() -> None:
-    reported = campaign(first_seed() + 1, 400)
+    reported = run_campaign(first_seed() + 1, 400)
     check_worth(reported)
     assert reported["unstable"] < reported["queries"] / 500
 

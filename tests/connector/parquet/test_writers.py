@@ -24,7 +24,7 @@ from pyiceberg.io.fileformat import FileFormatFactory
 from pyiceberg.io.pyarrow import PyArrowFileIO, _to_requested_schema, pyarrow_to_schema
 from pyiceberg.manifest import FileFormat
 
-from tests.connector.parquet.copied import concatenate, merge, with_ids
+from tests.connector.parquet.copied import add_field_ids, concatenate, merge
 from tests.seeds import first_seed
 
 Writer = Callable[[random.Random, pa.Table, Path], None]
@@ -207,7 +207,7 @@ def test_random_files_of_all_writers_are_merged_into_one(tmp_path: Path, number:
     seed = first_seed() + number
     rng = random.Random(seed)
     names = rng.sample(list(DRAWN), rng.randint(1, len(DRAWN)))
-    schema = with_ids(pa.schema([pa.field(name, DRAWN[name][0]) for name in names]))
+    schema = add_field_ids(pa.schema([pa.field(name, DRAWN[name][0]) for name in names]))
     parts, paths = [], []
     for part in range(rng.randint(2, 5)):
         rows = rng.choice([1, 50, 500])

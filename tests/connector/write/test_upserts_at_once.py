@@ -206,7 +206,7 @@ def test_upsert_with_a_lost_reply_is_committed_once(
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
 
 
-def at_once(client: IndexClient, works: Sequence[Any]) -> None:
+def run_in_threads(client: IndexClient, works: Sequence[Any]) -> None:
     """Run each of the works in its own thread, with its own client."""
     with ThreadPoolExecutor(len(works)) as pool:
         futures = [pool.submit(work, IndexClient(client.url)) for work in works]
@@ -230,7 +230,7 @@ def test_concurrent_upserts_to_different_buckets_have_no_conflicts(client: Index
 
         return work
 
-    at_once(client, [writer(keys) for keys in by_bucket])
+    run_in_threads(client, [writer(keys) for keys in by_bucket])
     assert len(reports) == 40
     assert {report.attempts for report in reports} == {1}
     expected = dict.fromkeys(range(400), 0)
@@ -263,7 +263,7 @@ def test_concurrent_upserts_to_one_bucket_all_succeed(client: IndexClient, mode:
 
         return work
 
-    at_once(client, [writer(number) for number in range(8)])
+    run_in_threads(client, [writer(number) for number in range(8)])
     assert max(attempts) > 1
     assert [(row[0], row[2]) for row in read_rows(client)] == [
         (1, 31),

@@ -51,7 +51,7 @@ def survives(data: bytes, decode: Any = decode_manifest) -> bool:
         assert refused.startswith("the-file: ")
         return False
     if decode is decode_manifest:
-        for row in files.flat(decoded):  # Every span is in the heap, and the lengths of every list add up.
+        for row in files.to_plain_entries(decoded):  # Every span is in the heap, and the lengths of every list add up.
             assert isinstance(row["file_path"], str)
     return True
 

@@ -55,11 +55,11 @@ def test_decoded_arrays_stay_unchanged_while_others_are_decoded() -> None:
 
     data = rows(1)
     decoded = decode_manifest(data, "m.avro")
-    before = files.flat(decoded)
+    before = files.to_plain_entries(decoded)
     counts, heap = decoded.counts["value_counts"][1][1], decoded.heap
     for number in range(2, 12):
         decode_manifest(rows(number), "m.avro")
-    assert files.flat(decoded) == before
+    assert files.to_plain_entries(decoded) == before
     del decoded
     for number in range(2, 12):
         decode_manifest(rows(number), "m.avro")

@@ -246,7 +246,7 @@ async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts:
         counts += Counter(plans=1, wanted=len(expected), kept=len(kept_paths), files=len(paths))
 
 
-async def campaign(seed: int, stars: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def run_campaign(seed: int, stars: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: Counter[str] = Counter()
     async with running(folder) as server:
         for number in range(stars):
@@ -258,7 +258,7 @@ async def campaign(seed: int, stars: int, folder: Path, monkeypatch: pytest.Monk
 
 
 async def test_plan_keeps_the_rows_that_duckdb_joins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    await campaign(first_seed(), 2, tmp_path, monkeypatch)
+    await run_campaign(first_seed(), 2, tmp_path, monkeypatch)
 
 
 @pytest.mark.slow
@@ -266,7 +266,7 @@ async def test_plan_keeps_the_rows_that_duckdb_joins(tmp_path: Path, monkeypatch
 async def test_plans_keep_the_rows_that_duckdb_joins_in_many_cases(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await campaign(first_seed() + 1, 60, tmp_path, monkeypatch)
+    await run_campaign(first_seed() + 1, 60, tmp_path, monkeypatch)
 
 
 async def test_an_extreme_of_some_rows_is_limited_by_files_whose_rows_all_count(tmp_path: Path) -> None:

@@ -188,7 +188,7 @@ def judge_deletes(
 ) -> None:
     """Check the delete files of a planned file. `java` is Java's plan of the snapshot without a filter."""
     lake = case.lake
-    applicable = {delete.name: delete for delete in lake.applicable(case.snapshot, file)}
+    applicable = {delete.name: delete for delete in lake.find_applicable_deletes(case.snapshot, file)}
     deletes = set(task.deletes)
     assert len(deletes) == len(task.deletes), f"a delete file twice for {_describe_file(file)}\n{case}"
     assert deletes <= set(applicable), f"{deletes - set(applicable)} do not apply to {_describe_file(file)}\n{case}"
@@ -264,7 +264,7 @@ def _describe_file(file: DataFile) -> str:
     return f"{file.path} (spec {file.spec_id}, {file.partition}, sequence {file.sequence}, {file.metrics}, {file.rows})"
 
 
-async def campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
+async def run_campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: JavaPlanner) -> Counter[str]:
     """Check `per_lake` cases on the lake of each seed, and return counts of the situations that occurred."""
     counts: Counter[str] = Counter()
     settings = Settings(home=folder / "home", warehouse=folder.as_uri(), plan_disk_bytes=0)

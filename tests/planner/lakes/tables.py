@@ -268,5 +268,5 @@ def make_between(low: int, high: int) -> dict[str, Any]:
     return {"type": "and", "left": first, "right": {"type": "lt-eq", "term": "id", "value": 10 * high + 9}}
 
 
-def on_day(day: int) -> dict[str, Any]:
+def day_filter(day: int) -> dict[str, Any]:
     return {"type": "eq", "term": "day", "value": day}

@@ -29,9 +29,9 @@ from tests.planner.lakes.manifests import Manifest
 from tests.planner.lakes.tables import (
     RecordingObjects,
     Table,
+    day_filter,
     make_between,
     numbers_of,
-    on_day,
     open_test_planner,
     path_of,
 )
@@ -127,7 +127,7 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
             filter, expected = rng.choice(
                 [
                     (make_between(low, low + 5), {number for number in record_counts if low <= number <= low + 5}),
-                    (on_day(day), {number for number, of in record_counts.items() if of == day}),
+                    (day_filter(day), {number for number, of in record_counts.items() if of == day}),
                     (True, set(record_counts)),
                 ]
             )
