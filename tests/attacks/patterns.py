@@ -284,8 +284,8 @@ def grows_too_fast(work: Callable[[Any], object], texts: dict[int, Any]) -> floa
 
     Args:
         work: A function of a text.
-        texts: The text by its size, as `generate_by_size` makes it. If the work is slow for the shortest text, only that
-            text is measured.
+        texts: The text by its size, as `generate_by_size` makes it. If the work is slow for the shortest text,
+            only that text is measured.
     """
     first, *_ = sizes = sorted(texts)
     size = first if cpu_s(lambda: work(texts[first])) > LINEAR_S else sizes[2]
