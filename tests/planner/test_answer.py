@@ -230,9 +230,7 @@ def test_each_file_has_its_own_lists_on_every_page(longest: int) -> None:
     rng = random.Random(11)
     sizes = [None, 0, 1, longest, *(rng.choice([None, 0, 1, 2, min(longest, 90)]) for _ in range(200))]
     lists = [None if size is None else [rng.randrange(-5, 1 << 40) for _ in range(size)] for size in sizes]
-    plan = scan(
-        metadata(()), [block([a_file(f"f{n}", split_offsets=single_list) for n, single_list in enumerate(lists)])]
-    )
+    plan = scan(metadata(()), [block([a_file(f"f{n}", split_offsets=offsets) for n, offsets in enumerate(lists)])])
     for rows in (plan.entry_ids, plan.entry_ids[::3], plan.entry_ids[150:], plan.entry_ids[4:5]):
         tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan).tasks(rows)) + b"]")
         actual = [task["data-file"].get("split-offsets", []) for task in tasks]

@@ -21,7 +21,7 @@ from seamark.connector.plans.async_client import (
 from seamark.connector.plans.joins import SIZE_RATIO_MIN, SMALL_BYTES
 from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import RewriteLimits, RewriteResult
-from tests.connector.trino.played import PATIENT, Seamark, filter_of, rewriter
+from tests.connector.trino.played import PATIENT, Seamark, filter_of, open_rewriter
 
 LARGE, SMALL = 100 * SMALL_BYTES, SMALL_BYTES
 TABLES = {
@@ -50,8 +50,8 @@ async def run_rewrite(
     tables: Mapping[str, KnownTable] = TABLES,
 ) -> tuple[RewriteResult, list[TablePlanRequest]]:
     server = Seamark(plan=plan, tables={**TABLES, **tables})
-    async with rewriter(server, limits) as new_rewriter:
-        return await new_rewriter.rewrite(statement, Session("lake", "db")), server.requests
+    async with open_rewriter(server, limits) as rewriter:
+        return await rewriter.rewrite(statement, Session("lake", "db")), server.requests
 
 
 def requests_for(table: str, requests: list[TablePlanRequest]) -> list[TablePlanRequest]:
@@ -260,11 +260,11 @@ async def test_slow_join_uses_only_its_share_of_the_time_budget() -> None:
             return await super().plan_table(request)
 
     server = SlowPlanner(plan=all_joins_used, tables=TABLES)
-    async with rewriter(server, RewriteLimits(budget_s=3.0)) as new_rewriter:
-        rewrite = await new_rewriter.rewrite(f"{STAR} AND price > 3", Session("lake", "db"))
+    async with open_rewriter(server, RewriteLimits(budget_s=3.0)) as rewriter:
+        rewrite = await rewriter.rewrite(f"{STAR} AND price > 3", Session("lake", "db"))
         assert "sales FOR VERSION" in (rewrite.statement or "")
-        assert new_rewriter.open_breakers == []
-        rewrite = await new_rewriter.rewrite(STAR, Session("lake", "db"))
+        assert rewriter.open_breakers == []
+        rewrite = await rewriter.rewrite(STAR, Session("lake", "db"))
         assert "sales FOR VERSION" not in (rewrite.statement or "")
 
 

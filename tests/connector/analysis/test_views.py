@@ -17,7 +17,7 @@ from seamark.connector.plans.async_client import KnownTable, Name, TablePlanRequ
 from seamark.connector.trino.protocol.sessions import Session
 from seamark.connector.trino.rewriter import RewriteResult
 from tests.connector.trino.played import COLUMNS as COLUMNS_OF
-from tests.connector.trino.played import READER, Seamark, filter_of, rewriter
+from tests.connector.trino.played import READER, Seamark, filter_of, open_rewriter
 
 SESSION = Session(catalog="other", schema="elsewhere", user=READER)
 COLUMNS = {"k": "long", "x": "int", "twice": "long"}
@@ -42,8 +42,8 @@ PLAIN_VIEW = view("SELECT id AS k, x, id * 2 AS twice FROM t WHERE x > 5")
 
 async def run_rewrite(statement: str, **played: Any) -> tuple[RewriteResult, Seamark]:
     server = Seamark(**played)
-    async with rewriter(server) as new_rewriter:
-        return await new_rewriter.rewrite(statement, SESSION), server
+    async with open_rewriter(server) as rewriter:
+        return await rewriter.rewrite(statement, SESSION), server
 
 
 async def test_view_is_read_over_the_plans_of_its_tables() -> None:
@@ -168,8 +168,8 @@ async def test_names_in_a_nested_view_resolve_in_that_view() -> None:
     outer = view("SELECT a.k FROM v a JOIN there.v b ON a.k = b.k WHERE b.x = 6", k="long")
     server = Seamark(views={"top": outer})
     server.views |= {("db", "v"): inner, ("there", "v"): other_view}
-    async with rewriter(server) as new_rewriter:
-        rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+    async with open_rewriter(server) as rewriter:
+        rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
     assert rewrite.statement is not None
     assert {(name, view.location, predicate) for name, view, predicate, _ in server.views_asked} == {
         (("db", "v"), "file:///inner", '"k" = 4'),
@@ -192,10 +192,10 @@ async def test_condition_on_a_computed_or_converted_column_of_a_nested_view_is_n
 
 async def test_known_nested_views_are_requested_without_asking_for_tables() -> None:
     server = Seamark(views=dict(NESTED_VIEWS))
-    async with rewriter(server) as new_rewriter:
-        await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+    async with open_rewriter(server) as rewriter:
+        await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         before = len(server.requests), len(server.views_read)
-        rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
+        rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
     assert rewrite.statement is not None
     assert [one.table[-1] for one in server.requests[before[0] :]] == ["u", "t"], "no view is requested as a table"
     assert sorted(server.views_read[before[1] :]) == [("db", "mid"), ("db", "top"), ("db", "v")]
@@ -204,8 +204,8 @@ async def test_known_nested_views_are_requested_without_asking_for_tables() -> N
 async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
     for refused, other_views in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
         server = Seamark(views=dict(NESTED_VIEWS), answer=name_all_but(refused))
-        async with rewriter(server) as new_rewriter:
-            rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+        async with open_rewriter(server) as rewriter:
+            rewrite = await rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
         assert (rewrite.statement is None) == (refused == "top")
         request = [name[-1] for name, *_ in server.views_asked if name[-1] != refused]
         assert request == [one for one in other_views if (refused, one) != ("v", "mid")], (
@@ -277,19 +277,19 @@ async def test_nested_views_are_analysed_to_a_maximum_depth_and_number() -> None
 
 async def test_changed_nested_view_is_read_again() -> None:
     server = Seamark(views=dict(NESTED_VIEWS))
-    async with rewriter(server) as new_rewriter:
+    async with open_rewriter(server) as rewriter:
         statement = "SELECT * FROM lake.db.top WHERE k = 4"
-        assert (await new_rewriter.rewrite(statement, SESSION)).statement is not None
+        assert (await rewriter.rewrite(statement, SESSION)).statement is not None
         server.views["v"] = view("SELECT uid AS k, y AS x FROM u", k="long", x="int")
-        assert (await new_rewriter.rewrite(statement, SESSION)).statement is not None
+        assert (await rewriter.rewrite(statement, SESSION)).statement is not None
         assert server.views_asked[-3][1] is server.views["v"]
         server.views["mid"] = view("SELECT k FROM new", k="long")
         server.views["new"] = view("SELECT id AS k FROM t", k="long")
-        assert (await new_rewriter.rewrite(statement, SESSION)).statement is not None
+        assert (await rewriter.rewrite(statement, SESSION)).statement is not None
         assert [one[0][-1] for one in server.views_asked[-3:]] == ["new", "mid", "top"]
         del server.views["new"]
         before = len(server.views_asked)
-        assert (await new_rewriter.rewrite(statement, SESSION)).statement is None, (
+        assert (await rewriter.rewrite(statement, SESSION)).statement is None, (
             "the column of the deleted view is unknown"
         )
         assert len(server.views_asked) == before
@@ -300,12 +300,12 @@ async def test_former_columns_of_a_view_do_not_resolve_names_of_other_tables() -
     statement = "SELECT * FROM lake.db.t WHERE EXISTS (SELECT 1 FROM lake.db.u, lake.db.v WHERE uid = x AND y = 3)"
     tables = {"t": KnownTable("1", COLUMNS_OF["t"], 7, 1 << 30, 100), "u": KnownTable("1", COLUMNS_OF["u"], 7, 100, 2)}
     server = Seamark(views={"v": view("SELECT id AS k FROM t", k="long")}, tables=tables)
-    async with rewriter(server) as new_rewriter:
-        await new_rewriter.rewrite(statement, SESSION)
+    async with open_rewriter(server) as rewriter:
+        await rewriter.rewrite(statement, SESSION)
         assert [one.table[-1] for one in server.requests if one.joins] == ["t"]
         server.views["v"] = view("SELECT id AS x FROM t", x="long")
         server.requests.clear()
-        await new_rewriter.rewrite(statement, SESSION)
+        await rewriter.rewrite(statement, SESSION)
         assert [one.table[-1] for one in server.requests if one.joins] == []
         assert "u" in [one.table[-1] for one in server.requests]
 
@@ -321,9 +321,9 @@ async def test_user_without_the_right_to_plan_views_sends_one_request_for_many_s
     server = Seamark(
         views={"v": PLAIN_VIEW}, answer=refuse_with(Forbidden("no", status=403, kind="ForbiddenException"))
     )
-    async with rewriter(server) as new_rewriter:
+    async with open_rewriter(server) as rewriter:
         for _ in range(3):
-            rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
+            rewrite = await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
             assert rewrite.statement is None
     assert len(server.views_asked) == 1
     assert len(server.views_read) == 2, "one request reads the view, one checks whether it has changed"
@@ -331,21 +331,21 @@ async def test_user_without_the_right_to_plan_views_sends_one_request_for_many_s
 
 async def test_changed_view_is_read_again() -> None:
     server = Seamark(views={"v": PLAIN_VIEW})
-    async with rewriter(server) as new_rewriter:
-        assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
+    async with open_rewriter(server) as rewriter:
+        assert (await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
         server.views["v"] = view("SELECT uid AS k FROM u", k="long")
         server.answer = refuse_with(NotFound("gone", status=404, kind="NoSuchViewException"))
-        assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is None
+        assert (await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is None
         server.answer = None
-        assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
+        assert (await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
     assert [one[1].text for one in server.views_asked][-1] == "SELECT uid AS k FROM u"
 
 
 async def test_known_view_is_not_requested_as_a_table() -> None:
     server = Seamark(views={"v": PLAIN_VIEW})
-    async with rewriter(server) as new_rewriter:
+    async with open_rewriter(server) as rewriter:
         for _ in range(4):
-            await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
+            await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
     assert len(server.views_read) == 1 + 4, "each statement checks whether the view has changed"
     assert [one.table[-1] for one in server.requests] == ["v", *["t"] * 4]
 
@@ -406,6 +406,6 @@ async def test_rewritten_statement_names_the_view_so_that_trino_checks_its_rules
 async def test_views_stay_unchanged_for_a_session_without_a_user() -> None:
     """A plan view belongs to one user."""
     server = Seamark(views={"v": PLAIN_VIEW})
-    async with rewriter(server) as new_rewriter:
-        rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", replace(SESSION, user=""))
+    async with open_rewriter(server) as rewriter:
+        rewrite = await rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", replace(SESSION, user=""))
     assert (rewrite.statement, server.views_asked) == (None, [])

@@ -48,10 +48,10 @@ def test_decoded_arrays_stay_unchanged_while_others_are_decoded() -> None:
     def rows(number: int) -> bytes:
         counts = [{"key": 1, "value": number}, {"key": 2, "value": 7}]
         bounds = [{"key": 1, "value": b"%d" % number}]
-        single_entry = entry(
+        encoded_entry = entry(
             SCHEMA, day=number, value_counts=counts, lower_bounds=bounds, file_path=f"{number}.parquet"
         )
-        return manifest(SCHEMA, *[single_entry] * 3_000, codec="deflate")
+        return manifest(SCHEMA, *[encoded_entry] * 3_000, codec="deflate")
 
     data = rows(1)
     decoded = decode_manifest(data, "m.avro")

@@ -416,7 +416,7 @@ def test_reader_of_the_documented_format_finds_every_entry() -> None:
         results += inside
     pairs = [zip(hi.tolist(), lo.tolist(), strict=True) for hi, lo in rows]
     assert results == sorted(
-        (*pair, file, at) for file, single_pair in enumerate(pairs) for at, pair in enumerate(single_pair)
+        (*pair, file, at) for file, file_pairs in enumerate(pairs) for at, pair in enumerate(file_pairs)
     )
 
 

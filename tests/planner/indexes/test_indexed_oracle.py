@@ -98,10 +98,10 @@ async def run_campaign(chosen: Sequence[int], per_lake: int, folder: Path, java:
                 mine = list(cases(seed, folder, per_lake))
                 rng = random.Random(f"indexes of {seed}")
                 lake = mine[0].lake
-                single_lake = lakes[seed] = await register_lake(lake, store, registry, random_definitions(rng, lake))
-                await index_randomly(rng, single_lake)
+                indexed_lake = lakes[seed] = await register_lake(lake, store, registry, random_definitions(rng, lake))
+                await index_randomly(rng, indexed_lake)
                 random_cases += [
-                    _with_indexed_values(rng, single_lake, case) if rng.random() < 0.7 else case for case in mine
+                    _with_indexed_values(rng, indexed_lake, case) if rng.random() < 0.7 else case for case in mine
                 ]
             judging = asyncio.create_task(asyncio.to_thread(plan_with_java, java, random_cases))
             async with open_planning(folder, registry) as sound:
