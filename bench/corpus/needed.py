@@ -104,14 +104,14 @@ class HeldRows:
 def find_smallest_set(files: Collection[int], is_enough: Callable[[Collection[int]], bool]) -> set[int]:
     """Return a set of files that is enough and from which no file can be left out."""
     file_paths = set(files)
-    left = [sorted(files)]
-    while left:
-        file_range = left.pop()
+    ranges_left = [sorted(files)]
+    while ranges_left:
+        file_range = ranges_left.pop()
         if not file_range:
             continue
         if is_enough(file_paths - set(file_range)):
             file_paths -= set(file_range)
         elif len(file_range) > 1:
             size = len(file_range) // 2 if len(file_range) > _SMALL else 1
-            left += [file_range[at : at + size] for at in range(0, len(file_range), size)][::-1]
+            ranges_left += [file_range[at : at + size] for at in range(0, len(file_range), size)][::-1]
     return file_paths

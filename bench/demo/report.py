@@ -91,7 +91,7 @@ def _engine(comparison: Comparison) -> str:
 
 def _bars(comparison: Comparison) -> str:
     names = (*COLUMNS, BOUND)
-    row, left = 16, 60
+    row, left_margin = 16, 60
     height = len(comparison.queries) * (row * len(names) + 12)
     maximum = max(query.files(column) for query in comparison.queries for column in COLUMNS)
     parts: list[str] = []
@@ -101,8 +101,10 @@ def _bars(comparison: Comparison) -> str:
         for name in names:
             count = query.bound if name == BOUND else query.files(name)
             width = max(1.0, count / max(1, maximum) * 900)
-            parts.append(f'<rect x="{left}" y="{y}" width="{width:.1f}" height="{row - 3}" fill="{_COLOURS[name]}"/>')
-            parts.append(f'<text x="{left + width + 6:.1f}" y="{y + row - 5}">{count:,}</text>')
+            parts.append(
+                f'<rect x="{left_margin}" y="{y}" width="{width:.1f}" height="{row - 3}" fill="{_COLOURS[name]}"/>'
+            )
+            parts.append(f'<text x="{left_margin + width + 6:.1f}" y="{y + row - 5}">{count:,}</text>')
             y += row
         y += 12
     legend = " · ".join(

@@ -169,9 +169,9 @@ def _manifests(client: IndexClient, spark: SparkSession) -> dict[str, dict[str, 
     began_s = time.perf_counter()
     spark.sql(f"CALL {CATALOG}.system.rewrite_manifests('{TABLES[IN_SPARK]}')").collect()
     spark_s = time.perf_counter() - began_s
-    left = {name: client.health(TABLES[name])["manifests"] for name in (OURS, IN_SPARK)}
-    if report["snapshot-id"] is None or left[OURS] > left[IN_SPARK]:
-        raise AnswersDiffer(f"we leave {left[OURS]} manifests, Spark {left[IN_SPARK]}")
-    if any(client.files(TABLES[name]).num_rows != files[name] for name in left):
+    manifest_counts = {name: client.health(TABLES[name])["manifests"] for name in (OURS, IN_SPARK)}
+    if report["snapshot-id"] is None or manifest_counts[OURS] > manifest_counts[IN_SPARK]:
+        raise AnswersDiffer(f"we leave {manifest_counts[OURS]} manifests, Spark {manifest_counts[IN_SPARK]}")
+    if any(client.files(TABLES[name]).num_rows != files[name] for name in manifest_counts):
         raise AnswersDiffer("a rewrite of manifests changed the files of a table")
     return {"rewrite of the manifests": {OURS: 1000 * ours_s, IN_SPARK: 1000 * spark_s}}

@@ -238,9 +238,9 @@ def test_rows_appended_during_clustering_stay_and_a_delete_is_a_conflict(
         files = rig.files("busy")
         with pytest.raises(Conflict):
             rig.cluster("busy", ["day"], files=6)
-        left = rig.files("busy") - files
+        kept_files = rig.files("busy") - files
         live = {urlsplit(path).path for (path,) in rig.sql("SELECT file_path FROM {db}.busy.files")}
-        assert left <= live, "files that no snapshot names are deleted"
+        assert kept_files <= live, "files that no snapshot names are deleted"
         assert rig.sql("SELECT count(*) FROM {db}.busy WHERE day = 5") == [(0,)]
     assert rig.sql("SELECT quantity FROM {db}.busy WHERE id = 77") == [(9,)]
 

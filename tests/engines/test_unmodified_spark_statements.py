@@ -117,9 +117,9 @@ class Table:
 
     def overwrite(self, condition: str) -> None:
         """Replace all rows with those that match the condition."""
-        left = self.find_matching_ids(condition)
+        matching_ids = self.find_matching_ids(condition)
         self.run(f"INSERT OVERWRITE TABLE {{t}} SELECT * FROM {{t}} WHERE {condition}")
-        self.rows = [row for row in self.rows if row[0] in left]
+        self.rows = [row for row in self.rows if row[0] in matching_ids]
 
     def rewrite(self, condition: str) -> None:
         self.run(

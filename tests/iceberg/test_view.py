@@ -130,9 +130,9 @@ def test_log_before_a_dropped_version_is_dropped_too() -> None:
     v = commit(view(), *replace("SELECT 2"))
     v = commit(v, {"action": "set-current-view-version", "view-version-id": 1}, now_ms=NOW + 6000)
     shrink = {"action": "set-properties", "updates": {"version.history.num-entries": "1"}}
-    left = commit(v, shrink)
+    smaller_view = commit(v, shrink)
     assert [e.version_id for e in v.version_log] == [1, 2, 1]
-    assert [(e.version_id, e.timestamp_ms) for e in left.version_log] == [(1, NOW + 6000)]
+    assert [(e.version_id, e.timestamp_ms) for e in smaller_view.version_log] == [(1, NOW + 6000)]
 
 
 def test_current_version_and_those_of_the_commit_are_always_kept() -> None:

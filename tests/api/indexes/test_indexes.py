@@ -311,7 +311,7 @@ async def test_purging_a_table_deletes_its_index_files(api_with_table: Api) -> N
     build = await begin(api_with_table)
     registration = write(build, "one", index_bytes(build, FILES))
     await register(api_with_table, build, registration)
-    left = write(build, "never-registered", b"x")
+    unregistered_file = write(build, "never-registered", b"x")
     store = api_with_table.server.components.store
     assert (await api_with_table("DELETE", "/v1/namespaces/db/tables/t")).status == 204
     assert len(await store.index_files(build["table-uuid"])) == 1
@@ -322,4 +322,6 @@ async def test_purging_a_table_deletes_its_index_files(api_with_table: Api) -> N
     (dropped,) = (await api_with_table("GET", "/api/v1/dropped")).json["dropped"]
     assert (await api_with_table("DELETE", f"/api/v1/dropped/{dropped['id']}")).status == 204
     assert await store.index_files(build["table-uuid"]) == []
-    assert not any(Path(file["location"].removeprefix("file://")).exists() for file in (registration, left))
+    assert not any(
+        Path(file["location"].removeprefix("file://")).exists() for file in (registration, unregistered_file)
+    )

@@ -114,8 +114,8 @@ async def test_table_and_a_view_of_it_are_read_at_one_snapshot() -> None:
     counted = view("SELECT count(*) AS n FROM t", n="long")
     statement = "SELECT * FROM lake.db.v, lake.db.t WHERE id = 4"
     rewrite, _ = await run_rewrite(statement, views={"v": counted})
-    over = 'SELECT * FROM lake.db."v~plan~0" AS "v", lake.db.t FOR VERSION AS OF 101 WHERE id = 4'
-    assert rewrite.statement == access_check("lake.db.v", ["n"]) + over
+    expected_query = 'SELECT * FROM lake.db."v~plan~0" AS "v", lake.db.t FOR VERSION AS OF 101 WHERE id = 4'
+    assert rewrite.statement == access_check("lake.db.v", ["n"]) + expected_query
     rewrite, _ = await run_rewrite(statement, views={"v": counted}, answer=lambda _: None)
     assert rewrite.statement is None
 
@@ -129,8 +129,8 @@ NESTED_VIEWS = {
 
 async def test_condition_on_a_view_reaches_the_tables_of_nested_views() -> None:
     rewrite, server = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4 AND y = 3", views=NESTED_VIEWS)
-    over = 'SELECT * FROM lake.db."top~plan~2" AS "top" WHERE k = 4 AND y = 3'
-    assert rewrite.statement == access_check("lake.db.top", ["k", "y"]) + over
+    expected_query = 'SELECT * FROM lake.db."top~plan~2" AS "top" WHERE k = 4 AND y = 3'
+    assert rewrite.statement == access_check("lake.db.top", ["k", "y"]) + expected_query
     assert [(name[-1], predicate) for name, _, predicate, _ in server.views_asked] == [
         ("v", '("x" < 9 AND "k" = 4)'),
         ("mid", '"k" = 4'),
@@ -369,8 +369,8 @@ async def test_view_in_two_places_has_a_plan_for_each() -> None:
     statement = "SELECT * FROM lake.db.v a, lake.db.v b WHERE a.k = 4 AND b.k = 5"
     rewrite, server = await run_rewrite(statement, views={"v": PLAIN_VIEW})
     assert [one[2] for one in server.views_asked] == ['"k" = 4', '"k" = 5']
-    over = 'SELECT * FROM lake.db."v~plan~0" a, lake.db."v~plan~1" b WHERE a.k = 4 AND b.k = 5'
-    assert rewrite.statement == access_check("lake.db.v") + over
+    expected_query = 'SELECT * FROM lake.db."v~plan~0" a, lake.db."v~plan~1" b WHERE a.k = 4 AND b.k = 5'
+    assert rewrite.statement == access_check("lake.db.v") + expected_query
 
 
 @pytest.mark.parametrize(

@@ -144,10 +144,10 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
             elif kind < 0.8:
                 table.manage_snapshots().create_branch(rng.choice(snapshots(table)), f"b{number}").commit()
             elif kind < 0.9:
-                left = put_file(table, f"data/{number}.parquet", rng.choice([0, 30]))
+                orphan = put_file(table, f"data/{number}.parquet", rng.choice([0, 30]))
                 if rng.random() < 0.3:  # A copy that has the name of a live file stays.
                     other = rng.choice(sorted(list_needed_files(table)))
-                    left.rename(left.parent / other.name) if other.parent != left.parent else None
+                    orphan.rename(orphan.parent / other.name) if other.parent != orphan.parent else None
             else:
                 ancestors = {entry.snapshot_id for entry in table.history()} & set(snapshots(table))
                 table.manage_snapshots().set_current_snapshot(rng.choice(sorted(ancestors))).commit()
@@ -239,13 +239,13 @@ def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
         for name in ("one", "two"):
             catalog.create_table(f"db.{name}", table.schema(), properties=properties)
             append(client, f"db.{name}", rows([1, 2]))
-        left = put_file(table, "../shared/left.parquet")
+        orphan = put_file(table, "../shared/left.parquet")
         own = put_file(catalog.load_table("db.one"), "data/left.parquet")
         for path in shared.rglob("*.parquet"):
             age(path)
         actual = remove_orphan_files(client, "db.one")
         assert [path_of(location) for location in actual.locations] == [own]
-        assert left.exists()
+        assert orphan.exists()
         assert read(client, catalog.load_table("db.two").current_snapshot().snapshot_id, "db.two")
 
 

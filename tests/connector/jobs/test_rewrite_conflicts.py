@@ -117,7 +117,7 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
     The rows are those of the writers.
     """
     rng = random.Random(f"{first_seed()} {version}")
-    parts = 0
+    partial_commits = 0
     with catalog_at(server.url) as catalog:
         for number in range(6):
             create(catalog, version, rng.choice([BY_PART, BY_PART, PartitionSpec()]))
@@ -135,27 +135,27 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
                 for key in changed[half:]:
                     del model[key]
 
-            works = [write]
+            pending_writes = [write]
 
-            def run_after_writer(*arguments: Any, works: list[Any] = works, **options: Any) -> Any:
-                if works:
-                    works.pop()()
+            def run_after_writer(*arguments: Any, pending_writes: list[Any] = pending_writes, **options: Any) -> Any:
+                if pending_writes:
+                    pending_writes.pop()()
                 return commit(*arguments, **options)
 
-            with monkeypatch.context() as patched:
-                patched.setattr(replacements, "commit", run_after_writer)
+            with monkeypatch.context() as patch:
+                patch.setattr(replacements, "commit", run_after_writer)
                 report = compact(client, "db.t", policy=SMALL_FILES_POLICY)
             actual = {row[0]: row[2] for row in read(client)}
             assert actual == model, f"seed {first_seed()}, round {number}"
             assert report.bytes_wasted == sum(report.wasted_by.values()) <= report.bytes_read
             assert report.commits + report.conflicts == 1
-            parts += bool(report.commits and report.bytes_before < report.bytes_read - 1)
+            partial_commits += bool(report.commits and report.bytes_before < report.bytes_read - 1)
             table = catalog.load_table("db.t")
-            assert {path for path in list_stored_files(table) if "_seamark" not in path.parts} <= list_needed_files(
-                table
-            )
+            assert {
+                path for path in list_stored_files(table) if "_seamark" not in path.partial_commits
+            } <= list_needed_files(table)
             catalog.drop_table("db.t")
-    assert parts
+    assert partial_commits
 
 
 def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClient, server: ServerThread) -> None:

@@ -206,9 +206,9 @@ def test_expiration_and_orphan_removal_keep_statistics_of_live_snapshots(
         assert not orphan.exists()
         assert all(path.exists() for path in files)
         expire(client, "db.t", older_than_ms=1 << 60)
-        left = files_of(catalog)
-        assert len(left) == 2
-        assert {path for path in files if path.exists()} == left
+        referenced_files = files_of(catalog)
+        assert len(referenced_files) == 2
+        assert {path for path in files if path.exists()} == referenced_files
 
 
 def test_refused_statistics_commit_leaves_no_file(

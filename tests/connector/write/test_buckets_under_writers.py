@@ -146,18 +146,18 @@ def snapshots(client: IndexClient) -> list[dict[str, Any]]:
 def judge_rows(client: IndexClient, committed_steps: Mapping[int, CommittedStep], version: int, note: str) -> None:
     """Check that every snapshot is the previous snapshot plus one step, and that each step occurs exactly once."""
     model: dict[int, dict[str, Any]] = {}
-    left = dict(committed_steps)
+    remaining_steps = dict(committed_steps)
     with catalog_at(client.url) as catalog:
         theirs = catalog.load_table("db.t")
         for snapshot in snapshots(client):
             number = int(snapshot["summary"]["step"])
-            model = left.pop(number).step.on(model)
+            model = remaining_steps.pop(number).step.on(model)
             expected, message = model_rows(model), f"{note}, after step {number}"
             assert read_rows(client, "db.t", At(snapshot_id=snapshot["snapshot-id"])) == expected, message
             if version == 2:  # PyIceberg reads the deletes of version 2.
                 actual = theirs.scan(snapshot_id=snapshot["snapshot-id"]).to_arrow().select(COLUMNS).sort_by("id")
                 assert [tuple(values.values()) for values in actual.to_pylist()] == expected, message
-    assert left == {}, f"{note}: these steps are lost"
+    assert remaining_steps == {}, f"{note}: these steps are lost"
 
 
 def judge_files(client: IndexClient, committed_steps: Mapping[int, CommittedStep], note: str) -> None:

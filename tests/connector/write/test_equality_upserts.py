@@ -57,11 +57,11 @@ def test_equality_upsert_replaces_rows_with_its_keys_and_reads_no_file(
     assert lands(client) == expected | {5: "newer"}
     removed_delete = delete(client, "db.t", keys=pa.table({"id": [6, 7, 555]}), strategy=EQUALITY)
     assert removed_delete.files_written > 0
-    left = {key: land for key, land in (expected | {5: "newer"}).items() if key not in (6, 7)}
-    assert lands(client) == left
+    remaining_lands = {key: land for key, land in (expected | {5: "newer"}).items() if key not in (6, 7)}
+    assert lands(client) == remaining_lands
     report = upsert(client, "db.t", rows((5, "located"), (6, "back")), keys=["id"], mode="merge-on-read")
     assert (report.updated, report.inserted) == (1, 1)
-    assert lands(client) == left | {5: "located", 6: "back"}
+    assert lands(client) == remaining_lands | {5: "located", 6: "back"}
 
 
 def test_equality_upsert_replaces_keys_within_their_partitions(client: IndexClient) -> None:

@@ -32,12 +32,12 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
 
     Return a list with the number of commit attempts.
     """
-    real, left, attempts = CommitClient.commit, list(works), [0]
+    real, remaining, attempts = CommitClient.commit, list(works), [0]
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         attempts[0] += 1
-        if left:
-            work = left.pop(0)
+        if remaining:
+            work = remaining.pop(0)
             monkeypatch.setattr(CommitClient, "commit", real)
             work()
             monkeypatch.setattr(CommitClient, "commit", commit)
@@ -90,12 +90,12 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
 ) -> None:
     create(client)
     upsert(client, "db.t", rows((1, "a")), keys=["id"])
-    left = set()
+    remaining = set()
 
     def write_concurrently() -> None:
         before = server.written_files()
         upsert(client, "db.t", rows((1, "b")), keys=["id"])
-        left.update(server.written_files() - before)
+        remaining.update(server.written_files() - before)
 
     before = server.written_files()
     meanwhile(monkeypatch, write_concurrently, write_concurrently, write_concurrently)
@@ -103,7 +103,7 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
         upsert(client, "db.t", rows((1, "c")), keys=["id"], attempts=3)
     assert error.value.status == 409
     assert read_rows(client)[0][1] == "b"
-    assert server.written_files() == before | left
+    assert server.written_files() == before | remaining
 
 
 @pytest.mark.parametrize(

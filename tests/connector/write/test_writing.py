@@ -261,13 +261,13 @@ def test_failed_write_of_an_invalid_row_leaves_no_file(tmp_path: Path) -> None:
 
 def test_storage_failure_during_a_write_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[4]", 1)), properties=INDEX_PROPERTIES)
-    left = 3
+    calls_left = 3
     write = FileWriter.write
 
     def failing(self: FileWriter, input_table: pa.Table) -> None:
-        nonlocal left
-        left -= 1
-        if left < 0:
+        nonlocal calls_left
+        calls_left -= 1
+        if calls_left < 0:
             raise OSError("the disk is full")
         write(self, input_table)
 

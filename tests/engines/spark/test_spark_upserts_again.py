@@ -31,11 +31,11 @@ def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 def run_before_commits(monkeypatch: pytest.MonkeyPatch, *works: Any) -> None:
     """Run the first of the works just before the next commit, the second before the commit after it, and so on."""
-    real, left = CommitClient.commit, list(works)
+    real, pending_works = CommitClient.commit, list(works)
 
     def commit(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
-        if left:
-            work = left.pop(0)
+        if pending_works:
+            work = pending_works.pop(0)
             with monkeypatch.context() as patch:
                 patch.setattr(CommitClient, "commit", real)
                 work()

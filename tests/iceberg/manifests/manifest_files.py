@@ -92,9 +92,9 @@ def _branch(schema: list[Any], value: Any) -> int:
 
 
 def _blocks(items: list[bytes], split: Split) -> bytes:
-    out, left = b"", iter(items)
+    out, remaining_items = b"", iter(items)
     for size in split(len(items)):
-        data = b"".join(itertools.islice(left, abs(size)))
+        data = b"".join(itertools.islice(remaining_items, abs(size)))
         out += varint(size) + (varint(len(data)) if size < 0 else b"") + data
     return out + varint(0)
 

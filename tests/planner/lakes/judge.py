@@ -174,10 +174,10 @@ def judge(case: Case, ours: dict[str, Task], java: JavaPlan, unfiltered: JavaPla
             raise AssertionError(f"{_describe_file(file)} is planned, but Java prunes it\n{case}")
         judge_deletes(case, file, ours[path], expected, unfiltered, counts)
         for meaning, meant in zip(CLIENTS, (equal, ordered, sparks), strict=True):
-            left = case.match_rows(file, ours[path].residual, meaning)
+            residual_matches = case.match_rows(file, ours[path].residual, meaning)
             if case.nan_above:  # The residual then tests for NaN, however the client compares it.
                 meant = case.match_rows(file, case.filter, replace(meaning, nan_greatest=True))
-            assert left == meant or (case.names_infinity and left == sparks), (
+            assert residual_matches == meant or (case.names_infinity and residual_matches == sparks), (
                 f"residual {ours[path].residual} of {_describe_file(file)} for {meaning}\n{case}"
             )
     return counts
