@@ -89,8 +89,8 @@ def _types(node: ast.FunctionDef) -> tuple[list[str], dict[str, str]] | None:
     spellings = {
         item.arg: ast.unparse(item.annotation) if item.annotation else "" for item in (*required, *named_arguments)
     }
-    known_values = {"str", "bytes", "object", *_VALUES}
-    if not {"str", "bytes", "object"} & set(spellings.values()) or not set(spellings.values()) <= known_values:
+    known_spellings = {"str", "bytes", "object", *_VALUES}
+    if not {"str", "bytes", "object"} & set(spellings.values()) or not set(spellings.values()) <= known_spellings:
         return None
     return [spellings[item.arg] for item in required], {item.arg: spellings[item.arg] for item in named_arguments}
 

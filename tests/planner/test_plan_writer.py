@@ -78,12 +78,12 @@ async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter
     metadata = json.loads(Path(at.removeprefix("file://")).read_bytes())
     assert decode_table(plan_table.files[-1][1], at) == plan_table.metadata, note
     (snapshot,) = metadata["snapshots"]
-    known_json = case.snapshot.json
-    assert {**snapshot, "manifest-list": None} == {**known_json, "manifest-list": None}, note
+    original_snapshot = case.snapshot.json
+    assert {**snapshot, "manifest-list": None} == {**original_snapshot, "manifest-list": None}, note
     assert metadata["current-snapshot-id"] == snapshot["snapshot-id"] == metadata["refs"]["main"]["snapshot-id"], note
     assert metadata.get("next-row-id") == case.lake.metadata.get("next-row-id"), note
     manifests_before, now = (
-        read_manifest_list(known_json["manifest-list"]),
+        read_manifest_list(original_snapshot["manifest-list"]),
         read_manifest_list(snapshot["manifest-list"]),
     )
     deletes = [row for row in manifests_before if row["content"]]

@@ -35,8 +35,8 @@ async def api_with_table(api: Api) -> Api:
 
 
 async def properties(api: Api) -> dict[str, str]:
-    actual_properties = (await api("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
-    return {key: value for key, value in actual_properties.items() if key.startswith("seamark.")}
+    table_properties = (await api("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
+    return {key: value for key, value in table_properties.items() if key.startswith("seamark.")}
 
 
 async def commit(api: Api, body: dict[str, Any]) -> int:
@@ -290,8 +290,8 @@ async def test_concurrent_definitions_and_commits_all_succeed(api_with_table: Ap
 
     results = await asyncio.gather(*(work(number) for number in range(8) for work in (define_one, commit_one)))
     assert results == [200] * 16
-    actual_properties = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
-    assert {f"p{number}" for number in range(8)} <= set(actual_properties)
+    table_properties = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
+    assert {f"p{number}" for number in range(8)} <= set(table_properties)
     assert set(await properties(api_with_table)) == {f"seamark.index.i{number}" for number in range(8)}
 
 

@@ -62,10 +62,10 @@ def test_predicate_with_an_unknown_literal_matches_every_row_negated_or_not(op: 
         actual = bind_filter(json)
         assert isinstance(actual, AnyOf)
         assert {child.op.value for child in actual.children if isinstance(child, Bound)} == {"is-null", "not-null"}
-    known_values = {"type": "eq", "term": "n", "value": 5}
-    joined = bind_filter({"type": "and", "left": predicate, "right": known_values})
+    known_predicate = {"type": "eq", "term": "n", "value": 5}
+    joined = bind_filter({"type": "and", "left": predicate, "right": known_predicate})
     assert isinstance(joined, AllOf)
-    assert bind_filter(known_values) in joined.children
+    assert bind_filter(known_predicate) in joined.children
 
 
 def test_null_literal_is_rejected_for_columns_without_infinities_and_exact_filters() -> None:

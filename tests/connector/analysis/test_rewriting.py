@@ -320,12 +320,12 @@ async def test_table_is_not_rewritten_beside_its_branch_without_a_plan() -> None
     def plan(request: TablePlanRequest) -> dict[str, Any]:
         return {"plan_snapshot_id": None} if request.past else {}
 
-    known_values = {"t": KnownTable("1", COLUMNS["t"], 7, 1 << 30, 100, refs={"audit": 7})}
+    known_tables = {"t": KnownTable("1", COLUMNS["t"], 7, 1 << 30, 100, refs={"audit": 7})}
     union = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 'audit' WHERE id = 2"
-    rewrite, _ = await run_rewrite(union, plan=plan, tables=known_values)
+    rewrite, _ = await run_rewrite(union, plan=plan, tables=known_tables)
     assert rewrite.statement is None
-    kept_statement = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 5 WHERE id = 2"
-    rewrite, _ = await run_rewrite(kept_statement, plan=plan)
+    union_with_snapshot = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 5 WHERE id = 2"
+    rewrite, _ = await run_rewrite(union_with_snapshot, plan=plan)
     assert rewrite.statement is not None  # A snapshot id always names the same snapshot.
 
 

@@ -220,12 +220,12 @@ def check_same(
     requested_text = "\n".join(
         f"{scan.table} [{scan.start}, {scan.end}): {scan.predicate} {scan.joins}" for scan in scans
     )
-    shown_text = f"{seed}\n{text}\n-- became\n{new}\n-- by\n{requested_text}"
+    note = f"{seed}\n{text}\n-- became\n{new}\n-- by\n{requested_text}"
     try:
         rows = rows_of(connection, new)
     except duckdb.Error as error:
-        raise AssertionError(f"{error}\n{shown_text}") from error
-    assert rows == expected, shown_text
+        raise AssertionError(f"{error}\n{note}") from error
+    assert rows == expected, note
     for name in names:
         connection.execute(f"DROP TABLE {quote(name)}")
     return left_out

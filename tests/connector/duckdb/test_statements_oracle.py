@@ -92,8 +92,8 @@ def scans_of(
     text = statement.to_marked_text(columns, utc=False)
     today = datetime.now(UTC).date()
     scans = find_scans(text, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
-    known_values = {mark: stored[number] for mark, number in marks.items()}
-    return known_values, scans
+    tables_by_mark = {mark: stored[number] for mark, number in marks.items()}
+    return tables_by_mark, scans
 
 
 def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: Tables) -> str:
@@ -157,17 +157,17 @@ def check_one(
     counts["joins"] += sum(len(reference.joins) for reference in result)
     counts["periods"] += any(join.transform != "identity" for reference in result for join in reference.joins)
     new = prune(rng, connection, statement, Tables(result, stored))
-    shown_text = f"{seed}\n{text}\n-- became\n{new}\n-- by\n" + "\n".join(
+    note = f"{seed}\n{text}\n-- became\n{new}\n-- by\n" + "\n".join(
         f"{reference.table}: {reference.predicate} {reference.joins}" for reference in result
     )
     try:
         rows = _rows(connection, new)
     except duckdb.Error as error:
-        raise AssertionError(f"{error}\n{shown_text}") from error
+        raise AssertionError(f"{error}\n{note}") from error
     if rows != expected and any(_rows(connection, text) != expected for _ in range(20)):
         counts["unstable"] += 1  # DuckDB itself gives different rows for the unchanged statement.
         return
-    assert rows == expected, shown_text
+    assert rows == expected, note
 
 
 def _rows(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:

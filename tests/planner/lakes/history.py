@@ -139,7 +139,7 @@ class _History:
             for part in self.specs[self.default_spec]:
                 is_deleted = rng.random() < 0.4
                 fields.append(PartitionField(part.id, part.name, part.source, "void") if is_deleted else part)
-        known_values = {(part.source, part.transform): part for old in self.specs.values() for part in old}
+        fields_by_source = {(part.source, part.transform): part for old in self.specs.values() for part in old}
         leaves = list(self.schema.leaves().values())
         for column in rng.sample(leaves, min(len(leaves), rng.choice([0, 1, 1, 1, 2, 3]))):
             transform = partitioning.random_transform(
@@ -147,8 +147,8 @@ class _History:
             )
             if any(part.source == column.id for part in fields):
                 continue
-            if self.version > 1 and (column.id, transform) in known_values:
-                fields.append(known_values[column.id, transform])
+            if self.version > 1 and (column.id, transform) in fields_by_source:
+                fields.append(fields_by_source[column.id, transform])
                 continue
             self.last_partition_id += 1
             name = f"{column.name}_{base(transform)}_{self.last_partition_id}"
@@ -402,8 +402,8 @@ def _summary(
     kind = partitioning.result_kind(part.transform, kinds[part.source])
     values = [file.partition[at] for file in files]
     nans = [value for value in values if value != value]
-    known_values = [value for value in values if value is not None and value == value]
-    ordered = sorted(known_values, key=lambda value: order(kind, value))
+    comparable_values = [value for value in values if value is not None and value == value]
+    ordered = sorted(comparable_values, key=lambda value: order(kind, value))
     return {
         "contains_null": None in values,
         "contains_nan": bool(nans) if rng.random() < 0.9 else None,

@@ -138,8 +138,8 @@ def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], h
         if actual:
             secret = {"id": 1, "payload": 3, "price": 4, "place.city": 7}
             for metric in METRICS:
-                known_values = {*(task.file.get(metric) or {"keys": []})["keys"]}
-                assert not known_values & {secret[name] for name, _ in actual if name in secret}, metric
+                metric_values = {*(task.file.get(metric) or {"keys": []})["keys"]}
+                assert not metric_values & {secret[name] for name, _ in actual if name in secret}, metric
 
 
 def test_statement_process_takes_its_keys_from_its_environment(
