@@ -28,14 +28,15 @@ NO_STATISTICS = {
     "hoodie.metadata.index.column.stats.enable": "false",
     "hoodie.metadata.index.partition.stats.enable": "false",
 }
-"""With them a list of 10,000 keys becomes an OR as long, which keeps Spark's optimizer busy for minutes; keys without
-order gain nothing by them."""
+"""Options that turn statistics off. With statistics, a list of 10,000 keys becomes an equally long OR, which keeps
+Spark's optimizer busy for minutes. Statistics are useless for keys without an order.
+"""
 LOCK_OPTIONS = {"hoodie.write.lock.provider": "org.apache.hudi.client.transaction.lock.InProcessLockProvider"}
 """The options that Hudi requires to index a table without other writers."""
 
 
 class Peer:
-    """`opened` is a reader of the metadata table that stays open."""
+    """Hudi's record index in a Spark session. `opened` is a reader of the metadata table that stays open."""
 
     def __init__(self, spark: SparkSession, folder: Path) -> None:
         self._spark = spark
@@ -98,7 +99,7 @@ class Peer:
         return int(leaf.metrics().apply("numFiles").value())
 
     def _to_hoodie_list(self, keys: list[str]) -> Any:
-        """As Hudi takes them; by a file, as the gateway would carry them one by one."""
+        """Return the keys as Hudi's list. A file carries them, because the gateway would send them one by one."""
         self._given.write_text("\n".join(keys))
         strings = self._jvm.java.nio.file.Files.readAllLines(self._jvm.java.io.File(str(self._given)).toPath())
         return self._jvm.org.apache.hudi.common.data.HoodieListData.eager(strings)

@@ -15,7 +15,7 @@ _PATH = b"/v1/statement/"
 
 @dataclass(frozen=True, slots=True)
 class StatementMeasurement:
-    """The measurements of one statement. `plan` is the outcome that the adapter reports; empty without one."""
+    """The measurements of one statement. `plan` is the outcome that the adapter reports; it is empty without one."""
 
     ms: float
     requests: int
@@ -30,7 +30,11 @@ def statement(sql: str, **headers: str) -> Request:
 
 
 async def follow(connection: Connection, posted: Request) -> StatementMeasurement:
-    """LoadError with Trino's words where it fails."""
+    """Post a statement and follow its pages to the end.
+
+    Raises:
+        LoadError: The statement failed. The message has Trino's words.
+    """
     started = time.perf_counter()
     answer = await connection.ask(posted)
     plan, requests, size, last = answer.field("X-Seamark-Plan"), 1, len(answer.body), b""

@@ -1,10 +1,10 @@
 """What do buckets save a reader: equality on the key, joins and groupings by it?
 
-Two tables of the same keys, each in 16 buckets by key, and one of them once more in none, with as many files. Rows of
-one key are looked for in both; joins and groupings are of the bucketed tables, as Spark does them where it knows of
-buckets, and with exchanges where buckets are turned off. A join with the unbucketed table exchanges that table alone.
-Broadcast joins are off, as sides of this kind are larger than they may be. Files and exchanges are those of the plan
-that ran, and every pair of queries must give the same answer.
+Two tables with the same keys have 16 buckets by key each. A third table has the rows of the first without buckets, in
+as many files. Queries for one key read the first and the third table. Joins and groupings read the bucketed tables
+twice: Spark uses the buckets, or exchanges the rows if buckets are turned off. A join with the third table exchanges
+only that table. Broadcast joins are off, because the tables are larger than Spark may broadcast. The files and
+exchanges are those of the executed plan. Each pair of queries must give the same answer.
 """
 
 from __future__ import annotations

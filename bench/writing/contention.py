@@ -1,11 +1,10 @@
-"""Eight writers at one table: how many commits a second, and how many of them fail?
+"""Eight writers write into one table: how many commits a second, and how many of them fail?
 
-Ours upsert ten rows at a time, each writer into its own bucket, through the commit API; or they append. Stock PyIceberg
-appends the same rows: once with its defaults, where a commit that lost its race is tried again as often as its defaults
-say, and once with `seamark.commit.rebase` = `append` on the table and no second try. Each writer is a process that has
-its rows ready and has committed once; then all begin together, and the time is from there to the last commit. One case
-after the other has the machine to itself, once: a rate is of four hundred commits. In the end each table is read: every
-row of a commit that was answered must be there once.
+Seamark's writers upsert ten rows at a time through the commit API, each writer into its own bucket; or they append.
+Stock PyIceberg appends the same rows: once with its default retries, and once without retries on a table with
+`seamark.commit.rebase` = `append`. Each writer is a process that has its rows ready and has committed once. All writers
+then begin together, and the time ends with the last commit. The cases run one after the other. A rate is of four
+hundred commits. In the end the bench reads each table: each row of a successful commit must exist once.
 """
 
 from __future__ import annotations
@@ -66,19 +65,19 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Times are of a clock that all processes share, in seconds.
+    """The commits of one process. Times are in seconds, of a clock that all processes share.
 
-    `attempts` counts those of our upserts.
+    `attempts` counts the attempts of Seamark's upserts.
     """
 
     began: float
     ended: float
     committed: int
-    """Besides the first, which is not counted."""
+    """The number of commits after the first one, which is not counted."""
     failed: int
     attempts: int
     rows: int
-    """Of all commits."""
+    """The number of rows of all commits."""
 
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
@@ -122,7 +121,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _prepare(client: IndexClient, kind: str, name: str, writers: int, times: int) -> tuple[list[Job], int]:
-    """Return the jobs, and how many rows the table has before they begin."""
+    """Return the jobs, and the number of rows of the table before they begin."""
     properties = {
         UPSERTS: dict.fromkeys(MODES, MERGE_ON_READ),
         APPENDS: {},

@@ -1,10 +1,10 @@
-"""A table that is fed by many small commits: does the server keep it in shape by its policy alone?
+"""Many small commits feed a table: does the server keep it in shape by its policy alone?
 
-Stock PyIceberg appends 500 small files to an unpartitioned table, which the server clusters by two columns, and whose
-snapshots, manifests and metadata it keeps few by the table's properties. No job is started by hand. A twin gets the
-same commits, and has no services. After every 25 commits both are looked at: their files, the number of files that hold
-the place of a row (the depth of the clustering), manifests and metadata, and how long a plan takes. In the end both
-tables are read: the rows must be those that were appended.
+Stock PyIceberg appends 500 small files to an unpartitioned table. By the table's properties, the server clusters it by
+two columns, and limits its snapshots, manifests and metadata files. Nobody starts a job by hand. A second table gets
+the same commits and has no services. After every 25 commits the bench measures both tables: their files, the number of
+files that may hold a row (the depth of the clustering), manifests and metadata, and the time of a plan. In the end it
+reads both tables: the rows must be the appended rows.
 """
 
 from __future__ import annotations
@@ -56,11 +56,12 @@ PROPERTIES = {
 }
 CUSTOMERS, ITEMS = 20_000, 50_000
 SHARE = 0.05
-"""Of the items, and of the customers, in a range."""
+"""The fraction of the items, and of the customers, in a range."""
 SETTLED_S = 150.0
 HELD = 1.5
-"""A value is held if it grows by at most this factor from the first half of the commits to the second; a plan, from the
-second fifth of the commits to the last."""
+"""The maximum growth of a value that counts as held: from the first half of the commits to the second half, or for the
+time of a plan, from the second fifth of the commits to the last fifth.
+"""
 _FIELDS = (("id", "long"), ("customer", "long"), ("item", "long"), ("price", "double"), ("note", "string"))
 _SCHEMA = pa.schema(
     [("id", pa.int64()), ("customer", pa.int64()), ("item", pa.int64()), ("price", pa.float64()), ("note", pa.string())]
@@ -72,8 +73,8 @@ class TableMeasurement:
     """A table after a number of commits.
 
     Attributes:
-        depth: Files that may hold a row with the customer and the item of one.
-        opened: Bytes of the files in the plan of a customer, and of a range, in percent of the table.
+        depth: The number of files that may hold a row with the customer and the item of a given row.
+        opened: The bytes of the files in the plan of a customer, and of a range, in percent of the table.
     """
 
     commits: int
@@ -175,7 +176,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 
 def _time(work: Callable[[], object]) -> float:
-    """Seconds."""
+    """Return the seconds that the work takes."""
     began_s = time.perf_counter()
     work()
     return time.perf_counter() - began_s
@@ -222,7 +223,7 @@ def _look(
     opened: dict[str, dict[str, list[float]]] = {name: {"point": [], "range": []} for name in TABLES}
     for turn in range(plans):
         for kind, condition in feed.conditions().items():
-            # In either order, so that the plan of no table always comes first.
+            # The order alternates, so that the plan of no table always comes first.
             for name in list(TABLES)[:: 1 if turn % 2 else -1]:
                 tasks, total_bytes, seconds = _plan(client, TABLES[name], condition)
                 measurements[name].plan_ms.setdefault(kind, []).append(1000 * seconds)
@@ -259,7 +260,11 @@ def _shape(folder: Path, client: IndexClient, table: str, commits: int) -> Table
 
 
 def _plan(client: IndexClient, table: str, where: str) -> tuple[list[ScanTask], int, float]:
-    """Return the tasks, the bytes of the table, and the seconds: as a reader has it, with the load of the table."""
+    """Plan as a reader does, including the load of the table.
+
+    Returns:
+        The tasks, the bytes of the table, and the seconds.
+    """
     began_s = time.perf_counter()
     opened_table = open_table(client, table, CURRENT)
     tasks = list(plan(client, opened_table, bind_filter(where, opened_table)))

@@ -1,10 +1,10 @@
-"""Upkeep of tables: our jobs beside Spark's procedures and Trino's `ANALYZE` and `optimize`.
+"""Maintenance of tables: Seamark's jobs compared with Spark's procedures and Trino's `ANALYZE` and `optimize`.
 
-Statistics, manifests, compaction, expiration of snapshots, and removal of orphan files (the last three: `upkeep.py`).
-
-One table for each engine, with equal rows, written by the same commits. A job is timed as its user has it: ours as a
-function call of a client, which asks the server; Spark's and Trino's as a statement in a running session, so that the
-start of a JVM is in no figure. In the end the numbers of distinct values, and the files of each table, must agree.
+The jobs are statistics, manifests, compaction, expiration of snapshots, and removal of orphan files (the last three are
+in `upkeep.py`). There is one table for each engine. The same commits write equal rows into them. The bench times a job
+as its user sees it. Seamark's jobs are function calls of a client, which sends requests to the server. Spark's and
+Trino's jobs are statements in a running session, so no figure contains the start of a JVM. In the end the numbers of
+distinct values, and the files of each table, must agree.
 """
 
 from __future__ import annotations
@@ -45,7 +45,11 @@ COLUMNS = ("id", "part", "text", "price")
 
 
 async def run(folder: Path, *, quick: bool = False, commits: int | None = None) -> Report:
-    """`commits`: those of each table."""
+    """Run the bench.
+
+    Args:
+        commits: The number of commits of each table.
+    """
     rounds = 1 if quick else ROUNDS
     commits = commits or (QUICK_COMMITS if quick else COMMITS)
     report = Report("writing_maintenance", "How long does the upkeep of a table take?")
@@ -111,7 +115,10 @@ def _add(report: Report, commits: int, measured: dict[str, dict[str, float]]) ->
 def _statistics(
     client: IndexClient, spark: SparkSession, trino: Trino, rounds: int, commits: int
 ) -> dict[str, dict[str, float]]:
-    """Of the whole table, and after one more commit; engines read the whole table then, too."""
+    """Measure statistics of the whole table, and after one more commit.
+
+    The other engines read the whole table in both cases.
+    """
     works: dict[str, Callable[[], object]] = {
         OURS: lambda: compute_statistics(client, TABLES[OURS], full=True),
         IN_SPARK: lambda: spark.sql(
@@ -158,9 +165,9 @@ def _read_distinct_counts(client: IndexClient, table: str) -> dict[str, int]:
 
 
 def _manifests(client: IndexClient, spark: SparkSession) -> dict[str, dict[str, float]]:
-    """Once, because a second rewrite has nothing to do.
+    """Measure one rewrite of manifests, because a second rewrite has nothing to do.
 
-    Spark has run its procedures before, so it is warm.
+    Spark is warm, because it has run its procedures before.
     """
     files = {name: client.files(table).num_rows for name, table in TABLES.items()}
     began_s = time.perf_counter()
