@@ -141,9 +141,9 @@ def append_each(names: list[str]) -> Worker:
                 metadata["last-updated-ms"],
             )
         uuid, location, parent, sequence, at_ms = heads[name]
-        new = next(_snapshot_ids)
-        answer = yield bodies.append(NAMESPACE, name, uuid, location, parent, new, sequence + 1, at_ms + 1)
+        snapshot_id = next(_snapshot_ids)
+        answer = yield bodies.append(NAMESPACE, name, uuid, location, parent, snapshot_id, sequence + 1, at_ms + 1)
         if answer.status == 200:
-            heads[name] = (uuid, location, new, sequence + 1, at_ms + 1)
+            heads[name] = (uuid, location, snapshot_id, sequence + 1, at_ms + 1)
         else:
             del heads[name]

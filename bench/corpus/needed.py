@@ -68,7 +68,7 @@ class HeldRows:
         self._con.execute(f"USE {quote_name(schema)}")
         references = [reference for reference in DuckDBStatement(text).references if reference is not None]
         references.sort(key=lambda one: one.start)
-        new, counts = [], []
+        replacements, counts = [], []
         for number, reference in enumerate(references):
             name, kept_table = (quote_name(f"{what} {number}") for what in ("rows", "kept"))
             table = reference.parts[-1].lower()
@@ -78,9 +78,9 @@ class HeldRows:
                 f"CREATE OR REPLACE VIEW {name} AS SELECT * EXCLUDE ({quote_name(_FILE)}) FROM {quote_name(table)} "
                 f"WHERE {quote_name(_FILE)} IN (SELECT file FROM {kept_table})"
             )
-            new.append(Replacement(reference.start, reference.end, name + (reference.alias_needed or "")))
+            replacements.append(Replacement(reference.start, reference.end, name + (reference.alias_needed or "")))
             counts.append(count)
-        query = splice(text, new)
+        query = splice(text, replacements)
         if rows_of(self._con, query) != expected:
             raise RowsDiffer(query)
         return [self._count_needed_of_reference(number, count, query, expected) for number, count in enumerate(counts)]

@@ -163,9 +163,9 @@ def _commit_file(table: Table, metadata: TableMetadata, number: int) -> TableMet
     list_path = folder / f"snap-{uuid.uuid4()}.avro"
     list_path.write_bytes(listed.getvalue())
     document = json.loads(Path(table.metadata_location.removeprefix("file://")).read_text())
-    new = document["snapshots"][0]
-    new |= {"snapshot-id": snapshot.snapshot_id + 1, "manifest-list": f"file://{list_path}"}
-    document["current-snapshot-id"] = document["refs"]["main"]["snapshot-id"] = new["snapshot-id"]
+    new_snapshot = document["snapshots"][0]
+    new_snapshot |= {"snapshot-id": snapshot.snapshot_id + 1, "manifest-list": f"file://{list_path}"}
+    document["current-snapshot-id"] = document["refs"]["main"]["snapshot-id"] = new_snapshot["snapshot-id"]
     document["snapshot-log"] = []
     return decode_table(json.dumps(document).encode(), table.metadata_location)
 

@@ -50,7 +50,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 async def _compare_plans(report: Report, folder: Path, planned: Table, rounds: int, seconds: float) -> None:
     same_plan = plan(planned, small_filter(planned))
-    new = (plan(planned, small_filter(planned, turn)) for turn in itertools.count(1))
+    new_plans = (plan(planned, small_filter(planned, turn)) for turn in itertools.count(1))
     with ExitStack() as running:
         ours = running.enter_context(_server(folder, OURS, {}))
         theirs = running.enter_context(_server(folder, WITHOUT, {"SEAMARK_QUERY_HISTORY_DAYS": "0"}))
@@ -63,7 +63,7 @@ async def _compare_plans(report: Report, folder: Path, planned: Table, rounds: i
             return await drive(target, [repeat(same_plan)], seconds=seconds)
 
         async def send_new_plans(target: Target, seconds: float = seconds) -> Sample:
-            return await drive(target, [_send_each(new)], seconds=seconds)
+            return await drive(target, [_send_each(new_plans)], seconds=seconds)
 
         kinds = {"the same plan": repeat_same_plan, "a new filter": send_new_plans}
         await warm_up(targets, [functools.partial(piece, seconds=1.0) for piece in kinds.values()], 1)

@@ -60,7 +60,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 async def _small_plans(report: Report, folder: Path, table: Table, workers: int, rounds: int, seconds: float) -> None:
     plan_result = plan(table, small_filter(table))
-    new = _generate_new_plans(table)
+    new_plans = _generate_new_plans(table)
     with ExitStack() as running:
         ours = running.enter_context(seamark(folder, CACHE, workers=workers))
         await register(ours, table)
@@ -76,7 +76,7 @@ async def _small_plans(report: Report, folder: Path, table: Table, workers: int,
         async def send_new_plans(target: Target, clients: int, seconds: float = seconds) -> Sample:
             if target is theirs:  # The client does not read the pages.
                 return await repeat_same_plan(target, clients, seconds)
-            return await drive(target, [_send_each(new) for _ in range(clients)], seconds=seconds)
+            return await drive(target, [_send_each(new_plans) for _ in range(clients)], seconds=seconds)
 
         kinds = (
             {"the same plan": repeat_same_plan, "a new filter": send_new_plans}

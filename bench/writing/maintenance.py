@@ -139,8 +139,11 @@ def _statistics(
         for table in TABLES.values():
             append(client, table, _rows(number[0] * ROWS))
 
-    fresh = {**works, OURS: lambda: compute_statistics(client, TABLES[OURS])}
-    return {"statistics of the whole table": whole, "statistics after one more commit": _time(fresh, rounds, commit)}
+    fresh_works = {**works, OURS: lambda: compute_statistics(client, TABLES[OURS])}
+    return {
+        "statistics of the whole table": whole,
+        "statistics after one more commit": _time(fresh_works, rounds, commit),
+    }
 
 
 def _time(works: dict[str, Callable[[], object]], rounds: int, before: Callable[[], None]) -> dict[str, float]:

@@ -139,8 +139,10 @@ class Batches:
         self.drawn += 1
         draw = np.random.default_rng([self.base_rows, self.drawn])
         updated = min(int(self.batch_rows * UPDATED_FRACTION), self.base_rows)
-        new = self.base_rows + (self.drawn - 1) * (self.batch_rows - updated) + np.arange(self.batch_rows - updated)
-        numbers = np.concatenate([draw.choice(self.base_rows, updated, replace=False), new])
+        new_numbers = (
+            self.base_rows + (self.drawn - 1) * (self.batch_rows - updated) + np.arange(self.batch_rows - updated)
+        )
+        numbers = np.concatenate([draw.choice(self.base_rows, updated, replace=False), new_numbers])
         rows = rows_of(draw.permutation(numbers), self.drawn)
         self._versions[self.drawn] = numbers
         path = self.folder / f"batch-{self.base_rows}-{self.drawn}.parquet"

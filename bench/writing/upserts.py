@@ -108,11 +108,11 @@ class WriterMeasurements:
             if len(self.applied) == self.warm and elapsed_s > SLOW_S:
                 self.rounds = min(self.rounds, SLOW_ROUNDS)
             return
-        new = after.keys() - before.keys()
+        new_files = after.keys() - before.keys()
         self.seconds.append(elapsed_s)
         self.read.append(read)
-        self.files.append(len(new))
-        self.written.append(sum(after[path] for path in new))
+        self.files.append(len(new_files))
+        self.written.append(sum(after[path] for path in new_files))
 
     def check(self, batches: Batches) -> None:
         versions, expected = self.writer.versions(), batches.expected_rows(self.applied)

@@ -488,10 +488,10 @@ async def nameless_table(c: Campaign) -> None:
     """Give the victim's UUID to a table without one, which an admin registered."""
     name, location = await own_table(c, "nameless")
     loaded = await c.ask("mallory", "GET", f"{NAMES}/tables/{name}")
-    old = {**loaded.json["metadata"], "format-version": 1, "location": f"{location}-old"}
-    del old["table-uuid"]
+    old_metadata = {**loaded.json["metadata"], "format-version": 1, "location": f"{location}-old"}
+    del old_metadata["table-uuid"]
     place = f"{location}-old/metadata/v1.metadata.json"
-    c.world.write(place, json.dumps(old).encode())
+    c.world.write(place, json.dumps(old_metadata).encode())
     body = {"name": f"{name}_old", "metadata-location": place}
     await c.world.good("root", "POST", f"{NAMES}/register", body)
     uuid = {"action": "assign-uuid", "uuid": c.hint("uuid", c.hint("moved uuid", "0"))}

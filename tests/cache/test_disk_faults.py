@@ -183,9 +183,9 @@ def test_folder_that_becomes_read_only_still_serves_its_values(tmp_path: Path) -
         assert not tier.put("more", b"x")
         tier.discard("more")
         assert check_no_wrong_values(tier) == set(SIZES)
-        with closing(DiskTier(disk.root, BUDGET_BYTES)) as late:
-            assert check_no_wrong_values(late) == set(SIZES)
-            assert "ead-only" in late.stats().last_error
+        with closing(DiskTier(disk.root, BUDGET_BYTES)) as late_tier:
+            assert check_no_wrong_values(late_tier) == set(SIZES)
+            assert "ead-only" in late_tier.stats().last_error
         subprocess.run(["mount", "-o", "remount,rw", str(disk.root)], check=True)
         disk.free_space()
         assert tier.put("more", b"x")
@@ -236,8 +236,8 @@ def test_foreign_lock_on_the_account_stops_puts_but_no_hits(tmp_path: Path, hold
             assert not tier.put("more", b"x")
             assert "locked" in tier.stats().last_error
             assert check_no_wrong_values(tier) == set(SIZES)
-            with closing(DiskTier(tmp_path, BUDGET_BYTES)) as late:
-                assert check_no_wrong_values(late) == set(SIZES)
+            with closing(DiskTier(tmp_path, BUDGET_BYTES)) as late_tier:
+                assert check_no_wrong_values(late_tier) == set(SIZES)
             stranger.execute("ROLLBACK")
         assert tier.put("more", b"x")
         tier.check_invariants()

@@ -127,9 +127,11 @@ async def test_dropped_table_keeps_its_location_until_it_is_purged(tmp_path: Pat
 async def test_moved_table_keeps_the_locations_of_its_older_files(tmp_path: Path) -> None:
     async with open_rig(tmp_path) as rig:
         location = await move_table(rig)
-        new = f"{rig.catalog.warehouse.namespace_location(('b',))}/new"
-        await rig.commits.commit_table(CALLER, ("b",), "moved", [], [{"action": "set-location", "location": new}])
-        for place in (location, new):
+        new_location = f"{rig.catalog.warehouse.namespace_location(('b',))}/new"
+        await rig.commits.commit_table(
+            CALLER, ("b",), "moved", [], [{"action": "set-location", "location": new_location}]
+        )
+        for place in (location, new_location):
             await check_rejected(rig, CALLER, place)
         await rig.commits.commit_table(
             CALLER, ("b",), "moved", [], [{"action": "set-location", "location": f"{location}/back"}]
@@ -381,9 +383,9 @@ async def test_table_is_identified_by_the_uuid_in_the_database(tmp_path: Path) -
         assert victim is not None
         claims, instants = await rig.store.claims(victim.uuid), await rig.store.instants(_instants_of(victim.uuid), 100)
         place = f"{rig.catalog.warehouse.namespace_location(('a',))}/old"
-        old = {**json.loads(encode_table(metadata)), "location": place, "format-version": 1}
-        del old["table-uuid"]
-        await rig.objects.create(f"{place}/v1.metadata.json", json.dumps(old).encode())
+        old_metadata = {**json.loads(encode_table(metadata)), "location": place, "format-version": 1}
+        del old_metadata["table-uuid"]
+        await rig.objects.create(f"{place}/v1.metadata.json", json.dumps(old_metadata).encode())
         entry = (await tables.register(CALLER, *name, f"{place}/v1.metadata.json", overwrite=False)).entry
         assert entry is not None
         await rig.commits.commit_table(

@@ -194,11 +194,11 @@ async def test_overtaken_and_merged_appends_are_corrected_too(tmp_path: Path) ->
             for step in range(12):
                 # The appender writes files that it merges without metrics.
                 (wrong, corrected), merge = rng.choice(WRONG_METRICS), rng.choice((0, 1, 2))
-                late = Appender(await load(rig), file=wrong, merge=merge)
+                late_appender = Appender(await load(rig), file=wrong, merge=merge)
                 if rng.random() < 0.5:
                     await append(rig, {f"file:///data/{step}-other": 1}, file=RIGHT_METRICS, merge=rng.choice((0, 1)))
                     paths.add(f"file:///data/{step}-other")
-                await commit(rig, late.commit({f"file:///data/{step}": 2}))
+                await commit(rig, late_appender.commit({f"file:///data/{step}": 2}))
                 paths.add(f"file:///data/{step}")
                 result = await read_metrics(rig)
                 assert result.keys() == paths

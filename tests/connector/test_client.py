@@ -131,13 +131,13 @@ def test_client_is_pickled_without_its_connections(client: SeamarkClient) -> Non
 
 def test_copies_of_a_client_use_its_connections(server: ServerThread, client: SeamarkClient) -> None:
     """`close` of the client closes the connections of its copies."""
-    fresh = client.reading_fresh_rows()
-    for each in (client, fresh, fresh.reading_commits()):
+    fresh_client = client.reading_fresh_rows()
+    for each in (client, fresh_client, fresh_client.reading_commits()):
         each.partitions("db.t")
     pool = client._connections.get().connection_from_url(server.url)
     assert pool.num_connections == 1
     client.close()
-    assert fresh.files("db.t").num_rows == 7
+    assert fresh_client.files("db.t").num_rows == 7
     assert client._connections.get().connection_from_url(server.url) is not pool
 
 

@@ -507,7 +507,7 @@ CACHED_TABLE_CASES = [
 QUICK = {("exchanged", "merge-on-read")}
 
 
-@pytest.mark.parametrize("fresh", CACHED_TABLE_CASES)
+@pytest.mark.parametrize("is_fresh", CACHED_TABLE_CASES)
 @pytest.mark.parametrize(
     ("case", "mode"),
     [
@@ -517,7 +517,7 @@ QUICK = {("exchanged", "merge-on-read")}
     ],
 )
 def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
-    engines: Engines, case: tuple[Any, ...], mode: str, fresh: bool
+    engines: Engines, case: tuple[Any, ...], mode: str, is_fresh: bool
 ) -> None:
     """The statements are SELECT, UPDATE, DELETE and MERGE in each write mode.
 
@@ -525,10 +525,10 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
     """
     name, column, changes, conditions, value = case
     caching_catalog = new_catalog(
-        engines.spark, engines.server.base_url, extra={"cache-enabled": str(not fresh).lower()}
+        engines.spark, engines.server.base_url, extra={"cache-enabled": str(not is_fresh).lower()}
     )
     caching_engines = replace(engines, catalog=caching_catalog)
-    table = f"{name}_{'fresh' if fresh else 'held'}"
+    table = f"{name}_{'fresh' if is_fresh else 'held'}"
     columns = {"f": "int(id)", "s": "named_struct('f', int(id))", "g": "concat('v', id)"}
     inserted_values = [columns[part.split()[0]] for part in column.split(", ")]
     if column == "f string":

@@ -159,9 +159,9 @@ def stock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         Seamark(tmp_path_factory.mktemp("stock"), env=pages) as server,
         closing(IndexClient(server.base_url)) as client,
     ):
-        fresh = {"cache-enabled": "false"}
-        short = new_catalog(spark, server.base_url, extra=fresh)
-        exact = new_catalog(spark, server.base_url, extra={**fresh, "header.X-Seamark-Residuals": "exact"})
+        no_cache = {"cache-enabled": "false"}
+        short = new_catalog(spark, server.base_url, extra=no_cache)
+        exact = new_catalog(spark, server.base_url, extra={**no_cache, "header.X-Seamark-Residuals": "exact"})
         spark.sql(f"CREATE NAMESPACE {short}.db")
         yield UnmodifiedSpark(spark, client, (short, exact))
 

@@ -140,8 +140,8 @@ def test_snapshots_after_a_clock_was_ahead_are_accepted_and_the_log_stays_ordere
     assert [snapshot.timestamp_ms for snapshot in m.snapshots][1:] == [NOW + 2, NOW + 3]
     m = commit(m, set_ref(1), now_ms=NOW + 4)
     assert m.snapshot_log[-1].timestamp_ms >= times[-1]
-    late = add_snapshot(4, 4, 1, **{"timestamp-ms": NOW + 2 * ahead_ms + 61_000})
-    caught_up = commit(m, late, set_ref(4), now_ms=NOW + 2 * ahead_ms + 61_000)
+    late_update = add_snapshot(4, 4, 1, **{"timestamp-ms": NOW + 2 * ahead_ms + 61_000})
+    caught_up = commit(m, late_update, set_ref(4), now_ms=NOW + 2 * ahead_ms + 61_000)
     assert caught_up.snapshot_log[-1].timestamp_ms == NOW + 2 * ahead_ms + 61_000
 
 

@@ -74,17 +74,17 @@ def test_known_tables_and_plans_are_served_with_their_age_while_postgresql_hangs
     fleet: Fleet, own_postgres: Postgres
 ) -> None:
     (client,) = fleet.clients(timeout_s=120)
-    fresh = load(client)
+    fresh_answer = load(client)
     files = plan(client)[1]
-    assert fresh[0] == 200
+    assert fresh_answer[0] == 200
     assert len(files) == 2
     status, body = load(client, STALE_ALLOWED)
-    assert (status, body["metadata-location"]) == (200, fresh[1]["metadata-location"])
+    assert (status, body["metadata-location"]) == (200, fresh_answer[1]["metadata-location"])
     assert "Age" not in client.headers  # The database answers.
     with pause_postgres(own_postgres):
         for _ in range(3):
             status, body = load(client, STALE_ALLOWED)
-            assert (status, body["metadata-location"]) == (200, fresh[1]["metadata-location"])
+            assert (status, body["metadata-location"]) == (200, fresh_answer[1]["metadata-location"])
             assert 1 <= int(client.headers["Age"]) <= LIMIT_S
             status, stale_plan = plan(client, STALE_ALLOWED)
             assert (status, stale_plan) == (200, files)

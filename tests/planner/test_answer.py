@@ -337,9 +337,9 @@ def test_positive_and_negative_zero_are_two_partitions() -> None:
 
 def test_partition_values_follow_the_order_and_types_of_the_tables_spec() -> None:
     """Java reads them by position, with the types of the current schema."""
-    old = {**KINDS, 1: "int", 12: "float"}
+    old_kinds = {**KINDS, 1: "int", 12: "float"}
     spec = tuple(PartitionField(1000 + n, f"p{n}", column, "identity") for n, column in enumerate((1, 12, 2)))
-    listing, delete_block = block([a_file(partition=("x", 3, 0.5))], 0, (spec[2], spec[0], spec[1]), kinds=old)
+    listing, delete_block = block([a_file(partition=("x", 3, 0.5))], 0, (spec[2], spec[0], spec[1]), kinds=old_kinds)
     plan = scan(metadata(spec), [(listing, delete_block)])
     assert parse_answer(plan)["file-scan-tasks"][0]["data-file"]["partition"] == [3, 0.5, "x"]
 

@@ -121,8 +121,10 @@ def test_added_files_inherit_sequence_numbers_which_are_0_in_version_1() -> None
     data = [entry(data_file("added"), None, ADDED), entry(data_file("kept"), 4)]
     deletes = [entry(delete_file(EQUALITY_DELETES, equality_ids=[A]), None, ADDED)]
     assert find_applying_deletes(data, deletes) == [(), (0,)]
-    old = [entry(data_file("v1"), None)]
-    view = TableView([manifest_file(0, 0, 0)], [block(old, version=1)], [manifest_file(1, 0, 1)], [block(deletes)])
+    old_entries = [entry(data_file("v1"), None)]
+    view = TableView(
+        [manifest_file(0, 0, 0)], [block(old_entries, version=1)], [manifest_file(1, 0, 1)], [block(deletes)]
+    )
     assert DeleteIndex(view, specs(), []).deletes_for_file(0) == (0,)
 
 

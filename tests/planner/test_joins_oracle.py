@@ -153,12 +153,14 @@ async def draw_table(
     files = _files(rng, random_table, rng.choice([0, 1, 3]) if not fact else rng.randint(3, 8))
     if starts_as != key_kind or rng.random() < 0.5:
         await random_table.table.commit(files)
-        fresh = [Col(column.id, column.name, key_kind if column.name == "k" else column.kind) for column in columns]
+        new_columns = [
+            Col(column.id, column.name, key_kind if column.name == "k" else column.kind) for column in columns
+        ]
         kind = rng.choice(PREDICATE_KINDS)
         pools["new"] = pool(rng, kind, 5)
         default = rng.choice(_unambiguous_values(pools["new"])) if version == 3 and rng.random() < 0.7 else None
         default_value = None if default is None else default_json(kind, default)
-        await random_table.table.evolve([*fresh, Col(len(columns) + 1, "new", kind, default_value)])
+        await random_table.table.evolve([*new_columns, Col(len(columns) + 1, "new", kind, default_value)])
         for rows in random_table.table.rows.values():
             for row in rows:
                 row["new"] = default

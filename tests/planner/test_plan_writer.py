@@ -89,10 +89,10 @@ async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter
     deletes = [row for row in manifests_before if row["content"]]
     assert [row for row in now if row["content"]] == deletes, note
     same = {row["path"]: row for row in manifests_before}
-    fresh = [row for row in now if row["path"] not in same]
+    new_manifests = [row for row in now if row["path"] not in same]
     for row in now:
         assert row["path"] not in same or row == same[row["path"]], note
-    assert len(fresh) == len({row["spec_id"] for row in fresh}), note
+    assert len(new_manifests) == len({row["spec_id"] for row in new_manifests}), note
     originals, data_files = (
         read_data_files(manifests_before, case.lake.version),
         read_data_files(now, case.lake.version),
@@ -100,7 +100,7 @@ async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter
     assert data_files.keys() == paths, note
     for path, entry in data_files.items():
         assert_same(entry, originals[path], f"{path}\n{note}")
-    for row in fresh:
+    for row in new_manifests:
         rows = list(entries(row["path"]))
         assert {entry["status"] for entry in rows} == {0}, note
         assert (row["added"], row["existing"], row["deleted"]) == (0, len(rows), 0), note
@@ -109,7 +109,7 @@ async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter
     counts = Counter(["case", f"version {case.lake.version}"])
     counts["whole"], counts["anew"], counts["deletes"] = len(kept_manifests.whole), kept_manifests.entries, len(deletes)
     counts["empty"] = int(not paths)
-    counts["of several specs"] = int(len(fresh) > 1)
+    counts["of several specs"] = int(len(new_manifests) > 1)
     return at, paths, counts
 
 

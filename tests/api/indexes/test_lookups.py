@@ -100,9 +100,9 @@ def some_deletes(table: StoredTable, live: Sequence[Any], rng: random.Random) ->
         if not chosen_files:
             continue
         if table.version > 2:
-            fresh = {file.path: spots[file.path] for file in chosen_files if file.path not in vector_paths}
-            vector_paths |= set(fresh)
-            equality_deletes += table.vectors(fresh, part)
+            new_deletes = {file.path: spots[file.path] for file in chosen_files if file.path not in vector_paths}
+            vector_paths |= set(new_deletes)
+            equality_deletes += table.vectors(new_deletes, part)
         else:
             equality_deletes.append(
                 table.position_deletes([(file.path, at) for file in chosen_files for at in spots[file.path]], part)

@@ -175,15 +175,15 @@ async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(plan_api
 
 
 async def test_plan_removed_by_a_commit_is_made_anew_when_requested_again(plan_api: PlanApi, tmp_path: Path) -> None:
-    old = (await make_plan(plan_api))["plan-snapshot-id"]
+    first_id = (await make_plan(plan_api))["plan-snapshot-id"]
     files = set(plans(tmp_path))
-    body = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [old]}]}
+    body = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [first_id]}]}
     assert (await plan_api("POST", f"{STANDARD_TABLES}/t", body, headers=PLANS)).status == 200
-    new = (await make_plan(plan_api))["plan-snapshot-id"]
-    assert new != old
+    second_id = (await make_plan(plan_api))["plan-snapshot-id"]
+    assert second_id != first_id
     assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert files.isdisjoint(plans(tmp_path))
-    assert set(await load_snapshots(plan_api)) == {1, new}
+    assert set(await load_snapshots(plan_api)) == {1, second_id}
 
 
 async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(plan_api: PlanApi) -> None:

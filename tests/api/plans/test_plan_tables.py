@@ -355,7 +355,7 @@ async def test_files_are_deleted_after_the_lease_and_the_plan_can_be_made_again(
 
 async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(plan_api: PlanApi, tmp_path: Path) -> None:
     plan = await plan_api.plan(predicate="id = 5")
-    old = set(plans(tmp_path))
+    plan_files_before = set(plans(tmp_path))
     plan_api.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
     objects, delete = plan_api.server.components.objects, plan_api.server.components.objects.delete
 
@@ -367,7 +367,7 @@ async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(plan_api: P
 
     objects.delete = meanwhile  # type: ignore[method-assign]
     assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
-    assert old.isdisjoint(plans(tmp_path))
+    assert plan_files_before.isdisjoint(plans(tmp_path))
     assert await plan_api.files_of_plan(plan["name"]) == [0]
 
 
@@ -379,12 +379,12 @@ async def test_plan_table_name_belongs_to_the_table_it_was_made_for(plan_api: Pl
     await plan_api.table()
     assert (await plan_api("GET", path)).error[:2] == (404, "NoSuchTableException")
     await append(plan_api, "t", tens(3), snapshot_id=1)
-    fresh = await plan_api.plan(predicate="id = 5")
-    assert fresh["name"] != plan["name"]
-    assert await plan_api.files_of_plan(fresh["name"]) == [0]
+    new_plan = await plan_api.plan(predicate="id = 5")
+    assert new_plan["name"] != plan["name"]
+    assert await plan_api.files_of_plan(new_plan["name"]) == [0]
     body = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "moved"}}
     assert (await plan_api("POST", "/v1/tables/rename", body)).status == 204
-    assert (await plan_api("GET", f"{STANDARD_TABLES}/{fresh['name']}")).error[:2] == (404, "NoSuchTableException")
+    assert (await plan_api("GET", f"{STANDARD_TABLES}/{new_plan['name']}")).error[:2] == (404, "NoSuchTableException")
     assert (await plan_api.plan("moved", predicate="id = 5"))["name"].startswith("moved~plan~")
 
 

@@ -73,7 +73,7 @@ async def test_plan_view_is_the_view_with_another_text(plan_api: PlanApi) -> Non
 
 
 @pytest.mark.parametrize(
-    ("reference", "default", "new"),
+    ("reference", "default", "replacement"),
     [
         ("t", ["db"], '"{plan}"'),
         ('"T"', ["db"], '"{plan}"'),
@@ -82,7 +82,7 @@ async def test_plan_view_is_the_view_with_another_text(plan_api: PlanApi) -> Non
     ],
 )
 async def test_table_reference_may_have_any_form(
-    plan_api: PlanApi, reference: str, default: list[str], new: str
+    plan_api: PlanApi, reference: str, default: list[str], replacement: str
 ) -> None:
     text = f"SELECT x.id, x.data FROM {reference} x"
     await plan_api.view(**{"view-version": version(text, **{"default-namespace": default})})
@@ -93,7 +93,7 @@ async def test_table_reference_may_have_any_form(
     assert answer.status == 200, answer.raw
     plan = body["tables"][0]["plan"][1]
     loaded = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}")).json
-    assert f"FROM {new.format(plan=plan)} x" in text_of(loaded)
+    assert f"FROM {replacement.format(plan=plan)} x" in text_of(loaded)
 
 
 @pytest.mark.parametrize(

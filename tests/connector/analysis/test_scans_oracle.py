@@ -216,13 +216,13 @@ def check_same(
 
     Return the number of rows that joins alone leave out.
     """
-    new, names, left_out = prune(rng, connection, text, scans)
+    replacements, names, left_out = prune(rng, connection, text, scans)
     requested_text = "\n".join(
         f"{scan.table} [{scan.start}, {scan.end}): {scan.predicate} {scan.joins}" for scan in scans
     )
-    note = f"{seed}\n{text}\n-- became\n{new}\n-- by\n{requested_text}"
+    note = f"{seed}\n{text}\n-- became\n{replacements}\n-- by\n{requested_text}"
     try:
-        rows = rows_of(connection, new)
+        rows = rows_of(connection, replacements)
     except duckdb.Error as error:
         raise AssertionError(f"{error}\n{note}") from error
     assert rows == expected, note

@@ -97,7 +97,7 @@ def scans_of(
 
 
 def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: DuckDBStatement, tables: Tables) -> str:
-    new = []
+    replacements = []
     for number, scan in enumerate(tables.found):
         if not tables.is_known(number):
             continue
@@ -113,8 +113,8 @@ def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: 
             f"CREATE OR REPLACE TABLE {quote_name(name)} AS SELECT * FROM {tables.name(number)} AS j1 WHERE {condition}"
         )
         text = quote_name(name) + (reference.alias_needed or "")
-        new.append(Replacement(reference.start, reference.end, text))
-    return splice(statement.text, new)
+        replacements.append(Replacement(reference.start, reference.end, text))
+    return splice(statement.text, replacements)
 
 
 def run_campaign(seed: int, lakes: int) -> Counter[str]:
@@ -156,12 +156,12 @@ def check_one(
     counts["predicates"] += sum(reference.predicate is not None for reference in result if reference.table in stored)
     counts["joins"] += sum(len(reference.joins) for reference in result)
     counts["periods"] += any(join.transform != "identity" for reference in result for join in reference.joins)
-    new = prune(rng, connection, statement, Tables(result, stored))
-    note = f"{seed}\n{text}\n-- became\n{new}\n-- by\n" + "\n".join(
+    replacements = prune(rng, connection, statement, Tables(result, stored))
+    note = f"{seed}\n{text}\n-- became\n{replacements}\n-- by\n" + "\n".join(
         f"{reference.table}: {reference.predicate} {reference.joins}" for reference in result
     )
     try:
-        rows = _rows(connection, new)
+        rows = _rows(connection, replacements)
     except duckdb.Error as error:
         raise AssertionError(f"{error}\n{note}") from error
     if rows != expected and any(_rows(connection, text) != expected for _ in range(20)):

@@ -142,10 +142,10 @@ def test_random_histories_with_clusterings_keep_the_rows(
     within = iter(range(within_max))
 
     def rewrite_and_change(*arguments: Any) -> Any:
-        new = rewrite(*arguments)
+        new_table = rewrite(*arguments)
         if rng.random() < 0.5 and next(within, None) is not None:
             change(next(numbers))
-        return new
+        return new_table
 
     monkeypatch.setattr(clustering, "_rewrite", rewrite_and_change)
     monkeypatch.setattr(clustering, "RANGE_BYTES", rng.choice([1000, 32 << 20]))

@@ -175,21 +175,21 @@ def test_removal_keeps_an_old_file_that_a_concurrent_commit_adds(
 ) -> None:
     with catalog_at(server.url) as catalog:
         table = history(client, catalog)
-        late = path_of(table.location()) / "data" / "late.parquet"
-        pq.write_table(rows([77]), late)
+        late_file = path_of(table.location()) / "data" / "late.parquet"
+        pq.write_table(rows([77]), late_file)
         orphan = put_file(table, "data/orphan.parquet")
         age_all(table)
         find = orphan_removal.OrphanRemoval._find
 
         async def slow(self: orphan_removal.OrphanRemoval, *arguments: Any) -> Any:
             actual = await find(self, *arguments)
-            assert {path_of(info.location) for info in actual[0]} == {late, orphan}
-            await asyncio.to_thread(table.add_files, [f"file://{late}"])
+            assert {path_of(info.location) for info in actual[0]} == {late_file, orphan}
+            await asyncio.to_thread(table.add_files, [f"file://{late_file}"])
             return actual
 
         monkeypatch.setattr(orphan_removal.OrphanRemoval, "_find", slow)
         assert remove_orphan_files(client, "db.t").files == 1
-        assert late.exists()
+        assert late_file.exists()
         assert not orphan.exists()
 
 

@@ -173,19 +173,19 @@ def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClien
                 added = range(100 * number + first, 100 * number + first + 10)
                 append(client, "db.t", rows(added))
                 model.update({key: str(key) for key in added})
-            late = catalog.load_table("db.t")
+            late_table = catalog.load_table("db.t")
             if rng.random() < 0.3:
                 upsert(client, "db.t", rows([100 * number], "new"), keys=["id"], mode="copy-on-write")
                 model[100 * number] = f"new{100 * number}"
-                late = catalog.load_table("db.t")
+                late_table = catalog.load_table("db.t")
             overtaken = bool(compact(client, "db.t", policy=SMALL_FILES_POLICY).commits)
             removed_numbers = rng.sample(range(100 * number + 1, 100 * number + 20), 3)
             if rng.random() < 0.5:
-                late.delete(f"id in ({', '.join(map(str, removed_numbers))})")
+                late_table.delete(f"id in ({', '.join(map(str, removed_numbers))})")
                 for key in removed_numbers:
                     del model[key]
             else:
-                late.append(rows(range(100 * number + 50, 100 * number + 53), "late"))
+                late_table.append(rows(range(100 * number + 50, 100 * number + 53), "late"))
                 model.update({key: f"late{key}" for key in range(100 * number + 50, 100 * number + 53)})
             summary = catalog.load_table("db.t").current_snapshot().summary  # type: ignore[union-attr]
             assert summary is not None

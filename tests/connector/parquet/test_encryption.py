@@ -130,11 +130,11 @@ def _check_indexes(merged: SourceFile, groups: list[tuple[SourceFile, Any]]) -> 
     """Check that column indexes and Bloom filters equal the old ones, and offset indexes name the new pages."""
     for copied, (source, group) in zip(merged.footer.groups, groups, strict=True):
         columns = [[leaf.names for leaf in source.leaves].index(leaf.names) for leaf in merged.leaves]
-        for column, old in enumerate(columns):
-            assert merged.column_index(copied, column) == source.column_index(group, old)
-            assert merged.bloom(copied, column) == source.bloom(group, old)
+        for column, old_column in enumerate(columns):
+            assert merged.column_index(copied, column) == source.column_index(group, old_column)
+            assert merged.bloom(copied, column) == source.bloom(group, old_column)
             index = merged.offset_index(copied, column)
-            assert (index is None) == (source.offset_index(group, old) is None)
+            assert (index is None) == (source.offset_index(group, old_column) is None)
             if index is None:
                 continue
             results = []

@@ -333,7 +333,7 @@ def test_unusual_files_are_copied_unchanged(tmp_path: Path, name: str) -> None:
             continue
         source_table = read(path)
         assert texts(read(out)) == texts(pa.concat_tables([source_table, source_table])), engine
-    with pq.ParquetFile(path) as old, pq.ParquetFile(out) as new:
-        assert new.schema.equals(old.schema)
-        if new.metadata.num_rows:  # The Arrow types come from the copied files.
-            assert new.read().equals(pa.concat_tables([old.read(), old.read()]))
+    with pq.ParquetFile(path) as old_file, pq.ParquetFile(out) as new_file:
+        assert new_file.schema.equals(old_file.schema)
+        if new_file.metadata.num_rows:  # The Arrow types come from the copied files.
+            assert new_file.read().equals(pa.concat_tables([old_file.read(), old_file.read()]))

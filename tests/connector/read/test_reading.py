@@ -135,8 +135,8 @@ async def history(stored_table: StoredTable, rng: random.Random, commits: int) -
             paths = {path for path, _ in spots}
             vector_paths = {delete.referenced for delete in before.deletes if delete.format == "PUFFIN"}
             if stored_table.version > 2:
-                fresh = {path: {at for one, at in spots if one == path} for path in paths - vector_paths}
-                deletes += stored_table.vectors(fresh, part) if fresh else []
+                new_deletes = {path: {at for one, at in spots if one == path} for path in paths - vector_paths}
+                deletes += stored_table.vectors(new_deletes, part) if new_deletes else []
             elif spots:
                 deletes.append(stored_table.position_deletes(spots, part))
         if rng.random() < 0.5:

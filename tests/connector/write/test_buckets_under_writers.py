@@ -119,10 +119,10 @@ def make_upserting_writer(seed: int, mode: str) -> tuple[Callable[[int], Step], 
 
 def make_appending_writer(seed: int) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], None]]:
     """Return a writer that appends keys that no other writer uses."""
-    rng, fresh = random.Random(seed), itertools.count(10_000)
+    rng, new_keys = random.Random(seed), itertools.count(10_000)
 
     def make_step(number: int) -> Step:
-        return Step(number, "append", [row(rng, next(fresh), number) for _ in range(4)])
+        return Step(number, "append", [row(rng, next(new_keys), number) for _ in range(4)])
 
     def write(client: IndexClient, step: Step) -> None:
         append(client, "db.t", pa.Table.from_pylist(step.rows, ARROW), summary={"step": str(step.number)})

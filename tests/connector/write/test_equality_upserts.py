@@ -206,20 +206,20 @@ def test_equality_upsert_replaces_rows_of_a_concurrent_new_spec(
 ) -> None:
     create(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", rows((1, "old"), (2, "old")))
-    fresh: set[Any] = set()
+    new_keys: set[Any] = set()
 
     def resize_and_upsert() -> None:
         before = server.written_files()
         resize(client, "db.t", buckets=8)
         upsert(client, "db.t", rows((1, "theirs"), (3, "theirs")), keys=["id"], mode="merge-on-read")
-        fresh.update(server.written_files() - before)
+        new_keys.update(server.written_files() - before)
 
     before = server.written_files()
     meanwhile(monkeypatch, resize_and_upsert)
     report = upsert(client, "db.t", rows((1, "ours"), (3, "ours")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
     assert lands(client) == {1: "ours", 2: "old", 3: "ours"}
-    assert len(server.written_files() - before - fresh) == report.files_written  # The first attempt left no file.
+    assert len(server.written_files() - before - new_keys) == report.files_written  # The first attempt left no file.
 
 
 def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(

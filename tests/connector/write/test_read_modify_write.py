@@ -122,8 +122,8 @@ def test_concurrent_increments_of_counters_lose_none(
                     snapshot, value = read(mine, key)
                     assert value is not None
                     try:
-                        new = rows((key, "counter", value + 1))
-                        upsert(mine, "db.t", new, keys=["id"], mode=mode, read_snapshot_id=snapshot)
+                        new_row = rows((key, "counter", value + 1))
+                        upsert(mine, "db.t", new_row, keys=["id"], mode=mode, read_snapshot_id=snapshot)
                         break
                     except Conflict:
                         continue
@@ -173,5 +173,7 @@ def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_ro
         REPEATABLE_CHANGES[name](client, **how, producer=("counter", 4))
     with pytest.raises(Conflict, match="changed since snapshot"):
         REPEATABLE_CHANGES[name](client, **how)
-    fresh, _ = read(client, 1)
-    assert not REPEATABLE_CHANGES[name](client, mode=mode, read_snapshot_id=fresh, producer=("counter", 4)).duplicate
+    current_rows, _ = read(client, 1)
+    assert not REPEATABLE_CHANGES[name](
+        client, mode=mode, read_snapshot_id=current_rows, producer=("counter", 4)
+    ).duplicate

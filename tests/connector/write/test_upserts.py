@@ -278,8 +278,8 @@ def test_upsert_without_effect_reports_the_rows_it_found(client: IndexClient, mo
     create(client)
     append(client, "db.t", rows((1, "a", 5), (3, "a", 5)))
     before = client.load_table("db.t").location
-    late = upsert(client, "db.t", rows((1, "b", 4), (3, "b", 4)), keys=["id"], precombine="ts", mode=mode)
-    assert late == Report(stale=2, files_read=1)
+    late_report = upsert(client, "db.t", rows((1, "b", 4), (3, "b", 4)), keys=["id"], precombine="ts", mode=mode)
+    assert late_report == Report(stale=2, files_read=1)
     assert delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode) == Report(files_read=1)
     assert delete(client, "db.t", where="land > 'a' OR id = 2", mode=mode) == Report(files_read=1)
     assert client.load_table("db.t").location == before, "nothing is committed"

@@ -55,12 +55,12 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
     create(client)
     upsert(client, "db.t", rows((1, "a", 1), (2, "a", 1)), keys=["id"])
     files_before = server.written_files()
-    fresh: list[Path] = []
+    new_files: list[Path] = []
 
     def write_concurrently() -> None:
         before = server.written_files()
         upsert(client, "db.t", rows((1, "b", 2), (3, "b", 2)), keys=["id"], mode="merge-on-read")
-        fresh.extend(server.written_files() - before)
+        new_files.extend(server.written_files() - before)
 
     attempts = meanwhile(monkeypatch, write_concurrently)
     report = upsert(client, "db.t", rows((1, "c", 3), (3, "c", 3)), keys=["id"], columns=["land"], mode=mode)
@@ -68,7 +68,7 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
     assert (report.updated, report.inserted) == (2, 0)
     assert read_rows(client) == [(1, "c", 2, None), (2, "a", 1, None), (3, "c", 2, None)]
     assert (
-        len(server.written_files() - files_before - set(fresh)) == report.files_written
+        len(server.written_files() - files_before - set(new_files)) == report.files_written
     )  # The first attempt left no file.
 
 

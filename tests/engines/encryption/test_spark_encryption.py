@@ -80,12 +80,12 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
                     assert file.read().num_rows == 2 * ROWS
         # The merged file replaces Spark's file. Spark's checksums of the old bytes must be deleted, too.
         for name in SCHEMES:
-            old = next((tmp_path / f"{name}-0").glob("*.parquet"))
+            old_file = next((tmp_path / f"{name}-0").glob("*.parquet"))
             place = tmp_path / f"replaced-{name}"
-            shutil.copytree(old.parent, place)
-            (place / old.name).unlink()
-            shutil.copyfile(tmp_path / f"ours-{name}.parquet", place / old.name)
-            assert (place / f".{old.name}.crc").exists()
+            shutil.copytree(old_file.parent, place)
+            (place / old_file.name).unlink()
+            shutil.copyfile(tmp_path / f"ours-{name}.parquet", place / old_file.name)
+            assert (place / f".{old_file.name}.crc").exists()
         process.stdin.write("merged\n")
         process.stdin.flush()
         answers = [json.loads(line) for line in process.stdout]

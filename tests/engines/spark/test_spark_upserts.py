@@ -41,9 +41,9 @@ def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) ->
     row: Row = (None, None, None)
     new_rows = {row_id: (rng.choice(("de", "fr", None)), number, rng.randrange(40)) for row_id in some_numbers}
     if kind == "insert":
-        fresh = {100 * number + row_id: row for row_id, row in new_rows.items()}
-        write(rig.frame(fresh), f"db.{table}", client=rig.client)
-        return kind, model | fresh
+        inserted_rows = {100 * number + row_id: row for row_id, row in new_rows.items()}
+        write(rig.frame(inserted_rows), f"db.{table}", client=rig.client)
+        return kind, model | inserted_rows
     if kind == "delete":
         removed_ids = rig.frame(new_rows).select("id")
         rig.delete(removed_ids, table, **how)
@@ -57,16 +57,16 @@ def step(rig: Rig, rng: random.Random, table: str, number: int, model: Model) ->
         return f"{kind} {how}", model | merged
     # Each key has several rows. The row with the latest ts replaces the stored row if it is not older.
     frame, new_model = rig.frame(new_rows), dict(model)
-    late = {
+    late_rows = {
         row_id: ("late", number, ts + 1)
         for row_id, (_, _, ts) in new_rows.items()
         if ts is not None and row_id % 3 == 0
     }
-    rig.upsert(frame.union(rig.frame(late)).union(frame), table, precombine="ts", **how)
-    for row_id, new in (new_rows | late).items():
+    rig.upsert(frame.union(rig.frame(late_rows)).union(frame), table, precombine="ts", **how)
+    for row_id, new_row in (new_rows | late_rows).items():
         stored = model.get(row_id)
-        if stored is None or stored[2] is None or (new[2] is not None and new[2] >= stored[2]):
-            new_model[row_id] = new
+        if stored is None or stored[2] is None or (new_row[2] is not None and new_row[2] >= stored[2]):
+            new_model[row_id] = new_row
     return f"{kind} {how}", new_model
 
 

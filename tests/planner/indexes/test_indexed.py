@@ -343,13 +343,13 @@ async def test_plan_reports_what_each_index_pruned(rig: Rig, kind: str) -> None:
 
 async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
-    late = await table.index("b", [1])
+    late_index = await table.index("b", [1])
     await table.index("b", [3])
     stores: list[RecordingObjects] = []
 
     def record_objects(inner: ObjectStore) -> ObjectStore:
         stores.append(RecordingObjects(inner))
-        stores[0].hold = late.name
+        stores[0].hold = late_index.name
         return stores[0]
 
     planning = await rig.open_planning(record_objects, index_wait_s=0.2)
@@ -361,9 +361,9 @@ async def test_plan_skips_a_late_index_and_the_next_plan_uses_it(rig: Rig) -> No
         *(rig.scan(planning, or_filter(ODD_ID_FILTER, eq(value))) for value in (31, 33, 35, 37))
     )
     assert [numbers_of(result) for result in results] == [[1]] * 4
-    assert stores[0].reads.count(late.name) == 1
+    assert stores[0].reads.count(late_index.name) == 1
     stores[0].let_go()
-    (file,) = [file for file in await table.files() if file.location == late.as_uri()]
+    (file,) = [file for file in await table.files() if file.location == late_index.as_uri()]
     await wait_until(lambda: planning.indexes.in_memory(file) is not None)
     scan_result = await rig.scan(planning, or_filter(ODD_ID_FILTER, eq(35)))
     assert (numbers_of(scan_result), scan_result.complete) == ([], True)

@@ -123,13 +123,13 @@ class _History:
                 self.pools[column.id] = pool(self.rng, column.kind, size)
                 continue
             # A wider type brings wider values, but only values for which existing transforms have a result.
-            fresh = pool(self.rng, column.kind, 4)
+            new_values = pool(self.rng, column.kind, 4)
             if base(column.kind) in ("int", "long"):
-                fresh = [value for value in fresh if int(value) > limits(column.kind)[0] + 1000]
+                new_values = [value for value in new_values if int(value) > limits(column.kind)[0] + 1000]
             elif column.kind in partitioning.TIME_KINDS:
-                fresh = [value for value in fresh if partitioning.has_hour(column.kind, int(value))]
+                new_values = [value for value in new_values if partitioning.has_hour(column.kind, int(value))]
             reprs = {repr(value) for value in self.pools[column.id]}
-            self.pools[column.id] += [value for value in fresh if repr(value) not in reprs]
+            self.pools[column.id] += [value for value in new_values if repr(value) not in reprs]
 
     def _add_spec(self) -> None:
         """Add a new default spec. Version 1 keeps removed fields, with the void transform."""
@@ -139,7 +139,9 @@ class _History:
             for part in self.specs[self.default_spec]:
                 is_deleted = rng.random() < 0.4
                 fields.append(PartitionField(part.id, part.name, part.source, "void") if is_deleted else part)
-        fields_by_source = {(part.source, part.transform): part for old in self.specs.values() for part in old}
+        fields_by_source = {
+            (part.source, part.transform): part for old_spec in self.specs.values() for part in old_spec
+        }
         leaves = list(self.schema.leaves().values())
         for column in rng.sample(leaves, min(len(leaves), rng.choice([0, 1, 1, 1, 2, 3]))):
             transform = partitioning.random_transform(
@@ -154,8 +156,8 @@ class _History:
             name = f"{column.name}_{base(transform)}_{self.last_partition_id}"
             fields.append(PartitionField(self.last_partition_id, name, column.id, transform))
         results = tuple(fields)
-        for spec_id, old in self.specs.items():
-            if old == results:
+        for spec_id, old_spec in self.specs.items():
+            if old_spec == results:
                 self.default_spec = spec_id
                 return
         self.default_spec = len(self.specs)
@@ -263,9 +265,9 @@ class _History:
             elif self.version >= 3:
                 referenceds = {vector.referenced for vector in delete_files}
                 targets = [file for file in live + data if file.path not in referenceds]
-                old = [delete for delete in head.delete_files if delete.content == 1]
-                new, replaced = self.files.vectors(targets, old)
-                delete_files += new
+                old_vectors = [delete for delete in head.delete_files if delete.content == 1]
+                new_vectors, replaced = self.files.vectors(targets, old_vectors)
+                delete_files += new_vectors
                 removed |= {id(delete) for delete in replaced}
             else:
                 delete_files += self.files.positions(live + data)
