@@ -1,5 +1,8 @@
-"""`python -m bench.index.run [NAME …] [--quick]`: the benches of indexes, printed and written. Without names all but
-`hudi`, which needs what `make hudi` fetches, and `ssb_cubes`, which generates a large table."""
+"""`python -m bench.index.run [NAME …] [--quick]` runs benches of indexes, and prints and writes their results.
+
+Without names it runs all except `hudi`, which needs what `make hudi` fetches, and `ssb_cubes`, which generates a large
+table.
+"""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types import schema as ours
 from seamark.formats.runtime.errors import BadRequest
 from tests.planner.lakes.lake import Row
-from tests.planner.lakes.predicates import SPARKS, Names, matches
+from tests.planner.lakes.predicates import SPARK_MEANING, Names, matches
 from tests.planner.lakes.schemas import Field, Schema
 from tests.seeds import examples
 
@@ -311,7 +311,7 @@ def evaluate_sql(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]
     bound = bind(read.expression, BOUND_TO, (), case_sensitive=True)
     bound_json = expression_json(bound)
     json.dumps(bound_json, allow_nan=False)
-    return {number for number, row in enumerate(rows) if matches(bound_json, row, NAMES, SPARKS)}, read.unused
+    return {number for number, row in enumerate(rows) if matches(bound_json, row, NAMES, SPARK_MEANING)}, read.unused
 
 
 def compare_with_duckdb(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:
