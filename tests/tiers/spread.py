@@ -37,7 +37,7 @@ UNITS = {
         "tests/streams/test_fleet.py",
         "tests/streams/test_kafka_chaos.py",
         "tests/streams/test_read_servers.py",
-        "tests/streams/test_topics.py",
+        "tests/streams/topics/test_topics.py",
         "tests/timeline/test_kafka_events.py",
     ),
     "Java's planner": (
