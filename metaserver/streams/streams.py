@@ -408,7 +408,10 @@ class Streams:
         oldest_ms = self._context.clock.now_ms() - _FOREIGN_FILES_MS if self._logs.is_shared else 1 << 62
         table.give_up_files([info.location for info in listed if info.modified_ms < oldest_ms])
         self._tables[entry.uuid] = table
-        self._flushes.setdefault(entry.uuid, _FlushState()).interval_ms = _interval_ms(metadata)
+        state = self._flushes.setdefault(entry.uuid, _FlushState())
+        state.interval_ms = _interval_ms(metadata)
+        # Engines do not ask for a plan of a table without a snapshot, so its first rows are flushed at once.
+        state.is_due = metadata.current_snapshot_id is None and table.unflushed_rows > 0
         return table
 
     def _run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:

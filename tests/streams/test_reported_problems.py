@@ -24,6 +24,7 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.values import At
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.stream_table import StreamTable
@@ -84,6 +85,28 @@ async def test_rows_are_visible_at_once_and_a_flush_makes_one_file_of_all(stream
     table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
     files = await asyncio.to_thread(lambda: table.inspect.data_files().to_pylist())
     assert sorted(file["record_count"] for file in files) == [1, 8]
+
+
+async def test_first_rows_of_an_ended_server_are_committed_after_its_restart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """risingwavelabs/risingwave#26372: rows are invisible until a checkpoint minutes away.
+
+    Engines plan no scan of a table without a snapshot, so the first rows need a flush.
+    """
+
+    async def refuse(*_: Any, **__: Any) -> None:
+        raise CommitConflict("another commit was faster")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(CatalogTables, "commit", refuse)
+        async with streaming(tmp_path) as stream:
+            await create(stream)
+            await stream.post({"id": 1})
+            assert await stream.snapshots() == 0
+    async with streaming(tmp_path) as stream:
+        await wait_for_snapshots(stream, "t", 1)
+        assert await stream.ids() == [1]
 
 
 async def test_rows_that_wait_take_no_space_in_the_database(stream: Stream, tmp_path: Path) -> None:
