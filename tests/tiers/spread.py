@@ -33,7 +33,7 @@ UNITS = {
     "Kafka": (
         "tests/log/test_kafka.py",
         "tests/streams/test_fleet.py",
-        "tests/streams/test_kafka_chaos.py",
+        "tests/streams/chaos/test_chaos.py",
         "tests/timeline/test_kafka_events.py",
     ),
     "Java's planner": (
