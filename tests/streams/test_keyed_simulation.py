@@ -43,6 +43,11 @@ def test_readers_see_the_replay_of_the_log() -> None:
     assert {world.is_fleet for world in worlds} == {False, True}
 
 
+@pytest.mark.parametrize("seed", [52])
+def test_readers_see_the_replay_of_the_log_in_worlds_that_found_faults_before(seed: int) -> None:
+    run_world(seed, appends=20)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_readers_see_the_replay_of_the_log_in_many_worlds() -> None:

@@ -66,11 +66,6 @@ async def test_large_table_is_planned_with_its_joins_and_small_table_is_pinned()
     (items,) = requests_for("items", plan_request)
     attributes = (items.filter, items.snapshot_id, items.max_kept_fraction, items.joins)
     assert attributes == (filter_of(RED_FILTER), 20, 1.0, ())
-        filter_of(RED_FILTER),
-        20,
-        1.0,
-        (),
-    )
     assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 2
     message = "files=2/200; db.sales=1/100; db.items=1/100; joins=db.sales.item:77; ms="
     assert rewrite.summary.startswith(f"rewritten; scans=2; {message}")
