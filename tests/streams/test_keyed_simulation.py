@@ -17,7 +17,7 @@ from tests.streams.simulation.loop import run_simulated
 from tests.streams.simulation.ports import RemoteTables
 from tests.streams.simulation.world import InvariantBroken
 
-QUICK_SEEDS = 60
+QUICK_SEEDS = 40
 SLOW_SEEDS = 5_000
 MUTATION_SEEDS = 300
 """The seeds in which the simulation has to find a mutation."""
