@@ -17,47 +17,47 @@ from bench.wire import Connection, request
 
 def sync_ms(folder: Path, size: int = 4096, times: int = 100) -> float:
     """Return the median milliseconds to append `size` bytes to a file and make them durable (fdatasync)."""
-    took = []
+    durations = []
     path = folder / "sync-probe"
     with path.open("ab", buffering=0) as file:
         for _ in range(times):
             started = time.perf_counter()
             file.write(bytes(size))
             os.fdatasync(file.fileno())
-            took.append((time.perf_counter() - started) * 1000)
+            durations.append((time.perf_counter() - started) * 1000)
     path.unlink()
-    return statistics.median(took)
+    return statistics.median(durations)
 
 
 def new_file_ms(folder: Path, size: int = 4096, times: int = 50) -> float:
     """Return the median milliseconds to make a new durable file: write, fsync, fsync of its folder."""
-    took = []
-    made = folder / "new-file-probe"
-    made.mkdir()
-    directory = os.open(made, os.O_RDONLY)
+    durations = []
+    probe = folder / "new-file-probe"
+    probe.mkdir()
+    directory = os.open(probe, os.O_RDONLY)
     for number in range(times):
-        path = made / str(number)
+        path = probe / str(number)
         started = time.perf_counter()
         with path.open("wb", buffering=0) as file:
             file.write(bytes(size))
             os.fsync(file.fileno())
         os.fsync(directory)
-        took.append((time.perf_counter() - started) * 1000)
+        durations.append((time.perf_counter() - started) * 1000)
     os.close(directory)
-    for path in made.iterdir():
+    for path in probe.iterdir():
         path.unlink()
-    made.rmdir()
-    return statistics.median(took)
+    probe.rmdir()
+    return statistics.median(durations)
 
 
 def copy_ms(body: bytes, times: int = 50) -> float:
     """Return the median milliseconds to copy `body` once in memory."""
-    took = []
+    durations = []
     for _ in range(times):
         started = time.perf_counter()
         bytearray(body)
-        took.append((time.perf_counter() - started) * 1000)
-    return statistics.median(took)
+        durations.append((time.perf_counter() - started) * 1000)
+    return statistics.median(durations)
 
 
 class _Echo(asyncio.Protocol):

@@ -18,7 +18,7 @@ from bench.report import OURS, Report
 from bench.run import run_benches
 from tests.console.browser import open_browser, open_page
 from tests.console.world import make_large, make_many
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 
 GOAL_MS = 1000.0
 TABLES, FILES = 10_000, 100_000
@@ -48,7 +48,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-async def _visit(browser: Browser, server: Running, address: str) -> tuple[Sample, Sample]:
+async def _visit(browser: Browser, server: RunningServer, address: str) -> tuple[Sample, Sample]:
     """Return the times until the first paint and until nothing loads."""
     async with open_page(browser, server.url) as page:
         started_s = time.perf_counter()

@@ -33,7 +33,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     with points(files, folder / "seamark") as server, closing(seamark.duckdb.connect(server.base_url)) as con:
         ways = {DIRECT: con.sql, OURS: lambda text: seamark.duckdb.sql(con, text)}
         for column, case in COLUMNS.items():
-            took: dict[str, list[float]] = {name: [] for name in ways}
+            durations: dict[str, list[float]] = {name: [] for name in ways}
             numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False)
             for turn, number in enumerate(numbers.tolist()):
                 key = key_of(column, number, files)
@@ -42,10 +42,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                     begun_s = time.perf_counter()
                     rows = run_text(text).fetchall()
                     if turn >= WARM:
-                        took[name].append(1000 * (time.perf_counter() - begun_s))
+                        durations[name].append(1000 * (time.perf_counter() - begun_s))
                     if rows != [(number, f"Note about {number}")]:
                         raise AnswersDiffer(f"{text}: {name} gave {rows}")
-            medians = {name: statistics.median(each) for name, each in took.items()}
+            medians = {name: statistics.median(each) for name, each in durations.items()}
             report.rows.append(Row(case, "a statement", "ms", medians, peer=DIRECT, goal=medians[DIRECT] / GOAL))
     report.notes += [
         f"{files:,} files of {ROWS} rows, in the page cache; medians of {keys} keys, after {WARM}.",

@@ -35,11 +35,11 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         async def everything(target: Target) -> Sample:
             return await drive(target, [repeat(request("GET", path), times // 2 + 1)])
 
-        async def gzipped(target: Target) -> Sample:
+        async def load_gzipped(target: Target) -> Sample:
             expected = request("GET", path, headers={"Accept-Encoding": "gzip"})
             return await drive(target, [repeat(expected, times // 2 + 1)])
 
-        async def unchanged(target: Target) -> Sample:
+        async def load_unchanged(target: Target) -> Sample:
             etag = (await target.call(request("GET", path))).field("ETag")
             conditional = request("GET", path, headers={"If-None-Match": etag}, counted=(200, 304))
             return await drive(target, [repeat(conditional, times)])
@@ -50,8 +50,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         cases: tuple[tuple[str, Slice, float | None], ...] = (
             ("snapshots=refs", refs, 5.0),
             ("snapshots=all", everything, 20.0),
-            ("snapshots=all, gzip accepted", gzipped, None),
-            ("snapshots=all, If-None-Match", unchanged, None),
+            ("snapshots=all, gzip accepted", load_gzipped, None),
+            ("snapshots=all, If-None-Match", load_unchanged, None),
             ("commit of one property", commit, None),
         )
         await warm(targets, [piece for _, piece, _ in cases], 1 if quick else 3)

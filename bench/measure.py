@@ -75,10 +75,10 @@ async def _work(connection: Connection, worker: Worker, deadline: float, sample:
         expected = next(worker)
         while (query_clock := clock()) < deadline:
             answer = await connection.ask(expected)
-            took = clock() - query_clock
+            elapsed_s = clock() - query_clock
             sample.statuses[answer.status] += 1
             if answer.status in expected.counted:
-                sample.latencies_ms.append(took * 1000)
+                sample.latencies_ms.append(elapsed_s * 1000)
             elif answer.status not in expected.tolerated:
                 sample.failed += 1
                 if len(sample.failures) < 5:

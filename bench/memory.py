@@ -43,11 +43,11 @@ async def _fill(target: Target, count: int) -> tuple[list[float], float]:
     await target.call(bodies.create_namespace((NAMESPACE,)))
     rss = [target.rss_mb()]
     names = [f"t{n}" for n in range(count)]
-    made = await _by_eight(target, [bodies.create_table(NAMESPACE, name) for name in names])
+    answers = await _by_eight(target, [bodies.create_table(NAMESPACE, name) for name in names])
     rss.append(target.rss_mb())
     await _by_eight(target, [request("GET", bodies.table_path(NAMESPACE, name)) for name in names])
     rss.append(target.rss_mb())
-    return rss, made
+    return rss, answers
 
 
 async def _by_eight(target: Target, requests: list[Request]) -> float:

@@ -68,12 +68,12 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         report.add("create the tree", "requests", "/s", created, lambda s: s.rate, lower_is_better=False)
         report.add_failures("create the tree", created)
 
-        async def mixed(target: Target, share: float) -> Sample:
+        async def send_mix(target: Target, share: float) -> Sample:
             workers = [_send_mix(target, dataset, share, random.Random(seeds.random())) for _ in range(CLIENTS)]
             return await drive(target, workers, seconds=seconds)
 
         pieces: dict[str, Slice] = {
-            f"{share:.0%} reads, {CLIENTS} clients": partial(mixed, share=share) for share in READ_SHARES
+            f"{share:.0%} reads, {CLIENTS} clients": partial(send_mix, share=share) for share in READ_SHARES
         }
         await warm(targets, pieces.values(), 2)
         for case, piece in pieces.items():

@@ -232,8 +232,8 @@ def headlines(folder: Path = RESULTS) -> str:
     It omits a bench without results.
     """
     lines = ["| operation | Seamark | compared with | ratio |", "|---|--:|---|--:|"]
-    for name, operation, shown, peer, ratio in _headline_rows(folder):
-        lines.append(f"| [{operation}](bench/results/{name}.md) | {shown} | {peer} | {ratio} |")
+    for name, operation, label, peer, ratio in _headline_rows(folder):
+        lines.append(f"| [{operation}](bench/results/{name}.md) | {label} | {peer} | {ratio} |")
     lines += ["", CAPTION]
     return "\n".join(lines) + "\n"
 
@@ -268,8 +268,8 @@ def section(folder: Path = RESULTS) -> str:
     indexes = {name: Report.load(name, folder) for name in INDEX_CLAIMS if (folder / f"{name}.json").exists()}
     written = {name: Report.load(name, folder) for name in WRITING_CLAIMS if (folder / f"{name}.json").exists()}
     adapted = {name: Report.load(name, folder) for name in TRINO_CLAIMS if (folder / f"{name}.json").exists()}
-    asked = {name: Report.load(name, folder) for name in CORPUS_CLAIMS if (folder / f"{name}.json").exists()}
-    if not any((actual, plans, indexes, written, adapted, asked)):
+    reports = {name: Report.load(name, folder) for name in CORPUS_CLAIMS if (folder / f"{name}.json").exists()}
+    if not any((actual, plans, indexes, written, adapted, reports)):
         return "No measurements yet: run `make bench`.\n"
     lines = []
     if actual:
@@ -315,12 +315,12 @@ def section(folder: Path = RESULTS) -> str:
             *_busy(adapted),
             "",
         ]
-    if asked:
-        lines += _table(asked, CORPUS_CLAIMS)
+    if reports:
+        lines += _table(reports, CORPUS_CLAIMS)
         lines += [
             "Queries of TPC-H, the Star Schema Benchmark, a retail star and TPC-DS in DuckDB, with `seamark.duckdb` and"
-            f" alone: the data files that DuckDB reads ({_machine(asked)}). The results give the reason for each query"
-            " without fewer files.",
+            f" alone: the data files that DuckDB reads ({_machine(reports)}). The results give the reason for each"
+            " query without fewer files.",
             "",
         ]
     return "\n".join(lines)
@@ -336,8 +336,8 @@ def _table(
     for name, report in reports.items():
         rows = {(row.case, row.measure): row for row in report.rows}
         for claim in claims[name]:
-            case, *rest = cells(rows[claim], servers)
-            lines.append("| " + " | ".join([f"[{name}](../../bench/results/{name}.md): {case}", *rest]) + " |")
+            case, *ratios = cells(rows[claim], servers)
+            lines.append("| " + " | ".join([f"[{name}](../../bench/results/{name}.md): {case}", *ratios]) + " |")
     return [*lines, ""]
 
 

@@ -107,8 +107,8 @@ def show(report: Report, console: Console) -> None:
         table.add_column(name, justify="left" if number < 2 else "right", no_wrap=True)
     before = ""
     for row in report.rows:
-        case, *rest = cells(row, servers)
-        table.add_row("" if case == before else case, *rest)
+        case, *values = cells(row, servers)
+        table.add_row("" if case == before else case, *values)
         before = case
     console.print(table)
     for name, value in report.bounds.items():

@@ -27,7 +27,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         path = bodies.table_path(NAMESPACE, "one")
         etags = {t.name: (await t.call(request("GET", path))).field("ETag") for t in targets}
 
-        async def asked(target: Target, kind: str, clients: int) -> Sample:
+        async def send_requests(target: Target, kind: str, clients: int) -> Sample:
             if kind == "HEAD table":
                 expected = request("HEAD", path)
             elif kind == "loadTable":
@@ -38,7 +38,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
             return await drive(target, [repeat(expected) for _ in range(clients)], seconds=seconds)
 
         pieces: dict[str, Slice] = {
-            f"{kind}, {clients} {'client' if clients == 1 else 'clients'}": partial(asked, kind=kind, clients=clients)
+            f"{kind}, {clients} {'client' if clients == 1 else 'clients'}": partial(
+                send_requests, kind=kind, clients=clients
+            )
             for kind, clients in (
                 ("loadTable", 8),
                 ("loadTable", 1),

@@ -48,22 +48,22 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         SqlSession(server.base_url) as session,
     ):
         for column, case in COLUMNS.items():
-            took: dict[str, list[float]] = {DIRECT: [], OURS: []}
+            durations: dict[str, list[float]] = {DIRECT: [], OURS: []}
             numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False)
             for turn, number in enumerate(numbers.tolist()):
                 text = f"SELECT {ORDERED}, note FROM sea.{NAMESPACE}.{TABLE} WHERE {column} = "
                 text += str(key_of(column, number, files))
-                for name in took:
+                for name in durations:
                     begun_s = time.perf_counter()
                     if name == OURS:
                         rows = [tuple(row.values()) for row in session.sql(text).to_arrow().to_pylist()]
                     else:
                         rows = con.sql(text).fetchall()
                     if turn >= WARM:
-                        took[name].append(1000 * (time.perf_counter() - begun_s))
+                        durations[name].append(1000 * (time.perf_counter() - begun_s))
                     if rows != [(number, f"Note about {number}")]:
                         raise AnswersDiffer(f"{text}: {name} gave {rows}")
-            medians = {name: statistics.median(each) for name, each in took.items()}
+            medians = {name: statistics.median(each) for name, each in durations.items()}
             report.rows.append(Row(case, "a statement", "ms", medians, peer=DIRECT, goal=medians[DIRECT] / GOAL))
         report.rows.append(_any_case(server.base_url, session, files))
     report.rows.append(_choice())
@@ -101,12 +101,12 @@ def _choice() -> Row:
     names = set(re.findall(r"\b(?:lo|c|s|p|d)_\w+", " ".join(QUERIES.values())))
     slowest = 0.0
     for text in QUERIES.values():
-        took = []
+        durations = []
         for _ in range(_REPEATS):
             begun_s = time.perf_counter()
             statement = parse(text)
             translate(statement.tree, lambda node: _columns(node, names), datetime.now(UTC))
             choose(StatementProfile(statement.kind, 1), AUTO, frozenset({DUCKDB, TRINO}))
-            took.append(1000 * (time.perf_counter() - begun_s))
-        slowest = max(slowest, statistics.median(took))
+            durations.append(1000 * (time.perf_counter() - begun_s))
+        slowest = max(slowest, statistics.median(durations))
     return Row("choice of the engine", "a statement", "ms", {OURS: slowest}, goal=CHOICE_GOAL_MS)

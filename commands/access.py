@@ -26,7 +26,7 @@ from seamark.commands.options import (
 from seamark.commands.terminal import escape_for_terminal, print_json, print_result, say, time_text
 from seamark.formats.runtime.clock import Clock, SystemClock
 from seamark.formats.runtime.errors import ConfigError, SeamarkError
-from seamark.metaserver.access.principal import OIDC_PREFIX, Role, make_grant, parse_path, show_path
+from seamark.metaserver.access.principal import Role, is_foreign, make_grant, parse_path, show_path
 from seamark.metaserver.access.tokens import create_token, ensure_token, is_live, revoke_token
 from seamark.metaserver.runtime.home import PRIVATE_UMASK, make_private, prepare_home, sqlite_file
 from seamark.metaserver.settings.settings import Settings
@@ -193,15 +193,18 @@ def revoke(name: str, as_json: bool, config: Path | None, **flags: Any) -> None:
 def add(
     principal: str, role: str, namespaces: tuple[str, ...], as_json: bool, config: Path | None, **flags: Any
 ) -> None:
-    """Grant ROLE to PRINCIPAL: a token's name, or oidc:SUBJECT for a user of the OIDC issuer."""
+    """Grant ROLE to PRINCIPAL.
+
+    PRINCIPAL is a token's name, oidc:SUBJECT for a user of the OIDC issuer, or oidc-group:GROUP for its group. Other
+    issuers have their own names instead of oidc.
+    """
 
     async def work(store: PointerStore, clock: Clock) -> tuple[list[Grant], bool]:
         grants = [make_grant(principal, role, path) for path in _parse_paths(namespaces)]
         await store.transact([SaveGrant(grant) for grant in grants])
         for grant in grants:
             await _audit(store, clock, "addGrant", f"{principal} {_describe_grant(grant)}")
-        is_oidc = principal.startswith(OIDC_PREFIX)
-        return grants, is_oidc or any(one.name == principal for one in await store.tokens())
+        return grants, is_foreign(principal) or any(one.name == principal for one in await store.tokens())
 
     grants, is_known = _run(config, flags, work)
     _print_grants(grants, f"{principal} has", as_json=as_json)

@@ -26,6 +26,7 @@ from seamark.commands.options import (
     refuse,
     settings_flags,
 )
+from seamark.connector.cubes.summaries import CUBE_USES, OFF
 from seamark.connector.trino.proxy import ProxySettings
 from seamark.connector.trino.rewriter import RewriteLimits
 from seamark.connector.trino.server import bind, run, upstream_tls
@@ -134,6 +135,14 @@ def _limit(name: str, text: str, least: float = 0) -> Callable[[Command], Comman
     "request, and rewritten statements may wait in Trino's queue.",
 )
 @click.option(
+    "--cubes",
+    type=click.Choice(CUBE_USES),
+    default=OFF,
+    show_default=True,
+    help="Whether aggregate queries read cubes; exact: except sums and averages of floats, and averages of integers. "
+    "--no-rules switches cubes off, because Trino's row filters and column masks do not apply to their groups.",
+)
+@click.option(
     "--plan-header",
     is_flag=True,
     help="Send file counts in X-Seamark-Plan, unless access rules apply to the client.",
@@ -184,6 +193,7 @@ def trino_proxy(
     budget_ms: float,
     max_kept_fraction: float,
     trust_time_zone: bool,
+    cubes: str,
     ca: Path | None,
     allow_plain_http: bool,
     url: str | None,
@@ -205,7 +215,9 @@ def trino_proxy(
             trino=coordinators,
             catalogs=frozenset(catalogs),
             seamark=url or find_server_url(config, {"home": flags["home"]}),
-            limits=RewriteLimits(budget_ms / 1000, max_kept_fraction, trust_time_zone),
+            limits=RewriteLimits(
+                budget_ms / 1000, max_kept_fraction, trust_time_zone, cubes if options["rules"] else OFF
+            ),
             authorities=None if ca is None else str(ca),
             upstream_tls=upstream_tls(trino_ca, verify=not trino_insecure),
             **options,

@@ -77,12 +77,13 @@ from seamark.metaserver.runtime.home import prepare_home
 from seamark.metaserver.services.housekeeping import Housekeeping
 from seamark.metaserver.services.running import ServicesStatus
 from seamark.metaserver.services.services import open_scheduler
+from seamark.metaserver.settings.fleet import READ
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.port import PointerStore
+from seamark.metaserver.streams.opening import open_streams
 from seamark.metaserver.streams.row_files import ImportedRowFiles
 from seamark.metaserver.streams.stored_rows import RowSearch
-from seamark.metaserver.streams.streams import open_streams
 from seamark.metaserver.timeline.targets import open_delivery
 from seamark.metaserver.timeline.timeline import open_timeline
 
@@ -148,7 +149,9 @@ async def open_components(
         expiration = Expiration(catalog, publisher, planner)
         commits = await enter(open_commits(catalog, publisher, planner, metrics.commits))
         search = RowSearch(planner, objects, indexes, usage, clock, settings.decoded_limit_bytes)
-        streams = await enter(open_streams(catalog, commits, objects, ImportedRowFiles(extensions.row_files), search))
+        streams = await enter(
+            open_streams(catalog, commits, objects, ImportedRowFiles(extensions.row_files), search, keyring)
+        )
         history = QueryHistory(settings, store, clock)
         components = ServerComponents(
             settings=settings,
@@ -177,7 +180,7 @@ async def open_components(
             keyring=keyring,
             gateway_keys=GatewayKeys(keyring, clock, lifetime_s=settings.gateway_keys_s),
             peers=opened_peers,
-            services_status=ServicesStatus(enabled=settings.services_workers > 0),
+            services_status=ServicesStatus(enabled=runs_services(settings)),
             audit=await enter(open_audit(store, clock, reads=settings.audit_reads)),
             tracer=await enter(_open_tracing(settings)),
             worker_limits=WorkerLimits(
@@ -198,7 +201,9 @@ async def _start_tasks(components: ServerComponents, stack: AsyncExitStack) -> N
     settings, store, clock = components.settings, components.store, components.clock
     catalog, timeline, history = components.catalog, components.timeline, components.history
     holder, observer = make_holder_name(clock), components.metrics.events
-    await enter(open_delivery(settings, store, timeline, clock, holder=holder, observer=observer))
+    is_reader = settings.role == READ
+    if not is_reader:
+        await enter(open_delivery(settings, store, timeline, clock, holder=holder, observer=observer))
     if catalog.column_usage.is_on:
         stack.push_async_callback(_flush, catalog.column_usage)
         await enter(run_in_background("column usage", catalog.column_usage.run))
@@ -210,9 +215,15 @@ async def _start_tasks(components: ServerComponents, stack: AsyncExitStack) -> N
         preparation = Preparation(components.planner, store, timeline, load, clock, limit_bytes=limit_bytes)
         await enter(run_in_background("planned tables", preparation.follow))
         await enter(run_in_background("preparation", preparation.work))
-    await enter(run_in_background("housekeeping", lambda: components.housekeeping.run(holder)))
+    if not is_reader:
+        await enter(run_in_background("housekeeping", lambda: components.housekeeping.run(holder)))
     await enter(run_in_background("keys", lambda: _refresh_keys(components)))
     await enter(run_in_background("sampler", lambda: _sample(components)))
+
+
+def runs_services(settings: Settings) -> bool:
+    """Return whether this server runs table services."""
+    return settings.services_workers > 0 and settings.role != READ
 
 
 def _make_cleaner(
@@ -242,6 +253,9 @@ async def table_services(components: ServerComponents, url: str) -> AsyncIterato
 
     `url` is the URL of this server, which is already serving.
     """
+    if not runs_services(components.settings):
+        yield
+        return
     async with open_scheduler(
         components.settings,
         components.store,
@@ -544,6 +558,9 @@ def _sample_streams(components: ServerComponents) -> None:
             "flushes": counts.flushes,
             "flushed_rows": counts.flushed_rows,
             "failed_flushes": counts.failed_flushes,
+            "topic_messages": components.streams.topic_counts.messages,
+            "topic_rows": components.streams.topic_counts.rows,
+            "topic_rejected": components.streams.topic_counts.rejected,
         }
     )
     try:

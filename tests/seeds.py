@@ -17,9 +17,10 @@ from typing import Any
 import pytest
 from _pytest.mark.structures import ParameterSet
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 EXPLORING = os.environ.get("TEST_EXPLORE", "") not in ("", "0")
-DEFAULT_EXAMPLES = 30
+DEFAULT_EXAMPLES = 20
 """The number of examples of a test in an ordinary run, if the test has no number of its own."""
 
 
@@ -28,12 +29,12 @@ def first_seed(variable: str = "TEST_SEED") -> int:
 
     An exploring run sets TEST_SEED for its processes.
     """
-    said = os.environ.get(variable) or os.environ.get("TEST_SEED")
-    if not said:
-        said = str(random.SystemRandom().randrange(1, 1 << 30)) if EXPLORING else "1"
+    seed = os.environ.get(variable) or os.environ.get("TEST_SEED")
+    if not seed:
+        seed = str(random.SystemRandom().randrange(1, 1 << 30)) if EXPLORING else "1"
         if EXPLORING:
-            os.environ["TEST_SEED"] = said
-    return int(said)
+            os.environ["TEST_SEED"] = seed
+    return int(seed)
 
 
 def seeds_by_version(
@@ -73,8 +74,14 @@ def settle() -> None:
 
     There are no deadlines, because durations on a busy machine say nothing about the code. An ordinary run takes
     `DEFAULT_EXAMPLES` of a test that has no number of its own; an exploring run takes Hypothesis's hundred.
+
+    Hypothesis also draws constants of the project's modules that the process has imported. In an ordinary run it does
+    not: otherwise the examples of a test would change with the other tests of the run, and each process would parse
+    all modules.
     """
     first_seed()
+    if not EXPLORING:
+        providers._get_local_constants = lambda: providers._local_constants
     patient: dict[str, Any] = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
     settings.register_profile("judge", max_examples=DEFAULT_EXAMPLES, derandomize=True, database=None, **patient)
     settings.register_profile("explore", print_blob=True, **patient)

@@ -38,7 +38,7 @@ class Attacker:
     async def _wire(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         return await asyncio.open_connection("127.0.0.1", self._port, local_addr=SOURCE)
 
-    async def _dribbling(self, head: str) -> None:
+    async def _send_slowly(self, head: str) -> None:
         while True:
             with contextlib.suppress(OSError):
                 _, writer = await self._wire()
@@ -50,15 +50,15 @@ class Attacker:
             await asyncio.sleep(0.05)
 
     async def slow_headers(self) -> None:
-        await _run_many(300, lambda: self._dribbling("GET /v1/config HTTP/1.1\r\nHost: 127.0.0.1\r\nx: "))
+        await _run_many(300, lambda: self._send_slowly("GET /v1/config HTTP/1.1\r\nHost: 127.0.0.1\r\nx: "))
 
     async def slow_bodies(self) -> None:
         head = f"POST {TABLE}/plan HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n"
         login = "".join(f"{name}: {value}\r\n" for name, value in self._login.items())
-        await _run_many(600, lambda: self._dribbling(f"{head}{login}\r\n"))
+        await _run_many(600, lambda: self._send_slowly(f"{head}{login}\r\n"))
 
-    async def chunked_logins(self) -> None:
-        async def once() -> None:
+    async def send_chunked_logins(self) -> None:
+        async def send_once() -> None:
             reader, writer = await self._wire()
             head = "POST /v1/oauth/tokens HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"
             writer.write(f"{head}Content-Type: application/x-www-form-urlencoded\r\n\r\n".encode())
@@ -68,59 +68,61 @@ class Attacker:
             await reader.read(1000)
             writer.close()
 
-        await _run_many(20, lambda: _repeat(once))
+        await _run_many(20, lambda: _repeat(send_once))
 
     async def gzip_bombs(self) -> None:
         bomb = gzip.compress(b" " * (512 << 20))
         async with self._session(**self._login, **{"Content-Encoding": "gzip"}) as http:
-            await _run_many(8, lambda: self._posting(http, f"{TABLE}/plan", lambda: bomb))
+            await _run_many(8, lambda: self._post_repeatedly(http, f"{TABLE}/plan", lambda: bomb))
 
     async def connections(self) -> None:
-        async def once() -> None:
+        async def send_once() -> None:
             _, writer = await self._wire()
             try:
                 await asyncio.sleep(2)
             finally:
                 writer.transport.abort()
 
-        await _run_many(2000, lambda: _repeat(once))
+        await _run_many(2000, lambda: _repeat(send_once))
 
     async def bad_logins(self) -> None:
         async with self._session(Authorization="Bearer sm_wrong") as http:
 
-            async def once() -> None:
+            async def send_once() -> None:
                 async with http.get(self._url + TABLE) as answer:
                     await answer.read()
 
-            await _run_many(8, lambda: _repeat(once))
+            await _run_many(8, lambda: _repeat(send_once))
 
     async def watchers(self) -> None:
         async with self._session() as http:
 
-            async def once() -> None:
+            async def send_once() -> None:
                 path = "/api/v1/tables/db/t/timeline?since=latest&wait=30"
                 async with http.get(self._url + path) as answer:
                     await answer.read()
                     if answer.status >= 400:
                         await asyncio.sleep(0.5)
 
-            await _run_many(400, lambda: _repeat(once))
+            await _run_many(400, lambda: _repeat(send_once))
 
     async def plan_tables(self) -> None:
         numbers = itertools.count()
         async with self._session() as http:
             path = "/api/v1/tables/db/t/plan-tables"
-            await _run_many(4, lambda: self._posting(http, path, lambda: {"predicate": f"id < {1000 + next(numbers)}"}))
+            await _run_many(
+                4, lambda: self._post_repeatedly(http, path, lambda: {"predicate": f"id < {1000 + next(numbers)}"})
+            )
 
     async def reports(self) -> None:
         async with self._session() as http:
             body = {**_REPORT, "metadata": {"x": "y" * 100_000}}
-            await _run_many(4, lambda: self._posting(http, f"{TABLE}/metrics", lambda: body))
+            await _run_many(4, lambda: self._post_repeatedly(http, f"{TABLE}/metrics", lambda: body))
 
     async def large_signs(self) -> None:
         body = b"[" + b"[]," * (20 << 20) + b"[]]"
         async with self._session() as http:
-            await _run_many(3, lambda: self._posting(http, f"{TABLE}/sign", lambda: body))
+            await _run_many(3, lambda: self._post_repeatedly(http, f"{TABLE}/sign", lambda: body))
 
     async def huge_filters(self) -> None:
         numbers = itertools.count()
@@ -131,16 +133,16 @@ class Attacker:
             return json.dumps({"filter": {"type": "in", "term": "id", "values": values}}).encode()
 
         async with self._session() as http:
-            await _run_many(2, lambda: self._posting(http, f"{TABLE}/plan", body))
+            await _run_many(2, lambda: self._post_repeatedly(http, f"{TABLE}/plan", body))
 
-    async def _posting(self, http: aiohttp.ClientSession, path: str, body: Callable[[], object]) -> None:
-        async def once() -> None:
-            given_body = body()
-            data = given_body if isinstance(given_body, bytes) else json.dumps(given_body).encode()
+    async def _post_repeatedly(self, http: aiohttp.ClientSession, path: str, body: Callable[[], object]) -> None:
+        async def send_once() -> None:
+            chunk = body()
+            data = chunk if isinstance(chunk, bytes) else json.dumps(chunk).encode()
             async with http.post(self._url + path, data=_pieces(data)) as answer:
                 await answer.read()
 
-        await _repeat(once)
+        await _repeat(send_once)
 
 
 ATTACKS = (
@@ -167,14 +169,14 @@ async def _run_many(count: int, work: Callable[[], Awaitable[None]]) -> None:
     await asyncio.gather(*(work() for _ in range(count)))
 
 
-async def _repeat(once: Callable[[], Awaitable[None]]) -> None:
-    """Repeat `once` without end.
+async def _repeat(send_once: Callable[[], Awaitable[None]]) -> None:
+    """Repeat `send_once` without end.
 
     The server may answer or refuse the client in any way; the attack continues.
     """
     while True:
         try:
-            await once()
+            await send_once()
         except (OSError, aiohttp.ClientError, asyncio.IncompleteReadError):
             await asyncio.sleep(0.01)
 

@@ -30,7 +30,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Api, set_properties
 from tests.api.plans.planned import append, tens
-from tests.server.rig import Running
+from tests.server.rig import RunningServer
 from tests.services.seamark import Seamark
 
 TIMES_SLOWER_MAX = 10.0
@@ -50,7 +50,7 @@ _PATIENCE_S = 30.0
 
 
 @dataclass
-class Seen:
+class AttackMeasurements:
     """The measurements of the good client during one attack, or without an attack."""
 
     latencies_ms: list[float] = field(default_factory=list)
@@ -76,9 +76,9 @@ class AttackedServer:
     good: aiohttp.ClientSession
     hostile_token: str
 
-    async def look(self, seconds: float) -> Seen:
+    async def look(self, seconds: float) -> AttackMeasurements:
         """Measure the good client's plans, loads and commits for `seconds`."""
-        seen, process = Seen(), psutil.Process(self.server.pid)
+        measurements, process = AttackMeasurements(), psutil.Process(self.server.pid)
         table, until = "/v1/namespaces/db/tables/t", time.monotonic() + seconds
         number = 0
         while time.monotonic() < until:
@@ -93,16 +93,16 @@ class AttackedServer:
                 try:
                     async with self.good.request(method, self.server.base_url + path, json=body) as answer:
                         await answer.read()
-                        seen.statuses[answer.status] += 1
+                        measurements.statuses[answer.status] += 1
                 except (aiohttp.ClientError, TimeoutError) as error:
-                    seen.lost.append(f"{path}: {error!r}")
-                seen.latencies_ms.append((time.perf_counter() - begun) * 1000)
+                    measurements.lost.append(f"{path}: {error!r}")
+                measurements.latencies_ms.append((time.perf_counter() - begun) * 1000)
             family = [process, *process.children(recursive=True)]
-            seen.memory_bytes = max(seen.memory_bytes, sum(item.memory_info().rss for item in family))
+            measurements.memory_bytes = max(measurements.memory_bytes, sum(item.memory_info().rss for item in family))
             await asyncio.sleep(_PAUSE_S)
-        return seen
+        return measurements
 
-    async def under(self, attack: str, seconds: float) -> Seen:
+    async def measure_attack(self, attack: str, seconds: float) -> AttackMeasurements:
         """Measure the good client while `attack` runs."""
         argv = (self.server.base_url, self.hostile_token, attack, str(seconds + 1))
         hostile = await asyncio.create_subprocess_exec(sys.executable, "-m", "bench.attacks.attackers", *argv)
@@ -126,7 +126,7 @@ async def run_attacked_server(home: Path) -> AsyncIterator[AttackedServer]:
     with Seamark(home, flags=("--auth", "token")) as server:
         timeout = aiohttp.ClientTimeout(_PATIENCE_S)
         async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {good}"}, timeout=timeout) as http:
-            api = Api(cast(Running, SimpleNamespace(url=server.base_url, http=http)))
+            api = Api(cast(RunningServer, SimpleNamespace(url=server.base_url, http=http)))
             await api("POST", "/v1/namespaces", {"namespace": ["db"]})
             for name in ("t", "mine"):
                 await api.table(name)
@@ -149,16 +149,16 @@ async def run(
             "memory allowed: 1.5 times the sum of the budgets": f"{MEMORY_MAX_BYTES / 2**20:,.0f} MiB",
         }
         for attack in attacks:
-            seen = await siege.under(attack, seconds)
+            measurements = await siege.measure_attack(attack, seconds)
             rows: list[tuple[str, str, float, float]] = [
-                ("p99 to quiet p99", "times", seen.p99_ms / quiet.p99_ms, TIMES_SLOWER_MAX),
-                ("memory", "MiB", seen.memory_bytes / 2**20, MEMORY_MAX_BYTES / 2**20),
-                ("failed requests", "", float(seen.failed), 0.0),
+                ("p99 to quiet p99", "times", measurements.p99_ms / quiet.p99_ms, TIMES_SLOWER_MAX),
+                ("memory", "MiB", measurements.memory_bytes / 2**20, MEMORY_MAX_BYTES / 2**20),
+                ("failed requests", "", float(measurements.failed), 0.0),
             ]
             for measure, unit, value, goal in rows:
                 report.rows.append(Row(attack, measure, unit, {"seamark": value}, goal=goal))
-            if seen.failed:
-                report.notes.append(f"{attack}: {dict(seen.statuses)}, {seen.lost[:2]}")
+            if measurements.failed:
+                report.notes.append(f"{attack}: {dict(measurements.statuses)}, {measurements.lost[:2]}")
     return report
 
 

@@ -60,7 +60,7 @@ class HeldRows:
     def close(self) -> None:
         self._con.close()
 
-    def needed(self, schema: str, text: str, expected: Counter[str]) -> list[int]:
+    def count_needed_files(self, schema: str, text: str, expected: Counter[str]) -> list[int]:
         """Return the number of files that are enough for the `expected` rows.
 
         The list has one number for each reference to a table, in the order of the text.
@@ -70,48 +70,48 @@ class HeldRows:
         references.sort(key=lambda one: one.start)
         new, counts = [], []
         for number, reference in enumerate(references):
-            name, kept = (quote_name(f"{what} {number}") for what in ("rows", "kept"))
+            name, kept_table = (quote_name(f"{what} {number}") for what in ("rows", "kept"))
             table = reference.parts[-1].lower()
             count = self._counts[schema, table]
-            self._con.execute(f"CREATE OR REPLACE TABLE {kept} AS SELECT unnest(range(1, {count + 1})) AS file")
+            self._con.execute(f"CREATE OR REPLACE TABLE {kept_table} AS SELECT unnest(range(1, {count + 1})) AS file")
             self._con.execute(
                 f"CREATE OR REPLACE VIEW {name} AS SELECT * EXCLUDE ({quote_name(_FILE)}) FROM {quote_name(table)} "
-                f"WHERE {quote_name(_FILE)} IN (SELECT file FROM {kept})"
+                f"WHERE {quote_name(_FILE)} IN (SELECT file FROM {kept_table})"
             )
             new.append(Replacement(reference.start, reference.end, name + (reference.alias_needed or "")))
             counts.append(count)
         query = splice(text, new)
         if rows_of(self._con, query) != expected:
             raise RowsDiffer(query)
-        return [self._left(number, count, query, expected) for number, count in enumerate(counts)]
+        return [self._count_needed_of_reference(number, count, query, expected) for number, count in enumerate(counts)]
 
-    def _left(self, number: int, count: int, query: str, expected: Counter[str]) -> int:
-        kept_quote_name = quote_name(f"kept {number}")
+    def _count_needed_of_reference(self, number: int, count: int, query: str, expected: Counter[str]) -> int:
+        kept_table = quote_name(f"kept {number}")
 
         def is_enough(left: Collection[int]) -> bool:
             self._con.execute(
-                f"CREATE OR REPLACE TABLE {kept_quote_name} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(left)]
+                f"CREATE OR REPLACE TABLE {kept_table} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(left)]
             )
             return rows_of(self._con, query) == expected
 
         fewest_result = fewest(range(1, count + 1), is_enough)
         self._con.execute(
-            f"CREATE OR REPLACE TABLE {kept_quote_name} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(fewest_result)]
+            f"CREATE OR REPLACE TABLE {kept_table} AS SELECT unnest(?::INTEGER[]) AS file", [sorted(fewest_result)]
         )
         return len(fewest_result)
 
 
 def fewest(files: Collection[int], is_enough: Callable[[Collection[int]], bool]) -> set[int]:
     """Return a set of files that is enough and from which no file can be left out."""
-    kept = set(files)
+    file_paths = set(files)
     left = [sorted(files)]
     while left:
-        some = left.pop()
-        if not some:
+        file_range = left.pop()
+        if not file_range:
             continue
-        if is_enough(kept - set(some)):
-            kept -= set(some)
-        elif len(some) > 1:
-            size = len(some) // 2 if len(some) > _SMALL else 1
-            left += [some[at : at + size] for at in range(0, len(some), size)][::-1]
-    return kept
+        if is_enough(file_paths - set(file_range)):
+            file_paths -= set(file_range)
+        elif len(file_range) > 1:
+            size = len(file_range) // 2 if len(file_range) > _SMALL else 1
+            left += [file_range[at : at + size] for at in range(0, len(file_range), size)][::-1]
+    return file_paths

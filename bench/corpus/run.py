@@ -78,13 +78,13 @@ def _statement(part: str) -> str:
 
 
 @dataclass(frozen=True)
-class Measured:
+class QueryMeasurement:
     query: Query
     every: int
     duckdb: int
     ours: int
     needed: int | None
-    told: str
+    planning: str
     """The result of the planning, and the conditions and joins of the tables."""
     facts: tuple[int, int] = (0, 0)
     """The references to fact tables of TPC-DS: those with a condition or a join, and all."""
@@ -102,13 +102,13 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
     title = "Which queries on star schemas read fewer files in DuckDB?"
     report = Report("corpus", title, peer="DuckDB's own Iceberg reader")
     generator = None if quick else tpcds.generator()
-    of_tpcds: list[Measured] = []
+    of_tpcds: list[QueryMeasurement] = []
     with Seamark(folder / "seamark", env={"SEAMARK_LOG_LEVEL": "warning"}) as server:
         fill(server, folder, share=share)
         with closing(seamark.duckdb.connect(server.base_url)) as con, closing(SeamarkClient(server.base_url)) as client:
             con.execute("PRAGMA enable_profiling = 'no_output'")
-            with closing(HeldRows(data_files(server))) as held:
-                results = [_measure(con, client, query, held) for query in queries()]
+            with closing(HeldRows(data_files(server))) as held_rows:
+                results = [_measure(con, client, query, held_rows) for query in queries()]
             if generator is not None:
                 tpcds.fill(generator, server, share=share)
                 texts = tpcds.texts(generator)
@@ -123,14 +123,14 @@ async def run(folder: Path, *, quick: bool = False, share: float = SHARE) -> Rep
     measured = [*results, *of_tpcds]
     report.rows += [item.row for item in measured]
     report.notes.append(f"Facts lie in {max(8, round(FACT_FILES * share))} files. The queries without fewer files:")
-    report.notes += [f"{item.query.title}: {item.told}" for item in measured if item.ours >= item.duckdb]
+    report.notes += [f"{item.query.title}: {item.planning}" for item in measured if item.ours >= item.duckdb]
     return report
 
 
-def _sums(case: str, part: Sequence[Measured]) -> Iterator[Row]:
+def _sums(case: str, part: Sequence[QueryMeasurement]) -> Iterator[Row]:
     pruned, fewer = sum(item.ours < item.every for item in part), sum(item.ours < item.duckdb for item in part)
-    known = sum(item.duckdb < item.every for item in part)
-    yield Row(case, "read fewer than all files", "queries", {OURS: pruned, PEER: known}, False, PEER)
+    known_tables = sum(item.duckdb < item.every for item in part)
+    yield Row(case, "read fewer than all files", "queries", {OURS: pruned, PEER: known_tables}, False, PEER)
     yield Row(case, "read fewer files than DuckDB alone", "queries", {OURS: fewer}, False, PEER)
     sums = {OURS: sum(item.ours for item in part), PEER: sum(item.duckdb for item in part)}
     sums[EVERY] = sum(item.every for item in part)
@@ -144,7 +144,7 @@ def _sums(case: str, part: Sequence[Measured]) -> Iterator[Row]:
     yield Row(case, "read the fewest files possible", "queries", fewest, False, PEER)
 
 
-def _of_tpcds(case: str, part: Sequence[Measured], generator: duckdb.DuckDBPyConnection) -> Iterator[Row]:
+def _of_tpcds(case: str, part: Sequence[QueryMeasurement], generator: duckdb.DuckDBPyConnection) -> Iterator[Row]:
     yield from _sums(case, part)
     filtered, facts = (sum(item.facts[at] for item in part) for at in (0, 1))
     yield Row(case, "references to facts with a filter", "references", {OURS: filtered, EVERY: facts}, False)
@@ -153,32 +153,32 @@ def _of_tpcds(case: str, part: Sequence[Measured], generator: duckdb.DuckDBPyCon
 
 
 def _measure(
-    con: duckdb.DuckDBPyConnection, client: SeamarkClient, query: Query, held: HeldRows | None = None
-) -> Measured:
-    """Run the query both ways. The rows in `held` give the number of needed files."""
+    con: duckdb.DuckDBPyConnection, client: SeamarkClient, query: Query, held_rows: HeldRows | None = None
+) -> QueryMeasurement:
+    """Run the query both ways. The rows in `held_rows` give the number of needed files."""
     con.execute(f"USE sea.{query.schema}")
     rows, theirs = _answer(con, query.text)
-    needed = None if held is None else held.needed(query.schema, query.text, rows)
+    needed = None if held_rows is None else held_rows.count_needed_files(query.schema, query.text, rows)
     few = None if needed is None else sum(needed)
-    done = seamark.duckdb.rewrite_query(con, query.text)
-    ours, told = theirs, done.summary.removeprefix("unchanged; ")
-    if done.statement is not None:
-        found, ours = _answer(con, done.statement)
-        if found != rows:
-            raise AnswersDiffer(f"{query.title}: {query.text}\nbecame\n{done.statement}")
-        told = "DuckDB leaves the same files out by column bounds"
+    rewrite = seamark.duckdb.rewrite_query(con, query.text)
+    ours, outcome = theirs, rewrite.summary.removeprefix("unchanged; ")
+    if rewrite.statement is not None:
+        our_rows, ours = _answer(con, rewrite.statement)
+        if our_rows != rows:
+            raise AnswersDiffer(f"{query.title}: {query.text}\nbecame\n{rewrite.statement}")
+        outcome = "DuckDB leaves the same files out by column bounds"
     try:
         tables = explain_query(client, query.text, dialect="duckdb", namespace=(query.schema,)).tables
     except InvalidRequest as error:
-        return Measured(query, theirs, theirs, ours, few, f"{error.message}; {told}")
+        return QueryMeasurement(query, theirs, theirs, ours, few, f"{error.message}; {outcome}")
     for table in tables:
         if table.plan.files > MAX_KEPT_FRACTION * _count_considered(table.plan) and not table.plan.unpruned_reasons:
             raise ReasonMissing(f"{query.title}: {table.reference}")
     every = sum(_count_considered(table.plan) for table in tables)
-    known = ", ".join(map(_describe_table, tables, needed or [None] * len(tables)))
+    known_tables = ", ".join(map(_describe_table, tables, needed or [None] * len(tables)))
     facts = [table for table in tables if table.table[-1] in tpcds.FACTS]
     filtered = sum(fact.predicate is not None or bool(fact.plan.joins) for fact in facts)
-    return Measured(query, every, theirs, ours, few, f"{told} ({known})", (filtered, len(facts)))
+    return QueryMeasurement(query, every, theirs, ours, few, f"{outcome} ({known_tables})", (filtered, len(facts)))
 
 
 def _describe_table(table: ExplainedTable, needed: int | None) -> str:

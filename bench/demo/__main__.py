@@ -132,8 +132,8 @@ def _in_trino(
 def _generate(options: Options, progress: Progress) -> Path:
     task = progress.add_task("data", total=1)
 
-    def advance(step: str, done: int, total: int) -> None:
-        progress.update(task, description=f"data: {step}", completed=done, total=total)
+    def advance(step: str, steps_done: int, total: int) -> None:
+        progress.update(task, description=f"data: {step}", completed=steps_done, total=total)
 
     folder = generate(CACHE / "ssb", options.scale, advance)
     progress.update(task, description=f"data, scale {options.scale:g}", completed=1, total=1)

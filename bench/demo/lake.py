@@ -119,10 +119,10 @@ def wait_for_indexes(client: IndexClient, progress: Progress) -> None:
     most, until = 0, time.monotonic() + STALLED_S_MAX
     while time.monotonic() < until:
         built = [client.index(table, name) for table, name in indexes]
-        done = sum(item.files for item in built)
-        progress.update(task, completed=done, total=sum(item.files_total for item in built))
-        if done > most:
-            most, until = done, time.monotonic() + STALLED_S_MAX
+        indexed_files = sum(item.files for item in built)
+        progress.update(task, completed=indexed_files, total=sum(item.files_total for item in built))
+        if indexed_files > most:
+            most, until = indexed_files, time.monotonic() + STALLED_S_MAX
         if all(item.files == item.files_total for item in built):
             return
         time.sleep(0.5)

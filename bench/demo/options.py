@@ -70,9 +70,11 @@ def home(options: Options) -> Iterator[Path]:
             yield Path(folder)
         return
     note = options.home / NOTE
-    kept = json.loads(note.read_text()) if note.exists() else None
-    if kept and http_ok(f"{kept['url']}/readyz"):
-        raise DemoFailed(f"The server of an earlier demo runs at {kept['url']}. Stop it: kill {kept['pid']}")
+    saved_options = json.loads(note.read_text()) if note.exists() else None
+    if saved_options and http_ok(f"{saved_options['url']}/readyz"):
+        raise DemoFailed(
+            f"The server of an earlier demo runs at {saved_options['url']}. Stop it: kill {saved_options['pid']}"
+        )
     if options.home.exists() and not note.exists() and any(options.home.iterdir()):
         raise DemoFailed(f"{options.home} is not empty, and no earlier demo created it. Choose another DEMO_HOME")
     shutil.rmtree(options.home, ignore_errors=True)

@@ -25,7 +25,7 @@ _FACT_NAME = re.compile(rf"\b{FACT}\b")
 
 
 @dataclass(frozen=True)
-class Measured:
+class QueryMeasurement:
     """The data of the fact table that an engine read, and the seconds from the query to the last row."""
 
     files: int
@@ -33,7 +33,7 @@ class Measured:
     seconds: float
 
 
-RunQuery = Callable[[str], tuple[list[tuple[Any, ...]], Measured]]
+RunQuery = Callable[[str], tuple[list[tuple[Any, ...]], QueryMeasurement]]
 """A function that runs a query in an engine and returns its rows and what the engine read."""
 
 
@@ -47,7 +47,7 @@ class Query:
 
     name: str
     bound: int
-    answers: dict[str, list[Measured]] = field(default_factory=lambda: {column: [] for column in COLUMNS})
+    answers: dict[str, list[QueryMeasurement]] = field(default_factory=lambda: {column: [] for column in COLUMNS})
 
     def files(self, column: str) -> int:
         """Return the largest number of files of any round."""
@@ -85,7 +85,7 @@ class Comparison:
     def sooner(self, column: str) -> float:
         return self.mean(lambda query: query.seconds(ICEBERG) / query.seconds(column))
 
-    def over_bound(self) -> float:
+    def worst_ratio_to_bound(self) -> float:
         """Return the worst ratio of files opened in Seamark's layout to files that hold a row."""
         return max(max(1, query.files(CLUSTERED)) / max(1, query.bound) for query in self.queries)
 
@@ -102,18 +102,18 @@ def on_clustered(text: str) -> str:
 def spark_query_runners(spark: SparkSession) -> dict[str, RunQuery]:
     """Return the functions that run a query in Spark, by the column of the demo."""
 
-    def asking(run: Callable[[str], DataFrame]) -> RunQuery:
-        def ask_spark(text: str) -> tuple[list[tuple[Any, ...]], Measured]:
+    def measure_query(run: Callable[[str], DataFrame]) -> RunQuery:
+        def ask_spark(text: str) -> tuple[list[tuple[Any, ...]], QueryMeasurement]:
             answer = ask(run, text)
             facts = answer.read[FACT]
-            return answer.rows, Measured(facts.files, facts.size_bytes, answer.seconds)
+            return answer.rows, QueryMeasurement(facts.files, facts.size_bytes, answer.seconds)
 
         return ask_spark
 
     return {
-        ICEBERG: asking(spark.sql),
-        UNTOUCHED: asking(lambda text: seamark_sql(spark, text)),
-        CLUSTERED: asking(lambda text: seamark_sql(spark, on_clustered(text))),
+        ICEBERG: measure_query(spark.sql),
+        UNTOUCHED: measure_query(lambda text: seamark_sql(spark, text)),
+        CLUSTERED: measure_query(lambda text: seamark_sql(spark, on_clustered(text))),
     }
 
 
@@ -142,7 +142,7 @@ def compare(
     total = len(warm_up) + len(queries) * rounds * len(COLUMNS)
     task = progress.add_task(f"13 queries in {engine}, three ways in turns", total=total)
 
-    def answer(name: str, column: str) -> Measured:
+    def answer(name: str, column: str) -> QueryMeasurement:
         rows, measured = asks[column](QUERIES[name])
         if difference := oracle.difference(QUERIES[name], rows):
             raise DemoFailed(f"{name} in {engine}, {column}, has a wrong answer: {difference}")

@@ -127,7 +127,7 @@ def _table(comparison: Comparison) -> str:
     return f"<table><tr><th>query</th>{''.join(f'<th>{head}</th>' for head in heads)}</tr>{rows}</table>"
 
 
-def _layout(attribute: str, told: str, bars: Sequence[tuple[float, float]], colour: str) -> str:
+def _layout(attribute: str, layout: str, bars: Sequence[tuple[float, float]], colour: str) -> str:
     step = WIDTH / max(1, len(bars))
     parts = [
         f'<rect x="{at * step:.2f}" y="{(1 - high) * HEIGHT:.1f}" width="{max(0.6, step * 0.85):.2f}" '
@@ -135,7 +135,7 @@ def _layout(attribute: str, told: str, bars: Sequence[tuple[float, float]], colo
         for at, (low, high) in enumerate(bars)
     ]
     width = sum(high - low for low, high in bars) / max(1, len(bars))
-    caption = f"{attribute}, {told}: a file covers {width:.0%} of the values on average"
+    caption = f"{attribute}, {layout}: a file covers {width:.0%} of the values on average"
     return f"<figure>{_svg(WIDTH, HEIGHT, caption, parts)}<figcaption>{html.escape(caption)}</figcaption></figure>"
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from bench.demo import lake
-from bench.demo.queries import CLUSTERED, ICEBERG, UNTOUCHED, Measured, RunQuery, on_clustered
+from bench.demo.queries import CLUSTERED, ICEBERG, UNTOUCHED, QueryMeasurement, RunQuery, on_clustered
 from bench.trino.asking import Client
 from seamark.commands.installation.java import java_25_home
 from tests.services.trino import JARS, trino_server
@@ -45,8 +45,8 @@ def open_query_runners(folder: Path, uri: str) -> Iterator[Mapping[str, RunQuery
 
 
 def _query_runner(client: Client) -> RunQuery:
-    def ask(text: str) -> tuple[list[tuple[object, ...]], Measured]:
+    def ask(text: str) -> tuple[list[tuple[object, ...]], QueryMeasurement]:
         answer = client.ask(text, lake.NAMESPACE)
-        return answer.rows, Measured(answer.splits, round(answer.kilobytes * 1000), answer.wall_ms / 1000)
+        return answer.rows, QueryMeasurement(answer.splits, round(answer.kilobytes * 1000), answer.wall_ms / 1000)
 
     return ask

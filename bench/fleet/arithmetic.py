@@ -126,7 +126,7 @@ def hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) ->
     shared = Lru(settings.peer_disk_bytes * fleet.replicas / scale)
     counts: Counter[str] = Counter()
     versions: Counter[int] = Counter()
-    seen: list[dict[int, int]] = [{} for _ in range(replicas)]
+    read_counts: list[dict[int, int]] = [{} for _ in range(replicas)]
     commits_each = fleet.commits_s / (fleet.plans_each_s * fleet.replicas)
 
     def draw() -> int:
@@ -144,10 +144,10 @@ def hit_rates(fleet: Fleet, settings: Settings, *, scale: int, requests: int) ->
         if number >= requests // 2:  # The first half of the requests fills the tiers.
             counts[source] += 1
         version = versions[table]
-        if seen[replica].get(table, 0) < version:
+        if read_counts[replica].get(table, 0) < version:
             counts["new without peers"] += 1
-            counts["new"] += all(item.get(table, 0) < version for item in seen)
-            seen[replica][table] = version
+            counts["new"] += all(item.get(table, 0) < version for item in read_counts)
+            read_counts[replica][table] = version
     total, commits = requests - requests // 2, counts["commits"]
     return HitRates(
         own=counts["own"] / total,
@@ -211,8 +211,8 @@ def replaced_figures(page: str, text: str) -> str:
     Raises:
         ValueError: The page does not have the marks.
     """
-    before, begin, rest = page.partition(BEGIN + "\n")
-    _, end, after = rest.partition(END)
+    before, begin, text_after = page.partition(BEGIN + "\n")
+    _, end, after = text_after.partition(END)
     if not begin or not end:
         raise ValueError(f"{PAGE.name} has no marks {BEGIN!r} and {END!r}")
     return f"{before}{begin}{text}\n{end}{after}"

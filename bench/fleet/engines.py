@@ -59,7 +59,7 @@ class AnswersDiffer(Exception):
 
 
 @dataclass(frozen=True)
-class Far:
+class ServersOnSlowStore:
     """Two servers with the same tables; `store` is the delayed address."""
 
     store: S3
@@ -69,7 +69,7 @@ class Far:
 
 
 @contextmanager
-def lake(folder: Path, scale: float, files: int) -> Iterator[Far]:
+def lake(folder: Path, scale: float, files: int) -> Iterator[ServersOnSlowStore]:
     with ExitStack() as stack:
         near = stack.enter_context(s3_server(folder, keep_alive=True))
         far = replace(near, endpoint=stack.enter_context(delay_store(near.endpoint, 1)))
@@ -80,7 +80,7 @@ def lake(folder: Path, scale: float, files: int) -> Iterator[Far]:
         gateway = stack.enter_context(Seamark(folder / "gateway", warehouse=warehouse, env=env | document))
         for namespace, size, cut in ((WARM, WARM_SCALE, WARM_FILES), (LAKE, scale, files)):
             _write(generate(CACHE / "ssb", size), near, direct, gateway, namespace, cut)
-        yield Far(far, f"http://127.0.0.1:{port}", gateway, direct)
+        yield ServersOnSlowStore(far, f"http://127.0.0.1:{port}", gateway, direct)
 
 
 def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: str, files: int) -> None:
@@ -90,7 +90,7 @@ def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: s
         registered = RestCatalog("gateway", uri=gateway.base_url)
         registered.create_namespace(namespace)
         for name in TABLES:
-            rows = _plain(pq.read_table(table_path(data, name)))
+            rows = _to_iceberg_types(pq.read_table(table_path(data, name)))
             table = catalog.create_table((namespace, name), schema=rows.schema)
             step = -(-len(rows) // (files if name == FACT else 1))
             rows = rows.sort_by("lo_orderdate") if name == FACT else rows
@@ -100,7 +100,7 @@ def _write(data: Path, near: S3, direct: Seamark, gateway: Seamark, namespace: s
             registered.register_table((namespace, name), catalog.load_table((namespace, name)).metadata_location)
 
 
-def _plain(rows: pa.Table) -> pa.Table:
+def _to_iceberg_types(rows: pa.Table) -> pa.Table:
     """Return the rows without the types that Iceberg does not have."""
     for number, field in enumerate(rows.schema):
         if pa.types.is_unsigned_integer(field.type) or pa.types.is_int16(field.type) or pa.types.is_int8(field.type):
@@ -136,7 +136,7 @@ def compare(report: Report, engine: str, ways: Mapping[str, Ask], oracle: Oracle
         report.rows.append(Row(f"{engine}: {name}", "later rounds, median", "s", values, peer=DIRECT))
 
 
-def trino(report: Report, folder: Path, far: Far, oracle: Oracle, rounds: int) -> None:
+def trino(report: Report, folder: Path, far: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
     at_gateway = replace(far.store, endpoint=far.gateway_url, access_key="unused", secret_key="unused")
     vended = {"iceberg.rest-catalog.vended-credentials-enabled": "true"}
     with ExitStack() as stack:
@@ -154,7 +154,7 @@ def trino(report: Report, folder: Path, far: Far, oracle: Oracle, rounds: int) -
         compare(report, "Trino", ways, oracle, rounds)
 
 
-def spark(report: Report, folder: Path, far: Far, oracle: Oracle, rounds: int) -> None:
+def spark(report: Report, folder: Path, far: ServersOnSlowStore, oracle: Oracle, rounds: int) -> None:
     s3_io = {"io-impl": "org.apache.iceberg.aws.s3.S3FileIO", "client.region": far.store.region}
     with spark_session(folder / "spark", _SPARK) as session:
         ways = {

@@ -189,13 +189,13 @@ def pairs_of(
 def sequential(report: Report, rig: Rig, near: S3, far: S3) -> None:
     """Measure reads of a whole object, in requests of 1 MiB one after another."""
     keys, own, names = upload(rig, near, 3)
-    took: dict[str, list[float]] = {"seamark": [], "direct": []}
+    durations: dict[str, list[float]] = {"seamark": [], "direct": []}
     for name in names:
         for server, used in (("seamark", keys), ("direct", replace(own, endpoint=far.endpoint))):
             with closing(used.client()) as client:
                 read = reader(client, used, MEBIBYTE, name)
-                took[server].append(sum(read(number) for number in range(OBJECT_BYTES // MEBIBYTE)) * 1000)
-    values = {server: statistics.median(times) for server, times in took.items()}
+                durations[server].append(sum(read(number) for number in range(OBJECT_BYTES // MEBIBYTE)) * 1000)
+    values = {server: statistics.median(times) for server, times in durations.items()}
     report.rows.append(Row("64 MiB, one MiB after another, first read", "median", "ms", values, peer="direct"))
 
 
@@ -239,15 +239,15 @@ def sendfile_server(path: str) -> Iterator[int]:
 
 def _receive(connection: socket.socket, request: bytes, size: int, buffer: memoryview) -> None:
     connection.sendall(request)
-    got = connection.recv_into(buffer)
+    received_bytes = connection.recv_into(buffer)
     # A refusal is shorter than the range: the client would wait for the rest without end.
-    assert bytes(buffer[9:12]) == b"206", bytes(buffer[:got])
-    head = bytes(buffer[:got]).find(b"\r\n\r\n") + 4
-    left = size - (got - head)
+    assert bytes(buffer[9:12]) == b"206", bytes(buffer[:received_bytes])
+    head = bytes(buffer[:received_bytes]).find(b"\r\n\r\n") + 4
+    left = size - (received_bytes - head)
     while left:
-        got = connection.recv_into(buffer)
-        assert got, "the connection ended early"
-        left -= got
+        received_bytes = connection.recv_into(buffer)
+        assert received_bytes, "the connection ended early"
+        left -= received_bytes
 
 
 def throughput(requests: Callable[[int], bytes], port: int, size: int, seconds: float) -> float:
@@ -257,13 +257,13 @@ def throughput(requests: Callable[[int], bytes], port: int, size: int, seconds: 
         for number in range(8):
             _receive(connection, requests(number), size, buffer)
         count, begun = 0, time.perf_counter()
-        while (took := time.perf_counter() - begun) < seconds:
+        while (elapsed_s := time.perf_counter() - begun) < seconds:
             _receive(connection, requests(count), size, buffer)
             count += 1
-    return count * size / took
+    return count * size / elapsed_s
 
 
-def sending(port: int, size: int) -> Read:
+def open_sendfile_reader(port: int, size: int) -> Read:
     """Return a `reader` for the process that sends by sendfile."""
     connection, buffer = socket.create_connection(("127.0.0.1", port)), memoryview(bytearray(2 * MEBIBYTE))
 
@@ -375,7 +375,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--connections", type=int, default=10_000)
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     report = Report("gateway_cache", "What does the cache of the objects gateway gain?", peer="direct")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         s3 = stack.enter_context(s3_server(Path(folder), keep_alive=True))
@@ -386,27 +386,28 @@ def main() -> None:
         port = stack.enter_context(sendfile_server(str(sent)))
         memory = {"SEAMARK_GATEWAY_CACHE_MEMORY_BYTES": str(1 << 30)}
         with open_rig(Path(folder) / "memory", s3, SEAMARK_S3_ENDPOINT=slow, **memory) as rig:
-            measure(report, rig, s3, far, "memory", 50, given.rounds, partial(sending, port))
+            measure(report, rig, s3, far, "memory", 50, arguments.rounds, partial(open_sendfile_reader, port))
             sequential(report, rig, s3, far)
             compare_throughput(report, rig, s3, port, 5)
         limited = stack.enter_context(delay_store(s3.endpoint, 2, rate=S3_RATE))
         with open_rig(Path(folder) / "limited", s3, SEAMARK_S3_ENDPOINT=limited, **memory) as rig:
-            measure_first(report, rig, s3, replace(far, endpoint=limited), given.rounds)
+            measure_first(report, rig, s3, replace(far, endpoint=limited), arguments.rounds)
         with open_rig(
             Path(folder) / "disk", s3, SEAMARK_S3_ENDPOINT=slow, SEAMARK_GATEWAY_CACHE_MEMORY_BYTES="0"
         ) as rig:
-            measure(report, rig, s3, far, "disk", 10, given.rounds, partial(sending, port))
+            measure(report, rig, s3, far, "disk", 10, arguments.rounds, partial(open_sendfile_reader, port))
         raise_descriptor_limit()
         limits = {"SEAMARK_GATEWAY_REQUESTS_LIMIT": "40000", "SEAMARK_CONNECTIONS_LIMIT": "40000"}
         for number, (label, size, changes) in enumerate(SLOW_CASES):
             with open_rig(Path(folder) / f"many{number}", s3, **limits, **changes) as rig:
                 keys, _, names = upload(rig, s3, 1)
                 more, kernel, answered, refused = concurrent_readers(
-                    rig, keys, names[0], given.connections, size * MEBIBYTE
+                    rig, keys, names[0], arguments.connections, size * MEBIBYTE
                 )
             report.bounds[f"memory for concurrent range reads, {label}"] = (
-                f"{more} MiB more in the server and {kernel} MiB in the kernel while {given.connections} connections"
-                f" read {size} MiB each and take nothing; {answered} were answered, and {refused} refused"
+                f"{more} MiB more in the server and {kernel} MiB in the kernel while "
+                f"{arguments.connections} connections read {size} MiB each and take nothing; "
+                f"{answered} were answered, and {refused} refused"
             )
     report.notes.append(
         "`direct` is versitygw behind a proxy that delays requests by 15 ms in the median and up to 200 ms, or for"

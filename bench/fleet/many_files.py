@@ -53,7 +53,7 @@ GOALS = {"bytes": 250.0, "restart": 1000.0, "range": 10.0, "ordered": 0.2, "comm
 
 
 @dataclass
-class Measured:
+class ProcessMeasurement:
     """The measurements of one process: times in ms, memory in bytes per file."""
 
     first_ms: float
@@ -71,16 +71,16 @@ class Measured:
     """The extra time if the server has prepared the view, as it does for tables that clients plan."""
 
 
-def measure(table: Table, home: Path, memory_bytes: int) -> Measured:
+def measure(table: Table, home: Path, memory_bytes: int) -> ProcessMeasurement:
     """Measure the plans in a separate process."""
     return asyncio.run(_measure(table, home, memory_bytes))
 
 
-async def _measure(table: Table, home: Path, memory_bytes: int) -> Measured:
+async def _measure(table: Table, home: Path, memory_bytes: int) -> ProcessMeasurement:
     async with our_planner(home, table, disk=True, memory_bytes=memory_bytes) as ours:
         before, private = _resident(), _resident(private=True)
         first = await ours.plan(FILTERS[RANGES[0]].expression(table))
-        result = Measured(first.ms)
+        result = ProcessMeasurement(first.ms)
         await _wait_until_settled()
         result.resident["after one plan"] = (_resident() - before) / table.files
         for name, expected in FILTERS.items():
@@ -122,7 +122,7 @@ async def _commits(ours: OurPlanner, table: Table, first: int, *, prepare: bool)
     more = []
     expected = FILTERS[RANGES[0]]
     for number in range(first, first + COMMITS):
-        known, _ = await ours.scan(expected.expression(table, 500 + number))
+        known_files, _ = await ours.scan(expected.expression(table, 500 + number))
         metadata = _commit_file(table, ours.metadata, number)
         parsed = parse_expression(expected.expression(table, 600 + number))
         if prepare:
@@ -130,7 +130,7 @@ async def _commits(ours: OurPlanner, table: Table, first: int, *, prepare: bool)
             assert await ours.planner.prepare(metadata, planned_table, limit_bytes=table.metadata_bytes)
         started = time.perf_counter()
         await ours.planner.bind_and_plan(metadata, ScanRequest(filter=parsed))
-        more.append((time.perf_counter() - started) * 1000 - known)
+        more.append((time.perf_counter() - started) * 1000 - known_files)
         ours.metadata = metadata
     return statistics.median(more)
 
@@ -174,15 +174,15 @@ def run(sizes: list[int], folder: Path, manifest_entries: int) -> Report:
     report = Report("many_files", "What does a table of many files cost one machine?", peer="the first process")
     spawn = multiprocessing.get_context("spawn")
     for files in sizes:
-        new_table = table(files, manifest_entries=manifest_entries, deflate_level=1)
+        generated_table = table(files, manifest_entries=manifest_entries, deflate_level=1)
         results = []
         memory_bytes = BUDGET * files
         for _ in range(2):
             with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-                measuring = pool.submit(measure, new_table, folder / f"home-{files}", memory_bytes)
+                measuring = pool.submit(measure, generated_table, folder / f"home-{files}", memory_bytes)
                 results.append(measuring.result())
         shutil.rmtree(folder / f"home-{files}")
-        shutil.rmtree(new_table.folder / "commits")
+        shutil.rmtree(generated_table.folder / "commits")
         _add(report, files, *results)
     report.notes += [
         f"The planner's budget is {BUDGET} bytes a file.",
@@ -192,7 +192,7 @@ def run(sizes: list[int], folder: Path, manifest_entries: int) -> Report:
     return report
 
 
-def _add(report: Report, files: int, ever: Measured, measured: Measured) -> None:
+def _add(report: Report, files: int, ever: ProcessMeasurement, measured: ProcessMeasurement) -> None:
     def row(measure: str, unit: str, ours: float, first: float, goal: float | None = None) -> None:
         values = {OURS: ours, "first process": first}
         report.rows.append(Row(f"{files:,} files", measure, unit, values, peer="first process", goal=goal))

@@ -128,7 +128,7 @@ def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: flo
         for name, connection in connections.items():
             filter_json = {"type": "not-eq", "term": "id", "value": number + 10}
             plan = json.dumps({"filter": filter_json, "stats-fields": []})
-            for what, method, path, body in (
+            for operation, method, path, body in (
                 ("plan", "POST", PLAN, plan),
                 ("loadTable", "GET", PLAN.removesuffix("/plan"), None),
             ):
@@ -140,20 +140,25 @@ def measure_planning(report: Report, jittery: Fleet, steady: Fleet, seconds: flo
                 elapsed = time.perf_counter() - began
                 busy_s = event_loop_s(pids[name]) - busy_before
                 assert answer.status == 200, data
-                if what == "plan":
+                if operation == "plan":
                     assert len(json.loads(data)["file-scan-tasks"]) == APPENDS
                 if number > 10:
-                    times[name][what].append(elapsed)
-                    busy[name][what].append(busy_s)
+                    times[name][operation].append(elapsed)
+                    busy[name][operation].append(busy_s)
         time.sleep(0.004)
-    for what in ("plan", "loadTable"):
+    for operation in ("plan", "loadTable"):
         for measure, part in (("median", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
-            values = {name: percentile(time[what], part) * 1000 for name, time in times.items()}
-            report.rows.append(Row(f"{what}, storage with a heavy tail", measure, "ms", values, peer=STEADY))
-        ratios = {name: percentile(time[what], 0.999) / percentile(time[what], 0.5) for name, time in times.items()}
-        case = f"{what}, storage with a heavy tail"
+            values = {name: percentile(time[operation], part) * 1000 for name, time in times.items()}
+            report.rows.append(Row(f"{operation}, storage with a heavy tail", measure, "ms", values, peer=STEADY))
+        ratios = {
+            name: percentile(time[operation], 0.999) / percentile(time[operation], 0.5) for name, time in times.items()
+        }
+        case = f"{operation}, storage with a heavy tail"
         report.rows.append(Row(case, "p99.9 / median", "×", ratios, peer=STEADY, goal=3.0))
-        ratios = {name: percentile(found[what], 0.999) / percentile(found[what], 0.5) for name, found in busy.items()}
+        ratios = {
+            name: percentile(found[operation], 0.999) / percentile(found[operation], 0.5)
+            for name, found in busy.items()
+        }
         report.rows.append(Row(case, "p99.9 / median, CPU of the event loop", "×", ratios, peer=STEADY, goal=3.0))
     sent = jittery.storage.requests.total() - before
     report.bounds["requests to the storage during all plans and loads"] = f"{sent}; all but the first are checks"

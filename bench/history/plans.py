@@ -59,13 +59,13 @@ async def _compare_plans(report: Report, folder: Path, planned: Table, rounds: i
             await register(target, planned)
         running.enter_context(on_core(LOAD_CORE))
 
-        async def same(target: Target, seconds: float = seconds) -> Sample:
+        async def repeat_same_plan(target: Target, seconds: float = seconds) -> Sample:
             return await drive(target, [repeat(same_plan)], seconds=seconds)
 
-        async def changing(target: Target, seconds: float = seconds) -> Sample:
+        async def send_new_plans(target: Target, seconds: float = seconds) -> Sample:
             return await drive(target, [_send_each(new)], seconds=seconds)
 
-        kinds = {"the same plan": same, "a new filter": changing}
+        kinds = {"the same plan": repeat_same_plan, "a new filter": send_new_plans}
         await warm(targets, [functools.partial(piece, seconds=1.0) for piece in kinds.values()], 1)
         for case, piece in kinds.items():
             samples = await run_alternately(targets, rounds, piece)

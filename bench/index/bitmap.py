@@ -65,7 +65,7 @@ class Answerer(Protocol):
     def answer(self, question: Question) -> Positions: ...
 
 
-class Ours:
+class SeamarkBitmap:
     name = OURS
 
     def __init__(self, columns: dict[str, Values]) -> None:
@@ -120,8 +120,10 @@ class DuckDB:
         self._path = path
 
     def answer(self, question: Question) -> Positions:
-        said = f"< {question.below}" if question.below is not None else f"IN ({', '.join(map(str, question.among))})"
-        where = " AND ".join(f"{name} {said}" for name in question.columns)
+        condition = (
+            f"< {question.below}" if question.below is not None else f"IN ({', '.join(map(str, question.among))})"
+        )
+        where = " AND ".join(f"{name} {condition}" for name in question.columns)
         result = self._connection.execute(
             f"SELECT file_row_number FROM read_parquet('{self._path}', file_row_number = true) WHERE {where}"
         ).fetchnumpy()
@@ -152,10 +154,10 @@ class Roaring:
         return sum(len(item.serialize()) for item in self._slices[name])
 
     def answer(self, question: Question) -> Positions:
-        actual_reduce = reduce(
+        combined = reduce(
             pyroaring.BitMap.intersection, (self._one(question, self._slices[name]) for name in question.columns)
         )
-        return np.asarray(actual_reduce.to_array()).astype(np.int64)
+        return np.asarray(combined.to_array()).astype(np.int64)
 
     def _one(self, question: Question, slices: list[pyroaring.BitMap]) -> pyroaring.BitMap:
         if question.below is None:
@@ -209,14 +211,14 @@ def _one_cardinality(report: Report, folder: Path, rows: int, cardinality: int, 
     columns = {name: _column(rng, rows, cardinality) for name in COLUMNS}
     path = folder / f"{cardinality}.parquet"
     pq.write_table(pa.table(columns), path)
-    ours, roaring = Ours(columns), Roaring(columns)
+    ours, roaring = SeamarkBitmap(columns), Roaring(columns)
     answerers: list[Answerer] = [ours, PyArrow(path), DuckDB(path), roaring]
     case = f"cardinality {cardinality:,}"
     for question in _questions(rng, cardinality):
-        took = _in_turns(answerers, question, turns)
-        best = min((PYARROW, DUCKDB), key=lambda name: took[name])
+        durations = _in_turns(answerers, question, turns)
+        best = min((PYARROW, DUCKDB), key=lambda name: durations[name])
         report.rows.append(
-            Row(f"{case}, {question.name}", "row positions", "ms", took, peer=best, goal=took[best] / GOAL)
+            Row(f"{case}, {question.name}", "row positions", "ms", durations, peer=best, goal=durations[best] / GOAL)
         )
     both = Question("AND", COLUMNS, below=max(1, cardinality * 3 // 10))
     per_million = 1e6 / rows
@@ -257,11 +259,11 @@ def _in_turns(answerers: list[Answerer], question: Question, turns: int) -> dict
     for answerer in answerers[1:]:
         if not np.array_equal(answerer.answer(question), expected):
             raise AnswersDiffer(f"{answerer.name} and {OURS} find other rows: {question}")
-    took: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
+    durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     for turn in range(turns):
         for answerer in answerers if turn % 2 else reversed(answerers):
-            took[answerer.name].append(_time(lambda one=answerer: one.answer(question)))
-    return {name: statistics.median(times) for name, times in took.items()}
+            durations[answerer.name].append(_time(lambda one=answerer: one.answer(question)))
+    return {name: statistics.median(times) for name, times in durations.items()}
 
 
 def _time(work: Callable[[], Any]) -> float:
@@ -279,22 +281,22 @@ def _measure_building(report: Report, case: str, values: Values, turns: int) -> 
         "sorted": lambda: bitmap.build(spread),
         ROARING: lambda: [item.serialize() for item in Roaring.build(values)],
     }
-    took: dict[str, list[float]] = {name: [] for name in works}
+    durations: dict[str, list[float]] = {name: [] for name in works}
     for turn in range(max(2, turns // 3)):
         for name, work in works.items():
             if name == ROARING and turn > 1:
                 continue
             started = time.thread_time()
             work()
-            took[name].append(time.thread_time() - started)
-    rates = {name: len(values) / min(times) / 1e6 for name, times in took.items()}
+            durations[name].append(time.thread_time() - started)
+    rates = {name: len(values) / min(times) / 1e6 for name, times in durations.items()}
     options: dict[str, Any] = {"lower_is_better": False, "peer": ROARING, "goal": BUILD_GOAL}
     values_by = {OURS: rates[OURS], ROARING: rates[ROARING]}
     report.rows.append(Row(f"{case}, build", "any order, one core", "M rows/s", values_by, **options))
     report.rows.append(Row(f"{case}, build", "sorted, one core", "M rows/s", {OURS: rates["sorted"]}, **options))
 
 
-def _measure_size(report: Report, case: str, ours: Ours, roaring: Roaring, path: Path, rows: int) -> None:
+def _measure_size(report: Report, case: str, ours: SeamarkBitmap, roaring: Roaring, path: Path, rows: int) -> None:
     section = ours.opened["a"].section(0)
     bits = slice_count(section.cardinality)
     report.rows.append(Row(f"{case}, stored", "slices", "", {OURS: section.bitmaps}, goal=bits))
@@ -316,14 +318,14 @@ def _many_files(report: Report, turns: int) -> None:
         entries = [bitmap.build(_keys(values)) for values in files]
         blob = b"".join(bitmap.encode(entries))
         index = Bitmap(memoryview(blob))
-        wanted = sorted({int(values[0]) for values in files[:10]})
-        ranges = KeyRanges("long", tuple(KeyRange(_code(value), _code(value)) for value in wanted))
-        expected = [bool(np.isin(values, wanted).any()) for values in files]
+        sorted_values = sorted({int(values[0]) for values in files[:10]})
+        ranges = KeyRanges("long", tuple(KeyRange(_code(value), _code(value)) for value in sorted_values))
+        expected = [bool(np.isin(values, sorted_values).any()) for values in files]
         if index.files_with(ranges).astype(bool).tolist() != expected:
             raise AnswersDiffer(f"files_with of {name}")
-        took = statistics.median(_time(lambda i=index, r=ranges: i.files_with(r)) for _ in range(20 * turns))
+        durations = statistics.median(_time(lambda i=index, r=ranges: i.files_with(r)) for _ in range(20 * turns))
         share = 1 - sum(entry.size_bytes for entry in entries) / len(blob)
-        report.rows.append(Row(f"{FILES:,} files, {name}", "files of IN (10)", "ms", {OURS: took}))
+        report.rows.append(Row(f"{FILES:,} files, {name}", "files of IN (10)", "ms", {OURS: durations}))
         report.notes.append(
             f"{FILES:,} files of {FILE_ROWS:,} rows, {name}: {len(blob):,} bytes, {share:.0%} of them about all files."
         )

@@ -75,8 +75,8 @@ def _measure_building(report: Report, *, quick: bool) -> None:
     longs = pa.array(np.random.default_rng(1).integers(0, 2**62, rows))
     texts = pa.array([f"customer-{value:019d}" for value in longs.to_pylist()])
     for name, kind, column in (("longs", "long", longs), ("strings of 28 bytes", "string", texts)):
-        took = _median_ms(lambda column=column, kind=kind: build(keys_of(column, kind)), 9, time.thread_time)
-        rate = rows / took / 1000
+        elapsed = _median_ms(lambda column=column, kind=kind: build(keys_of(column, kind)), 9, time.thread_time)
+        rate = rows / elapsed / 1000
         goal = GOAL_BUILD if kind == "long" else None
         case = f"build, {rows:,} distinct {name}"
         report.rows.append(Row(case, "one core", "M keys/s", {OURS: rate}, lower_is_better=False, goal=goal))
@@ -95,9 +95,9 @@ def _measure_assembly(report: Report, entries: list[FileBloom], folder: Path) ->
     blob = b"".join(merge([(part, np.ones(part.files, dtype=np.bool_)) for part in parts]))
     merged = time.thread_time() - started
     assert blob == b"".join(encode(entries))
-    for name, took in (("encode ten blobs", encoded), ("merge them into one", merged)):
+    for name, elapsed in (("encode ten blobs", encoded), ("merge them into one", merged)):
         report.rows.append(
-            Row(name, "one core", "MB/s", {OURS: len(blob) / took / 1e6}, lower_is_better=False),
+            Row(name, "one core", "MB/s", {OURS: len(blob) / elapsed / 1e6}, lower_is_better=False),
         )
     (folder / "blob").write_bytes(blob)
     return blob
@@ -123,7 +123,7 @@ def _measure_probes(report: Report, blob: bytes, stored: Path, paths: list[str],
     descriptor = os.open(stored, os.O_RDONLY)
     connection = duckdb.connect()
     connection.execute("SET enable_external_file_cache = false")
-    taken: dict[str, list[float]] = {name: [] for name in ("warm", "cold", FOOTERS, DUCKDB)}
+    durations: dict[str, list[float]] = {name: [] for name in ("warm", "cold", FOOTERS, DUCKDB)}
     reads = 0
 
     def ask_cold(hashes: Any) -> Any:
@@ -138,17 +138,17 @@ def _measure_probes(report: Report, blob: bytes, stored: Path, paths: list[str],
             file = int(rng.integers(files))
             hashes = _hash(int(values_of(file)[rng.integers(KEYS)]))
             for name, ask in (("warm", warm.probe), ("cold", ask_cold)):
-                found, took = _time(lambda ask=ask, hashes=hashes: ask(hashes))
-                assert found[file] == 1
-                taken[name].append(took)
+                found_files, elapsed = _time(lambda ask=ask, hashes=hashes: ask(hashes))
+                assert found_files[file] == 1
+                durations[name].append(elapsed)
         file = turn * 7 % len(paths)
         key = int(values_of(file)[turn])
-        found, took = _time(lambda key=key: _by_duckdb(connection, paths, key))
-        assert paths[file] in found
-        taken[DUCKDB].append(took * scale)
-        taken[FOOTERS].append(_time(lambda: [pq.read_metadata(path) for path in paths])[1] * scale)
+        found_files, elapsed = _time(lambda key=key: _by_duckdb(connection, paths, key))
+        assert paths[file] in found_files
+        durations[DUCKDB].append(elapsed * scale)
+        durations[FOOTERS].append(_time(lambda: [pq.read_metadata(path) for path in paths])[1] * scale)
     os.close(descriptor)
-    medians = {name: statistics.median(values) for name, values in taken.items()}
+    medians = {name: statistics.median(values) for name, values in durations.items()}
     peers = {FOOTERS: medians[FOOTERS], DUCKDB: medians[DUCKDB]}
     case = f"1 key × {files:,} files"
     report.rows += [
@@ -161,7 +161,7 @@ def _measure_probes(report: Report, blob: bytes, stored: Path, paths: list[str],
     report.rows.append(
         Row(f"{case}, cold", "over the faster peer", "×", values, lower_is_better=False, goal=GOAL_TIMES)
     )
-    ordered = sorted(taken["warm"])
+    ordered = sorted(durations["warm"])
     p99 = ordered[len(ordered) * 99 // 100]
     report.notes.append(f"Warm: median of {len(ordered):,} keys, each of one file at least; p99 {p99:.3f} ms.")
 
@@ -169,13 +169,13 @@ def _measure_probes(report: Report, blob: bytes, stored: Path, paths: list[str],
 def _check_answers(report: Report, blob: bytes, files: int) -> None:
     """Count the false positives among keys that no file has, and among lists of keys."""
     bloom, rng = Bloom(blob), np.random.default_rng(5)
-    others = [_hash(int(value)) for value in rng.integers(2**62, 2**63, 500)]
-    share = statistics.mean(float(bloom.probe(hashes).mean()) for hashes in others)
+    absent_hashes = [_hash(int(value)) for value in rng.integers(2**62, 2**63, 500)]
+    share = statistics.mean(float(bloom.probe(hashes).mean()) for hashes in absent_hashes)
     report.rows.append(Row("key of no file", "false positives", "%", {OURS: 100 * share}, goal=GOAL_FPP))
     for count in (10, 100):
-        lists = [np.concatenate(others[at : at + count]) for at in range(0, 500, count)]
-        took = statistics.median(_time(lambda hashes=hashes: bloom.probe(hashes))[1] for hashes in lists)
-        report.rows.append(Row(f"{count} keys × {files:,} files, warm", "probe", "ms", {OURS: took}))
+        lists = [np.concatenate(absent_hashes[at : at + count]) for at in range(0, 500, count)]
+        elapsed = statistics.median(_time(lambda hashes=hashes: bloom.probe(hashes))[1] for hashes in lists)
+        report.rows.append(Row(f"{count} keys × {files:,} files, warm", "probe", "ms", {OURS: elapsed}))
 
 
 def _hash(value: int) -> Any:
@@ -192,14 +192,14 @@ def _by_duckdb(connection: Any, paths: list[str], key: int) -> set[str]:
 def _time(act: Callable[[], Any]) -> tuple[Any, float]:
     """Return the result of `act`, and the milliseconds that it took."""
     started = time.perf_counter()
-    actual_act = act()
-    return actual_act, (time.perf_counter() - started) * 1000
+    actual_answer = act()
+    return actual_answer, (time.perf_counter() - started) * 1000
 
 
 def _median_ms(act: Callable[[], Any], times: int, clock: Callable[[], float]) -> float:
-    taken = []
+    durations = []
     for _ in range(times):
         started = clock()
         act()
-        taken.append((clock() - started) * 1000)
-    return statistics.median(taken)
+        durations.append((clock() - started) * 1000)
+    return statistics.median(durations)

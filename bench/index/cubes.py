@@ -117,18 +117,18 @@ def _compare(url: str, *, repeats: int, case: str = "") -> list[Row]:
             took: dict[str, list[float]] = {OURS: [], WITHOUT: []}
             answers = []
             for turn in range(repeats + 1):
-                for who, chosen in ((OURS, session), (WITHOUT, plain)):
+                for label, chosen in ((OURS, session), (WITHOUT, plain)):
                     begun_s = time.perf_counter()
                     result = chosen.sql(text)
                     answer = sorted(map(str, result.to_arrow().to_pylist()))
                     if turn:
-                        took[who].append(1000 * (time.perf_counter() - begun_s))
+                        took[label].append(1000 * (time.perf_counter() - begun_s))
                     answers.append(answer)
-                    if who == OURS and (result.explanation.cube is None or result.explanation.cube.index is None):
+                    if label == OURS and (result.explanation.cube is None or result.explanation.cube.index is None):
                         raise AnswersDiffer(f"{text}: {result.explanation}")
             if any(answer != answers[0] for answer in answers):
                 raise AnswersDiffer(f"{text}: {answers}")
-            medians = {who: statistics.median(times) for who, times in took.items()}
+            medians = {label: statistics.median(times) for label, times in took.items()}
             goal = medians[WITHOUT] / SPEEDUP_GOAL
             rows.append(Row(name + case, "a statement", "ms", medians, peer=WITHOUT, goal=goal))
     return rows

@@ -50,7 +50,7 @@ class AnswersDiffer(Exception):
     """A system has not found each key exactly once."""
 
 
-class Ours:
+class SeamarkIndex:
     """Our table, written and indexed; queried over HTTP and in process.
 
     `seconds` is the time that the indexing took.
@@ -76,10 +76,10 @@ class Ours:
         locations = [index_file["location"] for index_file in self.index.json["index-files"]]
         self._records = [RecordBlob(open_index_file(Storage().read(location), location).blob) for location in locations]
 
-    def over_http(self, keys: pa.Array) -> int:
+    def look_up_over_http(self, keys: pa.Array) -> int:
         return len(self._client.lookup(TABLE, pa.table({"k": keys}), index=INDEX).rows)
 
-    def in_process(self, keys: pa.Array) -> int:
+    def look_up_in_process(self, keys: pa.Array) -> int:
         columns = [keys_of(keys, "string")]
         hashes = hash_rows(columns, 0), hash_rows(columns, 1)
         return sum(len(record.lookup(*hashes)[0]) for record in self._records)
@@ -99,7 +99,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         closing(IndexClient(server.base_url)) as client,
     ):
         answer = peer.answer()  # written and indexed
-        ours = Ours(client, table)
+        ours = SeamarkIndex(client, table)
         _sizes(report, ours, answer, count)
         for batch in BATCHES:
             _measure_lookups(report, ours, peer, [draw.choice(keys, batch, replace=False) for _ in range(rounds + 1)])
@@ -113,32 +113,32 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _sizes(report: Report, ours: Ours, made: dict[str, Any], count: int) -> None:
-    built = {OURS: ours.seconds, SQL: made["seconds"]}
-    sizes = {OURS: ours.index.size_bytes / count, SQL: made["index_bytes"] / count}
+def _sizes(report: Report, ours: SeamarkIndex, index: dict[str, Any], count: int) -> None:
+    built = {OURS: ours.seconds, SQL: index["seconds"]}
+    sizes = {OURS: ours.index.size_bytes / count, SQL: index["index_bytes"] / count}
     report.rows.append(Row("index", "built, by command", "s", built, peer=SQL))
     report.rows.append(Row("index", "an entry", "B", sizes, peer=SQL))
 
 
-def _measure_lookups(report: Report, ours: Ours, peer: Peer, draws: list[npt.NDArray[Any]]) -> None:
+def _measure_lookups(report: Report, ours: SeamarkIndex, peer: Peer, draws: list[npt.NDArray[Any]]) -> None:
     """Query all systems with each draw; the first draw warms them up and is not counted."""
-    took: dict[str, list[float]] = {}
+    durations: dict[str, list[float]] = {}
     read = []
     for draw in draws:
-        for name, ask in {HTTP: ours.over_http, DIRECT: ours.in_process}.items():
+        for name, ask in {HTTP: ours.look_up_over_http, DIRECT: ours.look_up_in_process}.items():
             queries = pa.array(draw)
             started = time.perf_counter()
             result = ask(queries)
-            took.setdefault(name, []).append((time.perf_counter() - started) * 1000)
+            durations.setdefault(name, []).append((time.perf_counter() - started) * 1000)
             _check_count(name, result, len(draw))
         for name, way in WAYS.items():
             answer = peer.ask(way=way, keys=draw.tolist())
-            took.setdefault(name, []).append(answer["seconds"] * 1000)
+            durations.setdefault(name, []).append(answer["seconds"] * 1000)
             if name != JOB:
                 _check_count(name, answer["found"], len(draw))
             if name == SQL:
                 read.append(answer["files"])
-    ms = {name: statistics.median(times[1:]) for name, times in took.items()}
+    ms = {name: statistics.median(times[1:]) for name, times in durations.items()}
     case = f"{len(draws[0]):,} key{'s' * (len(draws[0]) > 1)}"
     whole = {OURS: ms[HTTP], SQL: ms[SQL], JOB: ms[JOB]}
     readers = {name: ms[name] for name in (READER, OPENED)}
@@ -151,6 +151,6 @@ def _measure_lookups(report: Report, ours: Ours, peer: Peer, draws: list[npt.NDA
     ]
 
 
-def _check_count(name: str, found: int, asked: int) -> None:
-    if found != asked:
-        raise AnswersDiffer(f"{name} found {found} rows of {asked} keys")
+def _check_count(name: str, found_count: int, requested_count: int) -> None:
+    if found_count != requested_count:
+        raise AnswersDiffer(f"{name} found {found_count} rows of {requested_count} keys")

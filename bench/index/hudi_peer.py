@@ -53,8 +53,8 @@ class Peer:
             **NO_STATISTICS,
         }
         started = time.perf_counter()
-        given = self._spark.read.parquet(rows).repartition(files)
-        given.write.format("hudi").options(**options).mode("overwrite").save(self._location)
+        rows_frame = self._spark.read.parquet(rows).repartition(files)
+        rows_frame.write.format("hudi").options(**options).mode("overwrite").save(self._location)
         wrote = time.perf_counter() - started
         self._spark.sql(f"CREATE TABLE t USING hudi LOCATION '{self._location}'")
         started = time.perf_counter()
@@ -82,7 +82,7 @@ class Peer:
             result = frame.collect()
             seconds = time.perf_counter() - started
             return {"seconds": seconds, "found": len(result), "files": self._files_read(frame)}
-        listed = self._listed(keys)
+        listed = self._to_hoodie_list(keys)
         started = time.perf_counter()
         reader = self.opened if way == "opened" else self._reader()
         result = reader.readRecordIndexLocationsWithKeys(listed).collectAsList().size()
@@ -97,7 +97,7 @@ class Peer:
         leaf = frame._jdf.queryExecution().executedPlan().collectLeaves().head()
         return int(leaf.metrics().apply("numFiles").value())
 
-    def _listed(self, keys: list[str]) -> Any:
+    def _to_hoodie_list(self, keys: list[str]) -> Any:
         """As Hudi takes them; by a file, as the gateway would carry them one by one."""
         self._given.write_text("\n".join(keys))
         strings = self._jvm.java.nio.file.Files.readAllLines(self._jvm.java.io.File(str(self._given)).toPath())

@@ -55,24 +55,24 @@ class AnswersDiffer(Exception):
 class Answerer(Protocol):
     name: str
 
-    def one(self, key: int) -> tuple[int, int]: ...
+    def look_up_one(self, key: int) -> tuple[int, int]: ...
 
-    def many(self, keys: pa.Array) -> Places:
+    def look_up_many(self, keys: pa.Array) -> Places:
         """Return the places of the keys, in the order of the keys."""
         ...
 
 
-class Ours:
+class SeamarkRecordIndex:
     name = OURS
 
     def __init__(self, record: RecordBlob) -> None:
         self._record = record
 
-    def one(self, key: int) -> tuple[int, int]:
+    def look_up_one(self, key: int) -> tuple[int, int]:
         ((file, position),) = self._record.find(*row_hash([key_of(key, "long")]))
         return file, position
 
-    def many(self, keys: pa.Array) -> Places:
+    def look_up_many(self, keys: pa.Array) -> Places:
         columns = [keys_of(keys, "long")]
         _, files, positions = self._record.lookup(hash_rows(columns, 0), hash_rows(columns, 1))
         return np.stack([files, positions], axis=1)
@@ -86,12 +86,12 @@ class DuckDB:
         self._db.execute("SET parquet_metadata_cache = true")
         self._db.execute(f"CREATE VIEW entries AS FROM read_parquet('{path}')")
 
-    def one(self, key: int) -> tuple[int, int]:
+    def look_up_one(self, key: int) -> tuple[int, int]:
         rows = self._db.execute("SELECT file, position FROM entries WHERE k = ?", [key]).fetchall()
         ((file, position),) = rows
         return file, position
 
-    def many(self, keys: pa.Array) -> Places:
+    def look_up_many(self, keys: pa.Array) -> Places:
         table = pa.table({"k": keys, "query": np.arange(len(keys))})
         self._db.register("asked", table)
         result = self._db.execute("SELECT query, file, position FROM entries JOIN asked USING (k)").fetchnumpy()
@@ -109,13 +109,13 @@ class DataFusion:
         self._context = datafusion.SessionContext(datafusion.SessionConfig(settings))
         self._context.register_parquet("entries", str(path))
 
-    def one(self, key: int) -> tuple[int, int]:
+    def look_up_one(self, key: int) -> tuple[int, int]:
         result = pa.Table.from_batches(
             self._context.sql(f"SELECT file, position FROM entries WHERE k = {key}").collect()
         )
         return result["file"][0].as_py(), result["position"][0].as_py()
 
-    def many(self, keys: pa.Array) -> Places:
+    def look_up_many(self, keys: pa.Array) -> Places:
         self._context.deregister_table("asked")
         batch = pa.record_batch({"k": keys, "query": np.arange(len(keys))})
         self._context.register_record_batches("asked", [[batch]])
@@ -130,11 +130,11 @@ class PyArrow:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def one(self, key: int) -> tuple[int, int]:
+    def look_up_one(self, key: int) -> tuple[int, int]:
         table = pq.read_table(self._path, columns=["file", "position"], filters=pc.field("k") == key)
         return table["file"][0].as_py(), table["position"][0].as_py()
 
-    def many(self, keys: pa.Array) -> Places:
+    def look_up_many(self, keys: pa.Array) -> Places:
         """Read the whole file, because pyarrow's filters do not push down a list."""
         table = pq.read_table(self._path)
         at = np.searchsorted(table["k"].to_numpy(), keys.to_numpy())  # The column is sorted.
@@ -156,7 +156,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     record = _map_record(blob)
     record.verify()  # Load and verify every page, so that the timed lookups do no other work.
     path = _parquet(folder / "entries.parquet", keys)
-    answerers = [Ours(record), DuckDB(path), DataFusion(path), PyArrow(path)]
+    answerers = [SeamarkRecordIndex(record), DuckDB(path), DataFusion(path), PyArrow(path)]
     _ones(report, answerers, keys, rounds)
     _batches(report, answerers, keys, batch, rounds)
     _cold(report, blob, keys, 200 if quick else 2_000)
@@ -231,19 +231,19 @@ def _parquet(path: Path, keys: Values) -> Path:
 
 
 def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) -> None:
-    took: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
+    durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     draw = np.random.default_rng(9)
     for turn in range(rounds):
         for item in answerers if turn % 2 else reversed(answerers):
             times, slices = (SINGLE, SLICES) if item.name == OURS else (1, 3)
-            for asked in draw.choice(len(keys), (slices, times), replace=False):
-                values = keys[asked].tolist()
+            for row_numbers in draw.choice(len(keys), (slices, times), replace=False):
+                values = keys[row_numbers].tolist()
                 started = time.perf_counter()
-                results = [item.one(value) for value in values]
-                took[item.name].append((time.perf_counter() - started) * 1e6 / times)
-                if results != _expected_places(keys, asked):
+                results = [item.look_up_one(value) for value in values]
+                durations[item.name].append((time.perf_counter() - started) * 1e6 / times)
+                if results != _compute_expected_places(keys, row_numbers):
                     raise AnswersDiffer(f"{item.name}, one key")
-    values_us = {name: statistics.median(times) for name, times in took.items()}
+    values_us = {name: statistics.median(times) for name, times in durations.items()}
     best = _best(answerers, values_us)
     report.rows += [
         Row("one key", "lookup", "µs", values_us, peer=best, goal=ONE_GOAL_US),
@@ -251,11 +251,11 @@ def _ones(report: Report, answerers: list[Answerer], keys: Values, rounds: int) 
     ]
 
 
-def _expected_places(keys: Values, asked: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
+def _compute_expected_places(keys: Values, row_numbers: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     ends = np.cumsum([len(part) for part in np.array_split(keys, FILES)])
-    files = np.searchsorted(ends, asked, "right")
+    files = np.searchsorted(ends, row_numbers, "right")
     starts = ends - np.diff(ends, prepend=0)
-    return list(zip(files.tolist(), (asked - starts[files]).tolist(), strict=True))
+    return list(zip(files.tolist(), (row_numbers - starts[files]).tolist(), strict=True))
 
 
 def _best(answerers: list[Answerer], values: dict[str, float]) -> str:
@@ -263,21 +263,21 @@ def _best(answerers: list[Answerer], values: dict[str, float]) -> str:
 
 
 def _batches(report: Report, answerers: list[Answerer], keys: Values, batch: int, rounds: int) -> None:
-    took: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
+    durations: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     worked: dict[str, list[float]] = {answerer.name: [] for answerer in answerers}
     draw = np.random.default_rng(10)
     for turn in range(rounds):
         query = draw.choice(len(keys), batch, replace=False)
-        wanted, expected = pa.array(keys[query]), np.array(_expected_places(keys, query))
+        wanted_keys, expected = pa.array(keys[query]), np.array(_compute_expected_places(keys, query))
         for item in answerers if turn % 2 else reversed(answerers):
             started, before = time.perf_counter(), time.process_time()
-            result = item.many(wanted)
+            result = item.look_up_many(wanted_keys)
             worked[item.name].append((time.process_time() - before) * 1000)
-            took[item.name].append((time.perf_counter() - started) * 1000)
+            durations[item.name].append((time.perf_counter() - started) * 1000)
             if not np.array_equal(result, expected):
                 raise AnswersDiffer(f"{item.name}, {batch} keys")
     case = f"{batch:,} keys"
-    for measure, times in (("lookup", took), ("lookup, CPU of all cores", worked)):
+    for measure, times in (("lookup", durations), ("lookup, CPU of all cores", worked)):
         values = {name: statistics.median(time) for name, time in times.items()}
         best = _best(answerers, values)
         report.rows.append(Row(case, measure, "ms", values, peer=best, goal=values[best] / MANY_GOAL))
@@ -298,7 +298,7 @@ def _cold(report: Report, blob: Path, keys: Values, times: int) -> None:
     fences = Fences(os.pread(descriptor, directory, size - directory), size)
     os.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_RANDOM)
-    took, reads, pages = [], [], []
+    durations, reads, pages = [], [], []
     for at in np.random.default_rng(11).choice(len(keys), times, replace=False):
         os.posix_fadvise(descriptor, 0, size, os.POSIX_FADV_DONTNEED)
         started = time.perf_counter()
@@ -306,14 +306,14 @@ def _cold(report: Report, blob: Path, keys: Values, times: int) -> None:
         hi, lo = (np.array([half], np.uint64) for half in pair)
         ranges = fences.page_ranges(hi, lo)
         lookup_bytes = fences.lookup_bytes(hi, lo, [os.pread(descriptor, length, offset) for offset, length in ranges])
-        took.append((time.perf_counter() - started) * 1e6)
+        durations.append((time.perf_counter() - started) * 1e6)
         reads.append(len(ranges))
         pages.append(sum(length for _, length in ranges) / 4096)
-        if [(int(lookup_bytes[1][0]), int(lookup_bytes[2][0]))] != _expected_places(keys, np.array([at])):
+        if [(int(lookup_bytes[1][0]), int(lookup_bytes[2][0]))] != _compute_expected_places(keys, np.array([at])):
             raise AnswersDiffer("cold")
     os.close(descriptor)
     report.rows.append(Row("one key, cold", "reads, at most", "", {OURS: max(reads)}, goal=READS_GOAL))
-    report.rows.append(Row("one key, cold", "lookup", "µs", {OURS: statistics.median(took)}))
+    report.rows.append(Row("one key, cold", "lookup", "µs", {OURS: statistics.median(durations)}))
     report.notes.append(
         f"Cold: {statistics.mean(pages):.3f} pages of 4 KiB a key, always in one read; fences take"
         f" {len(fences.first) * 8 / 1e6:.2f} MB of memory."

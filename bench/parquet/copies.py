@@ -40,10 +40,10 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     count, rows = (QUICK_FILES, QUICK_ROWS) if quick else (FILES, ROWS)
     paths = [data_file(folder / f"{number}.parquet", number, rows) for number in range(count)]
     schema = pq.read_schema(paths[0])
-    kept_schema = pa.schema([field for field in schema if field.name != DROPPED])
+    remaining_schema = pa.schema([field for field in schema if field.name != DROPPED])
     size_mb = sum(path.stat().st_size for path in paths) / 1e6
     rounds = 1 if quick else 3
-    for case, columns in (("merge", schema), (f"drop {DROPPED}, and merge", kept_schema)):
+    for case, columns in (("merge", schema), (f"drop {DROPPED}, and merge", remaining_schema)):
         values = measure(
             {
                 OURS: lambda out, columns=columns: _copy(paths, out, columns),

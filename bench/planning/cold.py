@@ -47,9 +47,9 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
         peer=f"the first plan of Iceberg Java {java_peer.version()}; for decode, PyIceberg {pyiceberg_peer.version()}",
     )
     for files in (2_000,) if quick else sizes:
-        new_table = table(files)
-        _into_page_cache(new_table)
-        await _plans(report, folder, new_table, rounds=1 if quick else 3)
+        generated_table = table(files)
+        _into_page_cache(generated_table)
+        await _plans(report, folder, generated_table, rounds=1 if quick else 3)
     _decode(report, table(2_000 if quick else 100_000), manifests=2 if quick else 50)
     report.notes.append(
         "The filter is the narrow range of the warm plans; no manifest can be left out by its partitions. First plan"
@@ -60,7 +60,7 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
 
 async def _plans(report: Report, folder: Path, table: Table, rounds: int) -> None:
     expected = FILTERS[RANGES[0]].expression(table)
-    mine, again, theirs = [], [], []
+    mine, second_durations, theirs = [], [], []
     for number in range(rounds if table.files < 1_000_000 else min(rounds, 2)):
         with java_planner(table.metadata_location, table.files, folder / "java.log") as java:
             plan = java.plan(expected)
@@ -73,13 +73,13 @@ async def _plans(report: Report, folder: Path, table: Table, rounds: int) -> Non
         async with our_planner(home, table, disk=True) as ours:
             await ours.plan(expected)
         async with our_planner(home, table, disk=True) as ours:
-            again.append((await ours.plan(expected)).ms)
+            second_durations.append((await ours.plan(expected)).ms)
     values = {OURS: statistics.median(mine), JAVA: statistics.median(theirs)}
     if table.files <= 100_000:
         values[PYICEBERG] = PyIcebergPlanner(table.metadata_location).plan(expected).ms
     goal = values[JAVA] / FASTER_GOAL if table.files >= 1_000_000 else COLD_GOAL_MS.get(table.files)
     report.rows.append(Row(f"{table.files:,} files, first plan ever", "plan", "ms", values, peer=JAVA, goal=goal))
-    restarted = {OURS: statistics.median(again), JAVA: values[JAVA]}
+    restarted = {OURS: statistics.median(second_durations), JAVA: values[JAVA]}
     report.rows.append(Row(f"{table.files:,} files, first after a restart", "plan", "ms", restarted, peer=JAVA))
 
 
@@ -142,5 +142,5 @@ def _their_manifests(table: Table) -> list[TheirManifestFile]:
 
 def _pyiceberg(table: Table, contents: list[tuple[bytes, str]]) -> float:
     files = PyArrowFileIO()
-    known = {their_manifest.manifest_path: their_manifest for their_manifest in _their_manifests(table)}
-    return _rate(lambda _, location: len(known[location].fetch_manifest_entry(files)), contents)
+    manifests_by_path = {their_manifest.manifest_path: their_manifest for their_manifest in _their_manifests(table)}
+    return _rate(lambda _, location: len(manifests_by_path[location].fetch_manifest_entry(files)), contents)

@@ -57,7 +57,7 @@ class Batch:
         """Return the day of each file, in days since the epoch."""
         return START_DAY + self.number // self.files_per_day
 
-    def drawn(self, high: int) -> Ints:
+    def draw(self, high: int) -> Ints:
         """Return uniform random numbers in 0 … high - 1."""
         return self.chance.integers(0, high, self.rows, dtype=np.int64)
 
@@ -99,9 +99,9 @@ def columns(count: int) -> tuple[Column, ...]:
     fixed = len(_KINDS)
     results = []
     for number in range(count):
-        again, at = (0, number) if number < fixed else divmod(number - 2, fixed - 2)
-        name, type_, make = _KINDS[at if again == 0 else at + 2]
-        results.append(Column(number + 1, f"{name}_{again + 1}" if again else name, type_, make, required=number < 2))
+        group, at = (0, number) if number < fixed else divmod(number - 2, fixed - 2)
+        name, type_, make = _KINDS[at if group == 0 else at + 2]
+        results.append(Column(number + 1, f"{name}_{group + 1}" if group else name, type_, make, required=number < 2))
     return tuple(results)
 
 
@@ -123,8 +123,8 @@ def _ts(batch: Batch) -> Stats:
     groups = batch.files_per_day // BUCKETS
     slot = DAY_US // groups
     start = batch.day * DAY_US + batch.number // BUCKETS % groups * slot
-    lower = start + batch.drawn(slot // 20)
-    upper = start + slot - 1 - batch.drawn(slot // 20)
+    lower = start + batch.draw(slot // 20)
+    upper = start + slot - 1 - batch.draw(slot // 20)
     return Stats(little_endian(lower), little_endian(upper), _none(batch))
 
 
@@ -133,31 +133,31 @@ def _day(batch: Batch) -> Stats:
     return Stats(value, value, _none(batch))
 
 
-def _clustered_long(batch: Batch) -> Stats:
+def _draw_clustered_long(batch: Batch) -> Stats:
     """Return values that grow with the files, within a tenth of the range."""
-    lower = batch.number * (SPAN // batch.total) + batch.drawn(SPAN // 10)
-    return Stats(little_endian(lower), little_endian(lower + batch.drawn(SPAN // 50)), _none(batch))
+    lower = batch.number * (SPAN // batch.total) + batch.draw(SPAN // 10)
+    return Stats(little_endian(lower), little_endian(lower + batch.draw(SPAN // 50)), _none(batch))
 
 
-def _updated_at(batch: Batch) -> Stats:
+def _draw_updated_at(batch: Batch) -> Stats:
     """Return times up to three days after the event, in random order within the three days."""
-    lower = batch.day * DAY_US + batch.drawn(DAY_US)
-    return Stats(little_endian(lower), little_endian(lower + batch.drawn(3 * DAY_US)), _none(batch))
+    lower = batch.day * DAY_US + batch.draw(DAY_US)
+    return Stats(little_endian(lower), little_endian(lower + batch.draw(3 * DAY_US)), _none(batch))
 
 
-def _overlapping_bounds(batch: Batch, spread: float) -> tuple[Ints, Ints]:
+def _draw_overlapping_bounds(batch: Batch, spread: float) -> tuple[Ints, Ints]:
     """Return random bounds in SPAN that are up to `spread` of SPAN apart.
 
     About spread / 2 of the files contain a point.
     """
-    lower = batch.drawn(SPAN)
-    return lower, lower + batch.drawn(max(1, round(SPAN * spread)))
+    lower = batch.draw(SPAN)
+    return lower, lower + batch.draw(max(1, round(SPAN * spread)))
 
 
 def _numbers(spread: float, dtype: type[np.generic], divisor: int = 1, *, nulls: bool = False) -> Maker:
     def make(batch: Batch) -> Stats:
-        lower, upper = (bound // divisor for bound in _overlapping_bounds(batch, spread))
-        absent = batch.drawn(1000) * batch.records // 10_000 if nulls else _none(batch)
+        lower, upper = (bound // divisor for bound in _draw_overlapping_bounds(batch, spread))
+        absent = batch.draw(1000) * batch.records // 10_000 if nulls else _none(batch)
         return Stats(little_endian(lower.astype(dtype)), little_endian(upper.astype(dtype)), absent)
 
     return make
@@ -165,8 +165,8 @@ def _numbers(spread: float, dtype: type[np.generic], divisor: int = 1, *, nulls:
 
 def _floats(spread: float, dtype: type[np.float32] | type[np.float64]) -> Maker:
     def make(batch: Batch) -> Stats:
-        lower, upper = (bound / 1000 for bound in _overlapping_bounds(batch, spread))
-        nans: NDArray[np.int64] = np.where(batch.drawn(20) == 0, batch.drawn(100), 0)
+        lower, upper = (bound / 1000 for bound in _draw_overlapping_bounds(batch, spread))
+        nans: NDArray[np.int64] = np.where(batch.draw(20) == 0, batch.draw(100), 0)
         return Stats(little_endian(lower.astype(dtype)), little_endian(upper.astype(dtype)), _none(batch), nans)
 
     return make
@@ -175,8 +175,8 @@ def _floats(spread: float, dtype: type[np.float32] | type[np.float64]) -> Maker:
 def _decimals(spread: float, *, negative: bool = False) -> Maker:
     def make(batch: Batch) -> Stats:
         shift = SPAN // 2 if negative else 0
-        lower, upper = (bound - shift for bound in _overlapping_bounds(batch, spread))
-        nulls = batch.drawn(100) * batch.records // 1000
+        lower, upper = (bound - shift for bound in _draw_overlapping_bounds(batch, spread))
+        nulls = batch.draw(100) * batch.records // 1000
         return Stats(unscaled_decimal(lower), unscaled_decimal(upper), nulls)
 
     return make
@@ -184,14 +184,14 @@ def _decimals(spread: float, *, negative: bool = False) -> Maker:
 
 def _country(batch: Batch) -> Stats:
     """Return the statistics of a column of which nearly every file holds nearly every value."""
-    low, high = batch.drawn(6), len(COUNTRIES) - 1 - batch.drawn(6)
+    low, high = batch.draw(6), len(COUNTRIES) - 1 - batch.draw(6)
     return Stats(choice(COUNTRIES, low), choice(COUNTRIES, high), _none(batch))
 
 
 def _device(batch: Batch) -> Stats:
     """Return the statistics of a column. A third of the files hold one device only."""
-    first, second = batch.drawn(len(DEVICES)), batch.drawn(len(DEVICES))
-    second = np.where(batch.drawn(3) == 0, first, second)
+    first, second = batch.draw(len(DEVICES)), batch.draw(len(DEVICES))
+    second = np.where(batch.draw(3) == 0, first, second)
     return Stats(choice(DEVICES, np.minimum(first, second)), choice(DEVICES, np.maximum(first, second)), _none(batch))
 
 
@@ -204,7 +204,7 @@ def _letters(values: Ints) -> Cells:
 def _tail(batch: Batch, low: int, high: int) -> Cells:
     """Return `low` to `high` random letters."""
     matrix = batch.chance.integers(ord("a"), ord("z") + 1, (batch.rows, high), dtype=np.uint8)
-    return Cells(matrix, np.arange(high) < (low + batch.drawn(high - low + 1))[:, None])
+    return Cells(matrix, np.arange(high) < (low + batch.draw(high - low + 1))[:, None])
 
 
 def _email(batch: Batch) -> Stats:
@@ -212,7 +212,7 @@ def _email(batch: Batch) -> Stats:
 
     Bounds have at most 16 characters, because writers truncate them.
     """
-    lower, upper = _overlapping_bounds(batch, 0.01)
+    lower, upper = _draw_overlapping_bounds(batch, 0.01)
     first, last = (join_cells(_letters(bound), _tail(batch, 1, 9)) for bound in (lower, upper + 26))
     return Stats(first, last, _none(batch))
 
@@ -230,8 +230,8 @@ def _comment(batch: Batch) -> Stats:
 
     Three of a hundred files hold nulls only and have no bounds.
     """
-    lower, upper = _overlapping_bounds(batch, 0.3)
-    present = batch.drawn(100) >= 3
+    lower, upper = _draw_overlapping_bounds(batch, 0.3)
+    present = batch.draw(100) >= 3
     nulls = np.where(present, batch.records * 3 // 4, batch.records)
     first, last = (join_cells(_letters(bound), _tail(batch, 9, 9)) for bound in (lower, upper + 26))
     return Stats(first, last, nulls, present=present)
@@ -240,7 +240,7 @@ def _comment(batch: Batch) -> Stats:
 _KINDS: tuple[tuple[str, str, Maker], ...] = (
     ("ts", "timestamptz", _ts),
     ("day", "date", _day),
-    ("event_id", "long", _clustered_long),
+    ("event_id", "long", _draw_clustered_long),
     ("user_id", "long", _numbers(1.0, np.int64)),
     ("session_id", "long", _numbers(0.1, np.int64)),
     ("order_id", "long", _numbers(0.01, np.int64)),
@@ -252,7 +252,7 @@ _KINDS: tuple[tuple[str, str, Maker], ...] = (
     ("discount", "float", _floats(0.2, np.float32)),
     ("amount", "decimal(12, 2)", _decimals(0.02)),
     ("balance", "decimal(12, 2)", _decimals(0.3, negative=True)),
-    ("updated_at", "timestamp", _updated_at),
+    ("updated_at", "timestamp", _draw_updated_at),
     ("country", "string", _country),
     ("device", "string", _device),
     ("email", "string", _email),

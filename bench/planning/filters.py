@@ -46,7 +46,7 @@ def and_filter(left: Any, right: Any) -> dict[str, Any]:
     return {"type": "and", "left": left, "right": right}
 
 
-def between(column: str, low: Any, high: Any) -> dict[str, Any]:
+def between_filter(column: str, low: Any, high: Any) -> dict[str, Any]:
     """Return the filter low ≤ column < high."""
     return and_filter(comparison("gt-eq", column, low), comparison("lt", column, high))
 
@@ -66,7 +66,7 @@ def _middle_us(table: Table) -> int:
 
 def _hour(table: Table, turn: int) -> Any:
     start = _middle_us(table) + turn * 1000
-    return between("ts", timestamp_text(start), timestamp_text(start + HOUR_US))
+    return between_filter("ts", timestamp_text(start), timestamp_text(start + HOUR_US))
 
 
 def _one_day(table: Table, turn: int) -> Any:
@@ -79,8 +79,8 @@ def _one_day(table: Table, turn: int) -> Any:
 
 
 def _three(table: Table, turn: int) -> Any:
-    sessions = between("session_id", SPAN // 4 + turn, SPAN // 4 + 1000 + turn)
-    orders = between("order_id", SPAN // 3, SPAN // 3 + SPAN // 100)
+    sessions = between_filter("session_id", SPAN // 4 + turn, SPAN // 4 + 1000 + turn)
+    orders = between_filter("order_id", SPAN // 3, SPAN // 3 + SPAN // 100)
     return and_filter(comparison("gt", "user_id", SPAN // 2), and_filter(sessions, orders))
 
 
@@ -90,7 +90,7 @@ FILTERS = {
         Filter(
             "narrow range",
             "order_id between two near values; files in any order, narrow bounds",
-            lambda table, turn: between("order_id", SPAN // 2 + turn, SPAN // 2 + 10_000 + turn),
+            lambda table, turn: between_filter("order_id", SPAN // 2 + turn, SPAN // 2 + 10_000 + turn),
             (("order_id", "lower"), ("order_id", "upper")),
         ),
         Filter(
@@ -102,7 +102,7 @@ FILTERS = {
         Filter(
             "decimal range",
             "amount, a decimal, between two near values; files in any order",
-            lambda table, turn: between("amount", f"{SPAN // 200 + turn}.00", f"{SPAN // 200 + 100 + turn}.00"),
+            lambda table, turn: between_filter("amount", f"{SPAN // 200 + turn}.00", f"{SPAN // 200 + 100 + turn}.00"),
             (("amount", "lower"), ("amount", "upper")),
         ),
         Filter(
@@ -115,7 +115,7 @@ FILTERS = {
         Filter(
             "clustered column",
             "event_id between two near values; roughly grows with the files",
-            lambda table, turn: between("event_id", SPAN // 2 + turn, SPAN // 2 + 1000 + turn),
+            lambda table, turn: between_filter("event_id", SPAN // 2 + turn, SPAN // 2 + 1000 + turn),
         ),
         Filter(
             "string equality",
@@ -136,5 +136,5 @@ FILTERS = {
 def small(table: Table, turn: int = 0) -> Any:
     """Return a filter for one user in six hours, as a dashboard sends; it keeps a few files."""
     start = _middle_us(table)
-    hours = between("ts", timestamp_text(start), timestamp_text(start + 6 * HOUR_US))
+    hours = between_filter("ts", timestamp_text(start), timestamp_text(start + 6 * HOUR_US))
     return and_filter(comparison("eq", "user_id", SPAN // 3 + turn), hours)

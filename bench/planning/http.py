@@ -45,9 +45,11 @@ CONNECTIONS = (1, 16, 64)
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("planning_http", "What does a small plan cost over HTTP?", peer="a bare aiohttp handler on uvloop")
-    new_table = table(2_000 if quick else 10_000)
+    generated_table = table(2_000 if quick else 10_000)
     for workers in (1, 2):
-        await _small_plans(report, folder, new_table, workers, rounds=1 if quick else 4, seconds=0.4 if quick else 0.5)
+        await _small_plans(
+            report, folder, generated_table, workers, rounds=1 if quick else 4, seconds=0.4 if quick else 0.5
+        )
     await _pages(report, folder, table(2_000 if quick else 100_000), rounds=1 if quick else 3)
     report.notes.append(
         "One worker and the load have a core each. Two workers share both cores with the load, so that their rate is"
@@ -58,7 +60,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 async def _small_plans(report: Report, folder: Path, table: Table, workers: int, rounds: int, seconds: float) -> None:
     plan_result = plan(table, small(table))
-    new = _new_plans(table)
+    new = _generate_new_plans(table)
     with ExitStack() as running:
         ours = running.enter_context(seamark(folder, CACHE, workers=workers))
         await register(ours, table)
@@ -68,15 +70,19 @@ async def _small_plans(report: Report, folder: Path, table: Table, workers: int,
             running.enter_context(on_core(LOAD_CORE))
         targets = (ours, theirs)
 
-        async def same(target: Target, clients: int, seconds: float = seconds) -> Sample:
+        async def repeat_same_plan(target: Target, clients: int, seconds: float = seconds) -> Sample:
             return await drive(target, [repeat(plan_result) for _ in range(clients)], seconds=seconds)
 
-        async def changing(target: Target, clients: int, seconds: float = seconds) -> Sample:
+        async def send_new_plans(target: Target, clients: int, seconds: float = seconds) -> Sample:
             if target is theirs:  # The client does not read the pages.
-                return await same(target, clients, seconds)
+                return await repeat_same_plan(target, clients, seconds)
             return await drive(target, [_send_each(new) for _ in range(clients)], seconds=seconds)
 
-        kinds = {"the same plan": same, "a new filter": changing} if workers == 1 else {"the same plan": same}
+        kinds = (
+            {"the same plan": repeat_same_plan, "a new filter": send_new_plans}
+            if workers == 1
+            else {"the same plan": repeat_same_plan}
+        )
         await warm(targets, [functools.partial(piece, clients=16, seconds=0.5) for piece in kinds.values()], 1)
         for kind, piece in kinds.items():
             for clients in CONNECTIONS:
@@ -103,11 +109,11 @@ def _rows(report: Report, case: str, samples: dict[str, list[Sample]], *, alone:
         ] = f"{scaled:.0f} µs"
 
 
-def _format_count(count: int, what: str) -> str:
-    return f"{count} {what}" + ("" if count == 1 else "s")
+def _format_count(count: int, unit: str) -> str:
+    return f"{count} {unit}" + ("" if count == 1 else "s")
 
 
-def _new_plans(table: Table) -> Iterator[Request]:
+def _generate_new_plans(table: Table) -> Iterator[Request]:
     """Yield requests without end, each with a new filter."""
     return (plan(table, small(table, turn)) for turn in itertools.count(1))
 
@@ -130,14 +136,14 @@ async def _pages(report: Report, folder: Path, table: Table, rounds: int) -> Non
             async with _watch_pauses() as idle:
                 await asyncio.sleep(1.0)
             for coding in ("identity", "gzip"):
-                found, pauses = [], []
+                page_counts, pauses = [], []
                 for _ in range(rounds):
                     async with _watch_pauses() as lag:
-                        found.append(await _client(target, table, *(["--gzip"] if coding == "gzip" else [])))
+                        page_counts.append(await _client(target, table, *(["--gzip"] if coding == "gzip" else [])))
                     pauses.append(lag)
-                if any(item["files"] != table.files for item in found):
-                    raise LoadError(f"{table.files} files were asked for, {found[0]['files']} came")
-                _pages_rows(report, table, coding, found, pauses)
+                if any(item["files"] != table.files for item in page_counts):
+                    raise LoadError(f"{table.files} files were asked for, {page_counts[0]['files']} came")
+                _pages_rows(report, table, coding, page_counts, pauses)
     report.notes.append(
         "Pauses are how late a timer of 1 ms fires on the server's loop; with nothing to do the longest was"
         f" {idle.late_ms:.1f} ms. What other processes take from the core counts; not so in the server's own part: the"
@@ -145,20 +151,22 @@ async def _pages(report: Report, folder: Path, table: Table, rounds: int) -> Non
     )
 
 
-def _pages_rows(report: Report, table: Table, coding: str, found: list[dict[str, Any]], pauses: list[_Pause]) -> None:
+def _pages_rows(
+    report: Report, table: Table, coding: str, page_rows: list[dict[str, Any]], pauses: list[_Pause]
+) -> None:
     case = f"{table.files:,} files in pages, {coding}"
     medians = {
         "longest pause of the loop": statistics.median(pause.late_ms for pause in pauses),
         "the server's own part of it": statistics.median(pause.own_ms for pause in pauses),
-        "whole plan": statistics.median(item["ms"] for item in found),
-        "slowest page": statistics.median(item["page_ms"] for item in found),
+        "whole plan": statistics.median(item["ms"] for item in page_rows),
+        "slowest page": statistics.median(item["page_ms"] for item in page_rows),
     }
     for number, (measure, value) in enumerate(medians.items()):
         report.rows.append(
             Row(case, measure, "ms", {OURS: value}, peer=BARE, goal=PAUSE_GOAL_MS if number < 2 else None)
         )
     report.notes.append(
-        f"{case}: {found[0]['pages']} pages, {found[0]['bytes'] / 1e6:.1f} MB; longest pause by round:"
+        f"{case}: {page_rows[0]['pages']} pages, {page_rows[0]['bytes'] / 1e6:.1f} MB; longest pause by round:"
         f" {', '.join(f'{pause.late_ms:.1f} (own {pause.own_ms:.1f})' for pause in pauses)} ms."
     )
 

@@ -26,7 +26,7 @@ from bench.bounds import transfer_ms
 from bench.measure import Worker, drive
 from bench.planning.columns import START_DAY, columns
 from bench.planning.layout import day_text
-from bench.planning.lookup_peers import Avro, DataFusion, DuckDB, Facts, Lmdb, Peer, stores
+from bench.planning.lookup_peers import Avro, ComparedAnswer, DataFusion, DuckDB, Lmdb, Peer, stores
 from bench.planning.ours import OurPlanner, our_planner
 from bench.planning.plans import PlansDiffer
 from bench.planning.served import register, seamark, stats
@@ -49,33 +49,36 @@ OURS_A_ROUND = 20
 
 async def run(folder: Path, *, quick: bool = False) -> Report:
     report = Report("planning_lookup", "How long does a prefix lookup take?", peer="the fastest of the other stores")
-    made = table(3_200, files_per_day=320) if quick else table(100_000, column_count=100, files_per_day=10_000)
-    at = stores(made)
+    generated_table = (
+        table(3_200, files_per_day=320) if quick else table(100_000, column_count=100, files_per_day=10_000)
+    )
+    at = stores(generated_table)
     indexed: list[Peer] = [DataFusion(at), DuckDB(at), Lmdb(at)]
-    async with our_planner(folder / "home", made) as ours:
+    async with our_planner(folder / "home", generated_table) as ours:
         rounds = 2 if quick else 30
         for names in (False, True):
-            await _before_encoding(report, made, ours, indexed, names=names, rounds=rounds)
+            await _measure_before_encoding(report, generated_table, ours, indexed, names=names, rounds=rounds)
     with seamark(folder, CACHE) as target, on_core(LOAD_CORE):
-        await register(target, made)
+        await register(target, generated_table)
         for row in tuple(report.rows):
-            await _over_http(report, made, target, row, seconds=0.3 if quick else 3.0)
-    _avro(report, made, Avro(at))
+            await _measure_over_http(report, generated_table, target, row, seconds=0.3 if quick else 3.0)
+    _avro(report, generated_table, Avro(at))
     for peer in indexed:
         peer.close()
     report.notes.append(
-        f"{made.files * made.columns:,} entries, {made.files_per_day:,} match; the column is {COLUMN}, an int. Best of"
+        f"{generated_table.files * generated_table.columns:,} entries, {generated_table.files_per_day:,} match; "
+        f"the column is {COLUMN}, an int. Best of"
         " Parquet (uncompressed, a row group a column, page index, 64 KB pages), LMDB and Avro (uncompressed)."
     )
     return report
 
 
-async def _before_encoding(
+async def _measure_before_encoding(
     report: Report, table: Table, ours: OurPlanner, peers: list[Peer], *, names: bool, rounds: int
 ) -> None:
     column_id = _column_id(table)
     days = [START_DAY + number for number in range(table.files // table.files_per_day)]
-    took: dict[str, list[float]] = {OURS: [], **{peer.name: [] for peer in peers}}
+    durations: dict[str, list[float]] = {OURS: [], **{peer.name: [] for peer in peers}}
     view = await ours.planner.view(ours.metadata, ScanRequest())
     column = RequestedColumn(column_id, "int")
 
@@ -91,26 +94,28 @@ async def _before_encoding(
         expected = facts(mine(day))
         for second_number in range(OURS_A_ROUND):
             day_again = days[(number + second_number) % len(days)]
-            asked = number * OURS_A_ROUND + second_number
-            took[OURS].append(_time(partial(mine, slashes=1 + asked // len(days)), day_again)[0])
+            question_number = number * OURS_A_ROUND + second_number
+            durations[OURS].append(_time(partial(mine, slashes=1 + question_number // len(days)), day_again)[0])
             repeated.append(_time(mine, day_again)[0])
         for peer in peers if number % 2 else reversed(peers):
             ms, answer = _time(partial(peer.lookup, column_id, names=names), day)
-            took[peer.name].append(ms)
+            durations[peer.name].append(ms)
             if peer.facts(answer) != expected:
                 raise PlansDiffer(f"{peer.name} found {peer.facts(answer)}, ours {expected}")
-    values = {name: statistics.median(times) for name, times in took.items()}
+    values = {name: statistics.median(times) for name, times in durations.items()}
     best = min((peer.name for peer in peers), key=lambda name: values[name])
     case = "statistics and file names" if names else "statistics"
     goal = None if names else values[best] / GOAL
     report.rows.append(Row(case, "before encoding", "ms", values, peer=best, goal=goal))
     report.notes.append(
-        f"{case}: the fastest peer is {best}; best single times " + _best(took) + "; ours of prefixes that were asked"
+        f"{case}: the fastest peer is {best}; best single times "
+        + _best(durations)
+        + "; ours of prefixes that were asked"
         f" before {statistics.median(repeated):.3g} ms, at best {min(repeated):.3g} ms."
     )
 
 
-async def _over_http(report: Report, table: Table, target: Target, before: Row, seconds: float) -> None:
+async def _measure_over_http(report: Report, table: Table, target: Target, before: Row, seconds: float) -> None:
     """Add a row for Seamark over HTTP to the report. `before` has the figures of the peers for the same question."""
     fields = ("file-path" if before.case.endswith("names") else "file", *FIELDS)
     days = [START_DAY + number for number in range(table.files // table.files_per_day)]
@@ -143,10 +148,10 @@ def _answer(found_files: FoundFiles, column: RequestedColumn, *, names: bool) ->
     return answer
 
 
-def facts(answer: dict[str, Any]) -> Facts:
+def facts(answer: dict[str, Any]) -> ComparedAnswer:
     """Return the facts of Seamark's answer, as a peer's `facts`."""
     values, nulls = answer["value_counts"], answer["null_value_counts"]
-    return Facts(len(values), int(values.sum()), int(nulls.sum()))
+    return ComparedAnswer(len(values), int(values.sum()), int(nulls.sum()))
 
 
 def _column_id(table: Table) -> int:
@@ -159,8 +164,8 @@ def _time(work: Callable[[int], Any], day: int) -> tuple[float, Any]:
     return (time.perf_counter() - started) * 1000, answer
 
 
-def _best(took: dict[str, list[float]]) -> str:
-    return ", ".join(f"{name} {min(times):.3g} ms" for name, times in took.items())
+def _best(durations: dict[str, list[float]]) -> str:
+    return ", ".join(f"{name} {min(times):.3g} ms" for name, times in durations.items())
 
 
 def _avro(report: Report, table: Table, peer: Avro) -> None:

@@ -40,7 +40,7 @@ STATISTICS = "value_count, null_count, nan_count, lower, upper"
 
 
 @dataclass(frozen=True)
-class Facts:
+class ComparedAnswer:
     """The part of an answer by which different stores are compared."""
 
     rows: int
@@ -67,7 +67,7 @@ class Peer(Protocol):
     def lookup(self, column_id: int, day: int, *, names: bool) -> Any:
         """Return the entries with that prefix, in the store's own form, with file names or file numbers."""
 
-    def facts(self, answer: Any) -> Facts: ...
+    def facts(self, answer: Any) -> ComparedAnswer: ...
 
     def close(self) -> None: ...
 
@@ -236,7 +236,7 @@ class DataFusion:
         sql = _sql(column_id, day, names=names)
         return self._context.sql(sql).collect()
 
-    def facts(self, answer: Any) -> Facts:
+    def facts(self, answer: Any) -> ComparedAnswer:
         return _facts_of(pa.Table.from_batches(answer))
 
     def close(self) -> None:
@@ -255,7 +255,7 @@ class DuckDB:
         sql = _sql(column_id, day, names=names)
         return self._db.sql(sql).to_arrow_table()
 
-    def facts(self, answer: Any) -> Facts:
+    def facts(self, answer: Any) -> ComparedAnswer:
         return _facts_of(answer)
 
     def close(self) -> None:
@@ -279,9 +279,9 @@ class Lmdb:
                     results.append(value)
         return results
 
-    def facts(self, answer: Any) -> Facts:
+    def facts(self, answer: Any) -> ComparedAnswer:
         counts = [struct.unpack_from("<qq", value) for value in answer]
-        return Facts(len(counts), sum(values for values, _ in counts), sum(nulls for _, nulls in counts))
+        return ComparedAnswer(len(counts), sum(values for values, _ in counts), sum(nulls for _, nulls in counts))
 
     def close(self) -> None:
         self._environment.close()
@@ -298,8 +298,8 @@ class Avro:
             reader: Any = fastavro.reader(file)
             return [item for item in reader if item["column_id"] == column_id and item["day"] == day]
 
-    def facts(self, answer: Any) -> Facts:
-        return Facts(
+    def facts(self, answer: Any) -> ComparedAnswer:
+        return ComparedAnswer(
             len(answer), sum(item["value_count"] for item in answer), sum(item["null_count"] for item in answer)
         )
 
@@ -307,6 +307,6 @@ class Avro:
         """Do nothing: no file is open between lookups."""
 
 
-def _facts_of(answer: pa.Table) -> Facts:
+def _facts_of(answer: pa.Table) -> ComparedAnswer:
     values, nulls = (int(answer.column(name).to_numpy().sum()) for name in ("value_count", "null_count"))
-    return Facts(answer.num_rows, values, nulls)
+    return ComparedAnswer(answer.num_rows, values, nulls)

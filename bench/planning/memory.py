@@ -26,7 +26,7 @@ MANIFESTS = "manifests"
 
 
 @dataclass(frozen=True)
-class Held:
+class MemoryMeasurement:
     accounted: int
     grown: int
 
@@ -35,14 +35,14 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     report = Report("planning_memory", "How many bytes a file?", peer="the deflated manifests on disk")
     spawn = multiprocessing.get_context("spawn")
     for files in (2_000,) if quick else sizes:
-        new_table = table(files)
+        generated_table = table(files)
         with ProcessPoolExecutor(1, mp_context=spawn) as pool:
-            result = pool.submit(measure, new_table, folder / f"home-{files}").result()
-        on_disk = new_table.metadata_bytes / files
-        for what, size in (("blocks and views", result.accounted), ("growth of a fresh process", result.grown)):
+            result = pool.submit(measure, generated_table, folder / f"home-{files}").result()
+        on_disk = generated_table.metadata_bytes / files
+        for case, size in (("blocks and views", result.accounted), ("growth of a fresh process", result.grown)):
             values = {OURS: size / files, MANIFESTS: on_disk}
-            goal = GOAL_BYTES if what == "blocks and views" or files >= 100_000 else None
-            report.rows.append(Row(f"{files:,} files", what, "B/file", values, peer=MANIFESTS, goal=goal))
+            goal = GOAL_BYTES if case == "blocks and views" or files >= 100_000 else None
+            report.rows.append(Row(f"{files:,} files", case, "B/file", values, peer=MANIFESTS, goal=goal))
     report.notes += [
         "Measured after plans by every filter of this package, so that every column's summaries are there.",
         "Growth of a process includes what decoding left in the allocator's hands, and at 10,000 files its threads.",
@@ -50,12 +50,12 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     return report
 
 
-def measure(table: Table, home: Path) -> Held:
+def measure(table: Table, home: Path) -> MemoryMeasurement:
     """Load the table in a separate process, plan by every filter, and measure the memory."""
     return asyncio.run(_measure(table, home))
 
 
-async def _measure(table: Table, home: Path) -> Held:
+async def _measure(table: Table, home: Path) -> MemoryMeasurement:
     process = psutil.Process()
     async with our_planner(home, table) as ours:
         gc.collect()
@@ -64,4 +64,4 @@ async def _measure(table: Table, home: Path) -> Held:
         view = scans[-1].view
         scans.clear()
         gc.collect()
-        return Held(ours.planner.stats().live_bytes + view.size_bytes, process.memory_info().rss - before)
+        return MemoryMeasurement(ours.planner.stats().live_bytes + view.size_bytes, process.memory_info().rss - before)

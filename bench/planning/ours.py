@@ -38,13 +38,13 @@ class OurPlanner:
 
     async def plan(self, expression: Any) -> Plan:
         """Plan like `scan`, and add the fingerprint of the answer, which is not timed."""
-        took, scan = await self.scan(expression)
+        elapsed_ms, scan = await self.scan(expression)
         paths, size = [], 0
         for row in scan.entry_ids.tolist():
             block, local = scan.view.locate(row)
             paths.append(block.raw("file_path", local) or b"")
             size += block.long("file_size_in_bytes", local) or 0
-        return Plan(took, len(paths), size, fingerprint(paths))
+        return Plan(elapsed_ms, len(paths), size, fingerprint(paths))
 
 
 @asynccontextmanager

@@ -26,30 +26,30 @@ async def fetch_all(port: int, table: str, *, packed: bool) -> dict[str, float]:
     """
     headers = {"Accept-Encoding": "gzip"} if packed else {}
     connection = await Connection.open(port)
-    took: list[float] = []
+    durations: list[float] = []
 
     async def ask(path: str, body: object) -> Response:
         started = time.perf_counter()
         answer = await connection.ask(request("POST", f"{table}/{path}", body, headers=headers))
-        took.append((time.perf_counter() - started) * 1000)
+        durations.append((time.perf_counter() - started) * 1000)
         if answer.status != 200:
             raise LoadError(f"{path}: {answer.status} {answer.body[:300]!r}")
         return answer
 
     first = await ask("plan", {})
-    tasks = json.loads(_plain(first)).get("plan-tasks", [])
+    tasks = json.loads(_decompress(first)).get("plan-tasks", [])
     answers = [first, *[await ask("tasks", {"plan-task": task}) for task in tasks]]
     connection.close()
     return {
-        "files": sum(_plain(answer).count(FILE) for answer in answers),
+        "files": sum(_decompress(answer).count(FILE) for answer in answers),
         "bytes": sum(len(answer.body) for answer in answers),
-        "ms": sum(took),
-        "page_ms": max(took),
+        "ms": sum(durations),
+        "page_ms": max(durations),
         "pages": len(tasks),
     }
 
 
-def _plain(answer: Response) -> bytes:
+def _decompress(answer: Response) -> bytes:
     return gzip.decompress(answer.body) if answer.field("Content-Encoding") == "gzip" else answer.body
 
 

@@ -27,14 +27,14 @@ class Plan:
     def answer(self) -> tuple[int, int, int]:
         return self.files, self.bytes, self.paths
 
-    def check_same(self, other: Plan, what: str) -> None:
+    def check_same(self, other: Plan, note: str) -> None:
         """Check that both planners kept the same files.
 
         Raises:
-            PlansDiffer: They kept different files; the message names `what`.
+            PlansDiffer: They kept different files; the message names `note`.
         """
         if self.answer != other.answer:
-            raise PlansDiffer(f"{what}: one planner keeps {self.files} files, and another keeps {other.files}")
+            raise PlansDiffer(f"{note}: one planner keeps {self.files} files, and another keeps {other.files}")
 
 
 def fingerprint(paths: Iterable[bytes]) -> int:

@@ -179,7 +179,7 @@ def _draw_statistics(plan: _Plan, first: int) -> FileStatistics:
     chance = np.random.default_rng((FORMAT, plan.files, plan.columns, first))
     records = chance.integers(50_000, 4_000_000, len(number), dtype=np.int64)
     batch = Batch(number, plan.files, plan.files_per_day, records, chance)
-    size = records * 40 + batch.drawn(1 << 20)
+    size = records * 40 + batch.draw(1 << 20)
     of = columns(plan.columns)
     return FileStatistics(batch, size, of, [column.make(batch) for column in of])
 
@@ -297,7 +297,7 @@ def _entries(plan: _Plan, drawn: FileStatistics) -> list[Cells]:
         varint(batch.bucket),
         varint(batch.records),
         varint(size),
-        *_counts(of, [size // len(of) + batch.drawn(1 << 16) for _ in of]),
+        *_counts(of, [size // len(of) + batch.draw(1 << 16) for _ in of]),
         *_counts(of, [batch.records] * len(of)),
         *_counts(of, [column.nulls for column in stats]),
         *_counts(*_with_nans(of, stats)),
@@ -388,9 +388,14 @@ def main() -> None:
     chosen = parser.parse_args()
     for files in chosen.files:
         started = time.perf_counter()
-        new_table = table(files, column_count=chosen.columns, files_per_day=chosen.files_per_day, cache=chosen.cache)
-        took = time.perf_counter() - started
-        print(f"{new_table.folder}: {files:,} files, {new_table.metadata_bytes / files:.0f} B an entry, {took:.1f} s")
+        generated_table = table(
+            files, column_count=chosen.columns, files_per_day=chosen.files_per_day, cache=chosen.cache
+        )
+        elapsed_s = time.perf_counter() - started
+        print(
+            f"{generated_table.folder}: {files:,} files, "
+            f"{generated_table.metadata_bytes / files:.0f} B an entry, {elapsed_s:.1f} s"
+        )
 
 
 if __name__ == "__main__":

@@ -35,20 +35,20 @@ async def run(folder: Path, *, quick: bool = False, sizes: tuple[int, ...] = SIZ
     report.bounds = {"memory of this machine, one core": memory.text()}
     ordered: dict[int, dict[str, float]] = {}
     for files in (2_000,) if quick else sizes:
-        new_table = table(files)
-        async with our_planner(folder / f"home-{files}", new_table) as ours:
-            with java_planner(new_table.metadata_location, files, folder / "java.log") as java:
+        generated_table = table(files)
+        async with our_planner(folder / f"home-{files}", generated_table) as ours:
+            with java_planner(generated_table.metadata_location, files, folder / "java.log") as java:
                 turns = 1 if quick else 2 if files >= 1_000_000 else 5
                 for _ in range(1 if files >= 1_000_000 else 3):  # The JVM compiles while it runs.
                     java.plan(True)
                 for expected in FILTERS.values():
-                    actual_filter = await _filter(report, new_table, expected, ours, java, turns)
+                    filter_row = await _filter(report, generated_table, expected, ours, java, turns)
                     if expected.name == ORDERED:
-                        ordered[files] = actual_filter
+                        ordered[files] = filter_row
             if files <= 100_000:
-                _pyiceberg(report, new_table)
+                _pyiceberg(report, generated_table)
             if quick or files >= 100_000:  # Smaller tables fit into the caches of the core.
-                await _against_memory(report, new_table, ours, memory)
+                await _against_memory(report, generated_table, ours, memory)
     _growth(report, ordered)
     report.notes += [f"{item.name}: {item.about}." for item in FILTERS.values()]
     report.notes.append(
@@ -69,8 +69,8 @@ async def _filter(
         theirs.append(plan.ms)
         plan.check_same(await ours.plan(wanted.expression(table, turn)), wanted.name)
         for number in range(OURS_A_TURN):
-            took, _ = await ours.scan(wanted.expression(table, 100 + turn * OURS_A_TURN + number))
-            mine.append(took)
+            elapsed_ms, _ = await ours.scan(wanted.expression(table, 100 + turn * OURS_A_TURN + number))
+            mine.append(elapsed_ms)
     results = {OURS: statistics.median(mine), JAVA: statistics.median(theirs)}
     goals = ORDERED_GOAL_MS if wanted.name == ORDERED else GOALS_MS if wanted.name in RANGES else {}
     report.rows.append(Row(_case(table, wanted.name), "plan", "ms", results, peer=JAVA, goal=goals.get(table.files)))
@@ -117,9 +117,9 @@ async def _against_memory(report: Report, table: Table, ours: OurPlanner, memory
             stats = scan.view.stats(column.id, column.type)
             for packed in getattr(stats, side)[0].packed:
                 touched += packed.width * table.files // len(scan.view.blocks)
-        took, floor = statistics.median(spent), memory.floor_ms(touched)
+        elapsed_ms, floor = statistics.median(spent), memory.floor_ms(touched)
         report.bounds[f"{_case(table, name)}: {touched / 1e6:.1f} MB of bounds"] = (
-            f"{floor:.3f} ms at that speed; the scan took {took:.3f} ms, {took / floor:.1f} times as long"
+            f"{floor:.3f} ms at that speed; the scan took {elapsed_ms:.3f} ms, {elapsed_ms / floor:.1f} times as long"
         )
 
 

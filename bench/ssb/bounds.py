@@ -38,6 +38,6 @@ def files_with_rows(paths: Sequence[str], data: Path) -> dict[str, int]:
     results = {}
     with closing(open_facts(paths, data)) as db:
         for query, sql in QUERIES.items():
-            rest = sql.partition("\nfrom ")[2].partition("\ngroup by ")[0]
-            (results[query],) = db.execute(f"SELECT count(DISTINCT filename) FROM {rest}").fetchall()[0]
+            clauses = sql.partition("\nfrom ")[2].partition("\ngroup by ")[0]
+            (results[query],) = db.execute(f"SELECT count(DISTINCT filename) FROM {clauses}").fetchall()[0]
     return results

@@ -70,8 +70,8 @@ def generate(cache: Path, scale: float, progress: Callable[[str, int, int], None
         _tpch(scale, building / "tpch")
         with duckdb.connect() as db:
             _define(db, building / "tpch", rows)
-            for done, table in enumerate(TABLES, start=1):
-                progress(f"SSB {table}", done, total)
+            for tables_done, table in enumerate(TABLES, start=1):
+                progress(f"SSB {table}", tables_done, total)
                 target = str(table_path(building, table))
                 db.execute(f"COPY (FROM ssb_{table}) TO '{target}' (FORMAT parquet, COMPRESSION zstd)")
         progress("done", total, total)

@@ -19,7 +19,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from bench.report import OURS, Report, Row
-from bench.streams.log import Measured
+from bench.streams.log import AppendMeasurements
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.log.kafka.address import KafkaAddress
 from seamark.metaserver.log.kafka.client import open_kafka_log
@@ -41,7 +41,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     with kafka_broker(folder / "broker") as kafka:
         for row_bytes, rows in itertools.product(ROW_BYTES, ROWS):
             for writers in WRITERS:
-                raw = await _written_raw(kafka, rows, row_bytes, writers, seconds)
+                raw = await _measure_raw_producer(kafka, rows, row_bytes, writers, seconds)
                 ours = await _measure_appends(kafka, rows, row_bytes, writers, seconds)
                 _add(report, f"{rows:,} rows of {row_bytes:,} B, {writers} writers", rows, row_bytes, ours, raw)
     report.notes += [
@@ -54,7 +54,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _add(report: Report, case: str, rows: int, row_bytes: int, ours: Measured, raw: Measured) -> None:
+def _add(
+    report: Report, case: str, rows: int, row_bytes: int, ours: AppendMeasurements, raw: AppendMeasurements
+) -> None:
     mib = rows * row_bytes / 2**20
     add = report.rows.append
     add(Row(case, "acknowledged", "rows/s", {OURS: ours.rate * rows, RAW: raw.rate * rows}, False, RAW))
@@ -64,7 +66,7 @@ def _add(report: Report, case: str, rows: int, row_bytes: int, ours: Measured, r
     add(Row(case, "batches a group", "batches", {OURS: len(ours.latencies_s) / max(1, ours.syncs)}, False))
 
 
-async def _measure_appends(kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float) -> Measured:
+async def _measure_appends(kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float) -> AppendMeasurements:
     """Append batches to the log by several writers for a time."""
     batch = Batch(rows, os.urandom(rows * row_bytes))
     address = KafkaAddress(servers=kafka.address, prefix=kafka.create_prefix())
@@ -80,7 +82,7 @@ async def _measure_appends(kafka: Kafka, rows: int, row_bytes: int, writers: int
             )
         )
         seconds, cpu_s = time.perf_counter() - started, time.process_time() - cpu
-        return Measured(latencies, seconds, cpu_s, log.groups - before)
+        return AppendMeasurements(latencies, seconds, cpu_s, log.groups - before)
 
 
 async def _append(log: KafkaLog, shard: Shard, batch: Batch, until_s: float, latencies: list[float]) -> None:
@@ -89,7 +91,9 @@ async def _append(log: KafkaLog, shard: Shard, batch: Batch, until_s: float, lat
         latencies.append(time.perf_counter() - before)
 
 
-async def _written_raw(kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float) -> Measured:
+async def _measure_raw_producer(
+    kafka: Kafka, rows: int, row_bytes: int, writers: int, seconds: float
+) -> AppendMeasurements:
     """Write batches by a producer for a time; a thread serves its callbacks."""
     topic, value = f"raw.{kafka.create_prefix()}", os.urandom(rows * row_bytes)
     admin = AdminClient({"bootstrap.servers": kafka.address})  # It must outlive its request.
@@ -115,7 +119,7 @@ async def _written_raw(kafka: Kafka, rows: int, row_bytes: int, writers: int, se
         await asyncio.gather(*map(produce, range(PARTITIONS)))  # The producer connects, as the log has done.
         started, cpu = time.perf_counter(), time.process_time()
         await asyncio.gather(*(write(number % PARTITIONS) for number in range(writers)))
-        return Measured(latencies, time.perf_counter() - started, time.process_time() - cpu, len(latencies))
+        return AppendMeasurements(latencies, time.perf_counter() - started, time.process_time() - cpu, len(latencies))
     finally:
         is_ending.set()
         await asyncio.to_thread(polling.join)

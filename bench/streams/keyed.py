@@ -83,7 +83,7 @@ def read(catalog: Catalog) -> Values:
     return np.stack([ids, rows.column("value").to_numpy()])
 
 
-def expected_rows(values: Values) -> Values:
+def to_expected_rows(values: Values) -> Values:
     ids = np.flatnonzero(values != ABSENT)
     return np.stack([ids, values[ids]])
 
@@ -112,7 +112,7 @@ def run(folder: Path, *, rows: int = ROWS) -> Report:
             is_done.set()
             reader.join()
         seconds = time.monotonic() - begun_s
-        expected = expected_rows(values)
+        expected = to_expected_rows(values)
         assert np.array_equal(read(catalog), expected), "PyIceberg does not read the model"
         client = SeamarkClient(server.base_url)
         client._request_json("POST", "/api/v1/tables/bench/keyed/flush")

@@ -37,7 +37,7 @@ LIMITS = SegmentLimits()
 
 
 @dataclass
-class Measured:
+class AppendMeasurements:
     """Acknowledged batches: how many seconds each took, and the time and the CPU time of all."""
 
     latencies_s: list[float]
@@ -82,7 +82,9 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     return report
 
 
-def _add(report: Report, case: str, rows: int, row_bytes: int, ours: Measured, disk: Measured) -> None:
+def _add(
+    report: Report, case: str, rows: int, row_bytes: int, ours: AppendMeasurements, disk: AppendMeasurements
+) -> None:
     mib = rows * row_bytes / 2**20
     add = report.rows.append
     rates = {OURS: ours.rate * rows, BARE: disk.rate * rows}
@@ -96,7 +98,7 @@ def _add(report: Report, case: str, rows: int, row_bytes: int, ours: Measured, d
     add(Row(case, "bytes a second of CPU", "MiB/s", {OURS: a_core}, False, goal=goal))
 
 
-def bare(folder: Path, size_bytes: int, seconds: float) -> Measured:
+def bare(folder: Path, size_bytes: int, seconds: float) -> AppendMeasurements:
     """Write and sync batches of this size without a log."""
     path = folder / "bare"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
@@ -110,13 +112,13 @@ def bare(folder: Path, size_bytes: int, seconds: float) -> Measured:
             os.fdatasync(descriptor)
             latencies.append(time.perf_counter() - before)
             position = position + size_bytes if position + 2 * size_bytes <= LIMITS.segment_bytes else 0
-        return Measured(latencies, time.perf_counter() - started, time.process_time() - cpu, len(latencies))
+        return AppendMeasurements(latencies, time.perf_counter() - started, time.process_time() - cpu, len(latencies))
     finally:
         os.close(descriptor)
         path.unlink()
 
 
-async def measure_appends(folder: Path, rows: int, row_bytes: int, writers: int, seconds: float) -> Measured:
+async def measure_appends(folder: Path, rows: int, row_bytes: int, writers: int, seconds: float) -> AppendMeasurements:
     """Append batches by several writers for a time."""
     batch = Batch(rows, os.urandom(rows * row_bytes))
     latencies: list[float] = []
@@ -134,7 +136,7 @@ async def measure_appends(folder: Path, rows: int, row_bytes: int, writers: int,
                 latencies.append(time.perf_counter() - before)
 
         await asyncio.gather(*(write(Shard(f"table-{number}", 0)) for number in range(writers)))
-        measured = Measured(latencies, time.perf_counter() - started, time.process_time() - cpu, log.syncs)
+        measured = AppendMeasurements(latencies, time.perf_counter() - started, time.process_time() - cpu, log.syncs)
     shutil.rmtree(folder / "log")
     return measured
 

@@ -53,9 +53,9 @@ def measure(url: str, name: str, rate: int, seconds: float) -> tuple[list[float]
             now_s, scans = time.time(), scans + 1
             if not rows.num_rows:
                 continue
-            made_s = rows.column("at").to_numpy()
-            begun_s = made_s.min() if begun_s is None else begun_s
-            delays += ((now_s - made_s[made_s > begun_s + WARM_S]) * 1000).tolist()
+            written_s = rows.column("at").to_numpy()
+            begun_s = written_s.min() if begun_s is None else begun_s
+            delays += ((now_s - written_s[written_s > begun_s + WARM_S]) * 1000).tolist()
             last = max(rows.column("id").to_pylist())
     finally:
         writer.join()

@@ -146,8 +146,8 @@ def _optional(name: str) -> ModuleType | None:
         return None
 
 
-def _show(case: str, who: str, figure: str) -> None:
-    print(f"{case:32} {who:10} {figure}")
+def _show(case: str, library: str, figure: str) -> None:
+    print(f"{case:32} {library:10} {figure}")
 
 
 _IDL = """

@@ -30,7 +30,7 @@ from bench.trino.upstream import upstream
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.write.appends import append
 from tests.connector.trino.rig import CATALOG, Rig, run_proxy
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 
 REPO = str(Path(__file__).resolve().parents[2])
 PACKAGES = tuple(f"{REPO}/{name}/" for name in ("commands", "metaserver", "formats", "connector", "cache"))
@@ -105,24 +105,24 @@ class Recorder:
         return list(self.functions)
 
 
-async def post(server: Running, path: str, body: object) -> None:
+async def post(server: RunningServer, path: str, body: object) -> None:
     async with server.http.post(server.url + path, json=body) as answer:
         if answer.status != 200:
             raise RuntimeError(f"{path} was answered by {answer.status}: {await answer.text()}")
         await answer.read()
 
 
-async def plan(server: Running, number: int) -> None:
+async def plan(server: RunningServer, number: int) -> None:
     body = {"filter": {"type": "lt", "term": "id", "value": 100 + number}}
     await post(server, "/v1/namespaces/db/tables/t/plan", body)
 
 
-async def commit(server: Running, number: int) -> None:
+async def commit(server: RunningServer, number: int) -> None:
     updates = [{"action": "set-properties", "updates": {"number": str(number)}}]
     await post(server, "/v1/namespaces/db/tables/t", {"requirements": [], "updates": updates})
 
 
-async def exists(server: Running, number: int) -> None:
+async def exists(server: RunningServer, number: int) -> None:
     async with server.http.head(f"{server.url}/v1/namespaces/db/tables/t") as answer:
         if answer.status != 204:
             raise RuntimeError(f"the table was answered by {answer.status}")
@@ -137,7 +137,7 @@ async def send_statement(proxy: Rig, number: int) -> None:
         raise RuntimeError(f"The proxy answered {status}, {answered.get('X-Seamark-Plan')}")
 
 
-async def count_functions(server: Running, proxy: Rig, recorder: Recorder) -> dict[str, list[Function]]:
+async def count_functions(server: RunningServer, proxy: Rig, recorder: Recorder) -> dict[str, list[Function]]:
     """Return the functions of each flow, after requests that warm the caches."""
     flows: dict[str, Callable[[int], Awaitable[None]]] = {
         PLAN: partial(plan, server),

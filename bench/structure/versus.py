@@ -57,10 +57,10 @@ async def compare(folder: Path, checkout: Path, names: Sequence[str], rounds: in
     grid = Grid("case", "CPU, median", "CPU, minimum", "rate, median", "ms of CPU, here and there")
     table = tables.table(PLANNED_FILES)
     with ExitStack() as running:
-        here = running.enter_context(_server("here", folder, Path.cwd()))
-        there = running.enter_context(_server("there", folder, checkout))
+        current_server = running.enter_context(_server("here", folder, Path.cwd()))
+        base_server = running.enter_context(_server("there", folder, checkout))
         running.enter_context(on_core(LOAD_CORE))
-        pair = (here, there)
+        pair = (current_server, base_server)
         for target in pair:
             await target.call(bodies.create_namespace((NAMESPACE,)))
             await load_table.register_history(target)
@@ -81,16 +81,16 @@ async def compare(folder: Path, checkout: Path, names: Sequence[str], rounds: in
             rates = {target: [sample.rate for sample in samples[target]] for target in pair}
             grid.add_row(
                 name,
-                f"{_median_ratio(cpu[here], cpu[there]):.3f}",
-                f"{min(cpu[here]) / min(cpu[there]):.3f}",
-                f"{_median_ratio(rates[here], rates[there]):.3f}",
-                f"{statistics.median(cpu[here]):.3f} {statistics.median(cpu[there]):.3f}",
+                f"{_median_ratio(cpu[current_server], cpu[base_server]):.3f}",
+                f"{min(cpu[current_server]) / min(cpu[base_server]):.3f}",
+                f"{_median_ratio(rates[current_server], rates[base_server]):.3f}",
+                f"{statistics.median(cpu[current_server]):.3f} {statistics.median(cpu[base_server]):.3f}",
             )
     Console(width=120).print(grid)
 
 
-def _median_ratio(here: Sequence[float], there: Sequence[float]) -> float:
-    return statistics.median(a / b for a, b in zip(here, there, strict=True))
+def _median_ratio(current_server: Sequence[float], base_server: Sequence[float]) -> float:
+    return statistics.median(a / b for a, b in zip(current_server, base_server, strict=True))
 
 
 def _cpu_ms(sample: Sample) -> float:

@@ -23,7 +23,7 @@ _AMOUNT = re.compile(r"([\d.]+)(\w+)")
 class Answer:
     """`files` are of the facts that Trino was given, `splits` and `kilobytes` what it read of them.
 
-    `told` is the proxy's header, empty without one.
+    `proxy_plan` is the proxy's header, empty without one.
     """
 
     rows: list[tuple[Any, ...]]
@@ -32,7 +32,7 @@ class Answer:
     files: int
     splits: int
     kilobytes: float
-    told: str
+    proxy_plan: str
 
 
 class Failed(Exception):
@@ -52,8 +52,8 @@ class Client:
 
     def ask(self, sql: str, schema: str) -> Answer:
         started = time.perf_counter()
-        query_id, rows, told = self._run(self._url, sql, schema)
-        return self._answer(query_id, rows, (time.perf_counter() - started) * 1000, told)
+        query_id, rows, proxy_plan = self._run(self._url, sql, schema)
+        return self._answer(query_id, rows, (time.perf_counter() - started) * 1000, proxy_plan)
 
     def rows(self, sql: str, schema: str) -> list[tuple[Any, ...]]:
         return self._run(self._url, sql, schema)[1]
@@ -86,7 +86,7 @@ class Client:
             self._files[schema, table] = rows[0][0]
         return self._files[schema, table]
 
-    def _answer(self, query_id: str, rows: list[tuple[Any, ...]], wall_ms: float, told: str) -> Answer:
+    def _answer(self, query_id: str, rows: list[tuple[Any, ...]], wall_ms: float, proxy_plan: str) -> Answer:
         query = self.query(query_id)
         stats = query["queryStats"]
         (facts,) = (item for item in query["inputs"] if item["table"].partition("~")[0] == FACT)
@@ -102,7 +102,7 @@ class Client:
             self._files_of(facts["schema"], facts["table"]),
             sum(scan["totalDrivers"] for scan in scans),
             sum(float(scan["physicalInputDataSize"].removesuffix("B")) for scan in scans) / 1000,
-            told,
+            proxy_plan,
         )
 
 

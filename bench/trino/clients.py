@@ -14,7 +14,7 @@ _PATH = b"/v1/statement/"
 
 
 @dataclass(frozen=True, slots=True)
-class Ran:
+class StatementMeasurement:
     """The measurements of one statement. `plan` is the outcome that the adapter reports; empty without one."""
 
     ms: float
@@ -29,7 +29,7 @@ def statement(sql: str, **headers: str) -> Request:
     return request("POST", "/v1/statement", sql.encode(), headers={**SESSION, **headers}, label=sql[:60])
 
 
-async def follow(connection: Connection, posted: Request) -> Ran:
+async def follow(connection: Connection, posted: Request) -> StatementMeasurement:
     """LoadError with Trino's words where it fails."""
     started = time.perf_counter()
     answer = await connection.ask(posted)
@@ -41,7 +41,7 @@ async def follow(connection: Connection, posted: Request) -> Ran:
             last = answer.body
         at = answer.body.find(_NEXT, 0, 10_000)
         if at < 0:
-            return Ran((time.perf_counter() - started) * 1000, requests, size, plan, last)
+            return StatementMeasurement((time.perf_counter() - started) * 1000, requests, size, plan, last)
         path = answer.body[answer.body.index(_PATH, at) : answer.body.index(b'"', at + len(_NEXT))]
         answer = await connection.ask(Request(b"GET %s HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n" % path))
         requests, size = requests + 1, size + len(answer.body)

@@ -60,7 +60,7 @@ class Layout:
     of: str | None = None
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         files = next(item for item in LAYOUTS if item.name == (self.of or self.name))
         return f"{_TOLD[files.name]}, {'min/max' if self.index is None else self.index}"
 
@@ -87,8 +87,8 @@ def lake(
 ) -> Iterator[tuple[Seamark, Path]]:
     """A server with these layouts, and the folder of the Parquet files that they were made from."""
     data = generate(CACHE / "ssb", scale)
-    some = "" if len(layouts) == len(LAYOUTS) else "-" + "-".join(layout.name for layout in layouts)
-    folder = LAKES.resolve() / f"sf{scale:g}-{files}{some}"
+    suffix = "" if len(layouts) == len(LAYOUTS) else "-" + "-".join(layout.name for layout in layouts)
+    folder = LAKES.resolve() / f"sf{scale:g}-{files}{suffix}"
     marker = folder / "made.json"
     expected = {"format": FORMAT, "folder": str(folder)}
     if not marker.exists() or json.loads(marker.read_text()) != expected:

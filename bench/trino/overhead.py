@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.report import OURS, Report, Row
 from bench.targets import LOAD_CORE, SERVER_CORE, Target, on_core
-from bench.trino.clients import Ran, follow, statement
+from bench.trino.clients import StatementMeasurement, follow, statement
 from bench.trino.points import points
 from bench.trino.served import TRINO, adapter, run_both_targets
 from bench.trino.upstream import upstream
@@ -66,15 +66,15 @@ async def _compare(report: Report, case: str, sql: str, targets: Sequence[Target
     """Measure a statement with and without the adapter, in alternating order."""
     ours = targets[-1]
     connections = {target.name: await Connection.open(target.port) for target in targets}
-    results: dict[str, list[Ran]] = {target.name: [] for target in targets}
+    results: dict[str, list[StatementMeasurement]] = {target.name: [] for target in targets}
     posted, cpu_s = statement(sql), 0.0
     for number in range(-min(WARM, runs), runs):
         for target in targets if number % 2 else reversed(targets):
             before_s = ours.cpu_s()
-            one = await follow(connections[target.name], posted)
+            measurement = await follow(connections[target.name], posted)
             if number >= 0:
                 cpu_s += ours.cpu_s() - before_s
-                results[target.name].append(one)
+                results[target.name].append(measurement)
     for connection in connections.values():
         connection.close()
     for share in (0.5, 0.9, 0.99):
@@ -124,8 +124,8 @@ async def _together(target: Target, clients: int, sqls: Sequence[str]) -> tuple[
             connection = await Connection.open(target.port)
             try:
                 for sql in sqls:
-                    one = await follow(connection, statement(sql))
-                    latencies.append(one.ms)
+                    measurement = await follow(connection, statement(sql))
+                    latencies.append(measurement.ms)
             finally:
                 connection.close()
         except (LoadError, OSError) as error:

@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.report import OURS, Report, Row
 from bench.targets import Target
-from bench.trino.clients import Ran, follow, statement
+from bench.trino.clients import StatementMeasurement, follow, statement
 from bench.trino.points import ALONE, INDEXED, NAMESPACE, ORDERED, ROWS, TABLE, key_of, points
 from bench.trino.served import TRINO, run_both_targets
 from bench.wire import Connection, LoadError, request
@@ -43,7 +43,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
                 await _measure_lookup(report, case, column, files, targets, keys)
                 await _measure_plan(report, case, column, files, target, plans)
             report.bounds["a statement of Trino alone, over a table of one file"] = (
-                f"{await _least(targets[0], keys):.0f} ms"
+                f"{await _measure_without_proxy(targets[0], keys):.0f} ms"
             )
     report.notes += [
         f"{files:,} files of {ROWS} rows, in the page cache; medians of {keys} keys, after {WARM}.",
@@ -56,17 +56,17 @@ async def _measure_lookup(
     report: Report, case: str, column: str, files: int, targets: Sequence[Target], keys: int
 ) -> None:
     connections = {target.name: await Connection.open(target.port) for target in targets}
-    results: dict[str, list[Ran]] = {target.name: [] for target in targets}
+    results: dict[str, list[StatementMeasurement]] = {target.name: [] for target in targets}
     numbers = np.random.default_rng([len(case), files]).choice(files * ROWS, WARM + keys, replace=False).tolist()
     for turn, number in enumerate(numbers):
         sql = f"SELECT {ORDERED}, note FROM {TABLE} WHERE {column} = {key_of(column, number, files)}"
         for target in targets if turn % 2 else reversed(targets):
-            one = await follow(connections[target.name], statement(sql))
-            rows = json.loads(one.last)["data"] if one.last else []
+            measurement = await follow(connections[target.name], statement(sql))
+            rows = json.loads(measurement.last)["data"] if measurement.last else []
             if rows != [[number, f"Note about {number}"]]:
                 raise AnswersDiffer(f"{target.name}: {sql} gave {rows}")
             if turn >= WARM:
-                results[target.name].append(one)
+                results[target.name].append(measurement)
     for connection in connections.values():
         connection.close()
     values = {name: statistics.median(item.ms for item in result) for name, result in results.items()}
@@ -77,7 +77,7 @@ async def _measure_lookup(
         report.notes.append(f"{case}: {len(plans)} of {keys} were not rewritten, such as: {plans[0]}")
 
 
-async def _least(trino: Target, keys: int) -> float:
+async def _measure_without_proxy(trino: Target, keys: int) -> float:
     connection = await Connection.open(trino.port)
     sqls = [f"SELECT {ORDERED}, note FROM {ALONE} WHERE {ORDERED} = {number}" for number in range(WARM + keys)]
     results = [await follow(connection, statement(sql)) for sql in sqls]
@@ -94,10 +94,10 @@ async def _measure_plan(report: Report, case: str, column: str, files: int, targ
     ]
     for measure, goal in (("a plan table, new", PLAN_GOAL_MS), ("the same again", None)):
         before_s = target.cpu_s()
-        took = [await _time(connection, path, body) for body in queries]
+        durations = [await _time(connection, path, body) for body in queries]
         cpu_ms = 1000 * (target.cpu_s() - before_s) / plans
-        report.rows.append(Row(case, f"{measure}, p50", "ms", {OURS: statistics.median(took)}, goal=goal))
-        report.rows.append(Row(case, f"{measure}, p90", "ms", {OURS: sorted(took)[int(0.9 * plans)]}))
+        report.rows.append(Row(case, f"{measure}, p50", "ms", {OURS: statistics.median(durations)}, goal=goal))
+        report.rows.append(Row(case, f"{measure}, p90", "ms", {OURS: sorted(durations)[int(0.9 * plans)]}))
         report.rows.append(Row(case, f"{measure}, server CPU", "ms", {OURS: cpu_ms}))
     connection.close()
 

@@ -52,13 +52,15 @@ def key_of(column: str, number: int, files: int) -> int:
 def rows_of(file: int, files: int) -> pa.RecordBatch:
     numbers = np.arange(file * ROWS, (file + 1) * ROWS)
     columns = {column: pa.array(numbers * step % (files * ROWS)) for column, step in _STEPS.items()}
-    rest = [
+    other_points = [
         [f"CITY OF {number % 250:03d}" for number in numbers],
         numbers / 100,
         [f"Note about {number}" for number in numbers],
     ]
     schema = pa.schema([pa.field(name, _ARROW[kind]) for name, kind in _FIELDS.items()])
-    return pa.RecordBatch.from_arrays([*columns.values(), pa.array(numbers), *map(pa.array, rest)], schema=schema)
+    return pa.RecordBatch.from_arrays(
+        [*columns.values(), pa.array(numbers), *map(pa.array, other_points)], schema=schema
+    )
 
 
 @contextmanager

@@ -25,10 +25,10 @@ def main() -> None:
     parser.add_argument("--files", type=int, help="instead of 1,000")
     parser.add_argument("--rounds", type=int, help="instead of 3, or 5")
     chosen = parser.parse_args()
-    taken = {"overhead": ("statements", "talked"), "ssb": ("scale", "files", "rounds"), "ssb_large": ("rounds",)}
+    accepted = {"overhead": ("statements", "talked"), "ssb": ("scale", "files", "rounds"), "ssb_large": ("rounds",)}
     options = {
         bench: {name: value for name in names if (value := getattr(chosen, name)) is not None}
-        for bench, names in taken.items()
+        for bench, names in accepted.items()
     }
     run_benches(
         BENCHES, names_of(parser, chosen, BENCHES), quick=chosen.quick, options=lambda name: options.get(name, {})

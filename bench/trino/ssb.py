@@ -52,15 +52,15 @@ class Case:
     total: int
     """The number of files of the facts."""
     bound: int
-    taken: dict[str, list[Answer]] = field(default_factory=lambda: {OURS: [], DIRECT: []})
+    answers: dict[str, list[Answer]] = field(default_factory=lambda: {OURS: [], DIRECT: []})
 
-    def median(self, who: str, what: str) -> float:
-        return statistics.median(getattr(item, what) for item in self.taken[who])
+    def median(self, client_name: str, description: str) -> float:
+        return statistics.median(getattr(item, description) for item in self.answers[client_name])
 
     @property
     def files(self) -> int:
         """Return the largest number of files in any round that Trino received through the proxy."""
-        return max(item.files for item in self.taken[OURS])
+        return max(item.files for item in self.answers[OURS])
 
     @property
     def over_bound(self) -> float:
@@ -118,7 +118,7 @@ def _run_queries(
         trino = opened.enter_context(trino_server(folder / "trino", uri=server.base_url, jvm=()))
         named = ("--trino", trino.base_url, *flags)
         proxy = opened.enter_context(trino_proxy(folder / "proxy", *named, seamark=server.base_url))
-        asked = {
+        clients = {
             name: opened.enter_context(closing(Client(url, trino.base_url)))
             for name, url in ((DIRECT, trino.base_url), (OURS, proxy.url))
         }
@@ -132,12 +132,12 @@ def _run_queries(
                         total, bound = bounds[layout.name][0], bounds[layout.name][1][query]
                         cases += [Case(item, query, total, bound) for item in same]
                     mine = [case for case in cases if case.query == query and case.layout in same]
-                    _ask_in_turns(mine, sql, asked, oracle, backwards=number % 2 == 1, counted=number >= 0)
+                    _ask_in_turns(mine, sql, clients, oracle, backwards=number % 2 == 1, counted=number >= 0)
             doubtful = [case for case in cases if case.layout in same and case.slower_ms > 0]
             for number in range(0 if rounds == 1 else DOUBTFUL_ROUNDS):
                 for query in dict.fromkeys(item.query for item in doubtful):
                     mine = [item for item in doubtful if item.query == query]
-                    _ask_in_turns(mine, QUERIES[query], asked, oracle, backwards=number % 2 == 1, counted=True)
+                    _ask_in_turns(mine, QUERIES[query], clients, oracle, backwards=number % 2 == 1, counted=True)
     return _report(bench, layouts, cases, scale, rounds)
 
 
@@ -152,13 +152,13 @@ def _ask_in_turns(
 ) -> None:
     """Run a query directly once, because all cases have the same files, and through the proxy for each case."""
     turns = [(DIRECT, cases[0]), *((OURS, case) for case in cases)]
-    for who, case in reversed(turns) if backwards else turns:
-        answer = clients[who].ask(sql, case.layout.name)
+    for client_name, case in reversed(turns) if backwards else turns:
+        answer = clients[client_name].ask(sql, case.layout.name)
         if difference := oracle.difference(sql, answer.rows):
-            raise AnswersDiffer(f"{case.query} on {case.layout.told}, {who}: {difference}")
-        for item in (case,) if who == OURS else cases:
+            raise AnswersDiffer(f"{case.query} on {case.layout.label}, {client_name}: {difference}")
+        for item in (case,) if client_name == OURS else cases:
             if counted:
-                item.taken[who].append(answer)
+                item.answers[client_name].append(answer)
 
 
 # The report
@@ -184,7 +184,7 @@ def _report(bench: str, layouts: Sequence[Layout], cases: Sequence[Case], scale:
         "Wall time is the client's, planning is Trino's own and lies within it.",
         f"Slower: wall time beyond what is allowed, {SLOWER_MAX - 1:.0%} or {SLOWER_MS_MAX:g} ms, whichever is more. "
         f"Queries that were slower after {rounds} rounds ran {DOUBTFUL_ROUNDS} times more, and all rounds count.",
-        *_left_alone(cases),
+        *_list_unchanged_queries(cases),
     ]
     return report
 
@@ -195,21 +195,27 @@ def _summary(layout: Layout, cases: Sequence[Case]) -> list[Row]:
     bound_goal = OVER_BOUND_MAX if layout.index == "bitmap" else None
     wall_goal = WALL_BETTER_MIN if layout.name == CLUSTERED else None
     return [
-        Row(layout.told, "files over the bound, worst", "×", {OURS: worst.over_bound}, goal=bound_goal),
-        Row(layout.told, "files over the bound, mean", "×", {OURS: mean([case.over_bound for case in cases])}),
-        Row(layout.told, "fewer files, mean", "×", {OURS: mean([case.fewer for case in cases])}, lower_is_better=False),
+        Row(layout.label, "files over the bound, worst", "×", {OURS: worst.over_bound}, goal=bound_goal),
+        Row(layout.label, "files over the bound, mean", "×", {OURS: mean([case.over_bound for case in cases])}),
         Row(
-            layout.told, "less read, mean", "×", {OURS: mean([case.less_read for case in cases])}, lower_is_better=False
+            layout.label, "fewer files, mean", "×", {OURS: mean([case.fewer for case in cases])}, lower_is_better=False
         ),
         Row(
-            layout.told,
+            layout.label,
+            "less read, mean",
+            "×",
+            {OURS: mean([case.less_read for case in cases])},
+            lower_is_better=False,
+        ),
+        Row(
+            layout.label,
             "faster, mean",
             "×",
             {OURS: mean([case.faster for case in cases])},
             lower_is_better=False,
             goal=wall_goal,
         ),
-        Row(layout.told, f"slower, worst ({slowest.query})", "ms", {OURS: slowest.slower_ms}, goal=0.0),
+        Row(layout.label, f"slower, worst ({slowest.query})", "ms", {OURS: slowest.slower_ms}, goal=0.0),
     ]
 
 
@@ -219,23 +225,27 @@ def mean(ratios: Sequence[float]) -> float:
 
 
 def _rows(case: Case) -> list[Row]:
-    name = f"{case.layout.told}, {case.query}"
+    name = f"{case.layout.label}, {case.query}"
     rows = [Row(name, "files", "files", {OURS: float(case.files), BOUND: float(case.bound)}, peer=BOUND)]
-    for measure, unit, what in (
+    for measure, unit, description in (
         ("wall", "ms", "wall_ms"),
         ("planning", "ms", "planning_ms"),
         ("splits", "splits", "splits"),
         ("read", "kB", "kilobytes"),
     ):
-        rows.append(Row(name, measure, unit, {who: case.median(who, what) for who in (OURS, DIRECT)}, peer=DIRECT))
+        rows.append(
+            Row(name, measure, unit, {who: case.median(who, description) for who in (OURS, DIRECT)}, peer=DIRECT)
+        )
     return rows
 
 
-def _left_alone(cases: Sequence[Case]) -> list[str]:
+def _list_unchanged_queries(cases: Sequence[Case]) -> list[str]:
     """Return the queries that Trino received unchanged, each with the proxy's reason."""
     document: dict[tuple[str, str], list[str]] = {}
     for case in cases:
-        why = next((item.told for item in case.taken[OURS] if not item.told.startswith("rewritten")), None)
-        if why is not None:
-            document.setdefault((case.layout.told, why), []).append(case.query)
-    return [f"As it came, {layout}: {', '.join(which)} ({why})" for (layout, why), which in document.items()]
+        reason = next(
+            (item.proxy_plan for item in case.answers[OURS] if not item.proxy_plan.startswith("rewritten")), None
+        )
+        if reason is not None:
+            document.setdefault((case.layout.label, reason), []).append(case.query)
+    return [f"As it came, {layout}: {', '.join(which)} ({reason})" for (layout, reason), which in document.items()]

@@ -30,7 +30,7 @@ _FIGURES = b",".join(b'"figureOfAStatement%02d":%d' % (number, 1000 * number) fo
 _PIECE = 1 << 18
 
 
-class _Talker(asyncio.Protocol):
+class _Exchange(asyncio.Protocol):
     """One connection, one request at a time."""
 
     def __init__(self) -> None:
@@ -55,21 +55,21 @@ class _Talker(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self._held += data
-        head, ended, rest = self._held.partition(b"\r\n\r\n")
+        head, ended, body = self._held.partition(b"\r\n\r\n")
         if not ended:
             return
         fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
         length = int(fields.get(b"content-length", b"0"))
-        if len(rest) < length:
+        if len(body) < length:
             return
-        self._held = rest[length:]
+        self._held = body[length:]
         path = head.split(b" ", 2)[1]
         base = b"http://" + fields.get(b"x-forwarded-host", fields[b"host"])
         if not path.startswith(b"/v1/statement"):
             self._transport.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}")
             return
         if path == b"/v1/statement":
-            sized = _SIZED.fullmatch(rest[:length])
+            sized = _SIZED.fullmatch(body[:length])
             id_, step = b"%s_%s" % (sized.groups() if sized else (b"1", b"1")), 0
         else:
             _, _, _, _, id_, _, last = path.split(b"/")
@@ -123,7 +123,7 @@ def upstream(folder: Path) -> Iterator[Target]:
 
 
 async def _serve(port: int) -> None:
-    server = await asyncio.get_running_loop().create_server(_Talker, "127.0.0.1", port, backlog=2048)
+    server = await asyncio.get_running_loop().create_server(_Exchange, "127.0.0.1", port, backlog=2048)
     await server.serve_forever()
 
 

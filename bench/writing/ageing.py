@@ -31,21 +31,21 @@ def measure(
     table = lake.table(base(rows, layout, bases=bases), name, mode=MERGE_ON_READ, indexed=strategy is None)
     writer, drawn = PythonWriter("aged", table, strategy=strategy), Batches(rows, lake.folder)
     read = {"before": _read(lake.spark, name, rounds)}
-    took = []
+    durations = []
     for _ in range(batches):
-        batch = drawn.next()
+        batch = drawn.next_batch()
         started = time.perf_counter()
         writer.upsert(batch)
-        took.append(time.perf_counter() - started)
+        durations.append(time.perf_counter() - started)
         batch.path.unlink()
     read["after"] = _read(lake.spark, name, rounds)
     lake.spark.sql(f"CALL {CATALOG}.system.rewrite_data_files(table => '{NAMESPACE}.{name}', options => {REWRITE})")
     read["rewritten"] = _read(lake.spark, name, rounds)
-    if (versions := writer.versions()) != (expected := drawn.expected(range(1, batches + 1))):
+    if (versions := writer.versions()) != (expected := drawn.expected_rows(range(1, batches + 1))):
         raise AnswersDiffer(f"the aged table has {versions} rows by version, the batches make {expected}")
     by = "deletion vectors" if strategy is None else "equality deletes"
     case, part = f"{rows:,} rows, after {batches} batches, {by}", max(1, batches // 5)
-    last, first = statistics.median(took[-part:]), statistics.median(took[:part])
+    last, first = statistics.median(durations[-part:]), statistics.median(durations[:part])
     report.rows += [
         Row(case, "reading it all", "×", {OURS: read["after"] / read["before"]}),
         Row(case, "reading it all, rewritten", "×", {OURS: read["rewritten"] / read["before"]}),
@@ -58,11 +58,11 @@ def measure(
 
 
 def _read(spark: SparkSession, name: str, rounds: int) -> float:
-    took = []
+    durations = []
     for _ in range(rounds + 1):
         started = time.perf_counter()
         spark.table(f"{CATALOG}.{NAMESPACE}.{name}").agg(
             sf.count("version"), sf.sum("price"), sf.sum("quantity"), sf.max("city")
         ).collect()
-        took.append(time.perf_counter() - started)
-    return statistics.median(took[1:])
+        durations.append(time.perf_counter() - started)
+    return statistics.median(durations[1:])

@@ -58,7 +58,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 def _equalities(report: Report, spark: SparkSession, rows: int, tables: Mapping[str, str], count: int) -> None:
     numbers = np.random.default_rng(5).choice(rows, count + 1, replace=False)
-    took: dict[str, list[float]] = {name: [] for name in tables}
+    durations: dict[str, list[float]] = {name: [] for name in tables}
     files: dict[str, list[int]] = {name: [] for name in tables}
     for turn, key in enumerate(keys_of(numbers).to_pylist()):
         results = set()
@@ -67,17 +67,17 @@ def _equalities(report: Report, spark: SparkSession, rows: int, tables: Mapping[
             seconds, answer = _time(frame)
             results.add(len(answer))
             if turn:
-                took[name].append(seconds)
+                durations[name].append(seconds)
                 files[name].append(_files(frame))
         if results != {1}:
             raise AnswersDiffer(f"{key} has {results} rows")
-    for measure, unit, each in (("time", "s", took), ("files read", "", files)):
+    for measure, unit, each in (("time", "s", durations), ("files read", "", files)):
         values = {name: float(statistics.median(one)) for name, one in each.items()}
         report.rows.append(Row("rows of one key", measure, unit, values, peer=UNBUCKETED))
 
 
 def _compare(report: Report, spark: SparkSession, case: str, query: str, rounds: int) -> None:
-    took: dict[str, list[float]] = {name: [] for name in WAYS}
+    durations: dict[str, list[float]] = {name: [] for name in WAYS}
     exchanges: dict[str, int] = {}
     answers = set()
     for turn in range(rounds + 1):
@@ -88,10 +88,10 @@ def _compare(report: Report, spark: SparkSession, case: str, query: str, rounds:
                 answers.add(tuple(answer[0]))
                 exchanges[name] = _exchanges(frame)
             if turn:
-                took[name].append(seconds)
+                durations[name].append(seconds)
     if len(answers) != 1:
         raise AnswersDiffer(f"{case}: {answers}")
-    seconds_of = {name: statistics.median(one) for name, one in took.items()}
+    seconds_of = {name: statistics.median(one) for name, one in durations.items()}
     counted = {name: float(exchange) for name, exchange in exchanges.items()}
     report.rows += [
         Row(case, "time", "s", seconds_of, peer=EXCHANGED),

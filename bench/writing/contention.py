@@ -162,11 +162,11 @@ def _work(barrier: Barrier, job: Job) -> Outcome:
         warnings.simplefilter("ignore")  # PyIceberg leaves sockets to the garbage collector.
         logging.getLogger("pyiceberg").setLevel(logging.ERROR)  # PyIceberg logs each retry.
         write = _stock(job) if job.kind in (REBASED, RETRYING) else _ours(job)
-        first, *others = (partial(write, batch) for batch in job.batches)
+        first, *other_writes = (partial(write, batch) for batch in job.batches)
         rows = ROWS * (_try_commit(first) > 0)
         barrier.wait(300)
         began = time.monotonic()
-        tries = [_try_commit(item) for item in others]
+        tries = [_try_commit(item) for item in other_writes]
         committed = sum(item > 0 for item in tries)
         rows += ROWS * committed
         return Outcome(began, time.monotonic(), committed, len(tries) - committed, sum(tries), rows)
@@ -183,20 +183,20 @@ def _try_commit(commit: Callable[[], int]) -> int:
 def _ours(job: Job) -> Callable[[pa.Table], int]:
     client, named = SeamarkClient(job.url), (NAMESPACE, job.table)
 
-    def upserted(rows: pa.Table) -> int:
+    def upsert_batch(rows: pa.Table) -> int:
         return upsert(client, named, rows, keys=[KEY]).attempts
 
-    def appended(rows: pa.Table) -> int:
+    def append_batch(rows: pa.Table) -> int:
         append(client, named, rows)
         return 1
 
-    return upserted if job.kind == UPSERTS else appended
+    return upsert_batch if job.kind == UPSERTS else append_batch
 
 
 def _stock(job: Job) -> Callable[[pa.Table], int]:
     table = RestCatalog("bench", uri=job.url).load_table((NAMESPACE, job.table))
 
-    def appended(rows: pa.Table) -> int:
+    def append_batch(rows: pa.Table) -> int:
         try:
             table.append(rows)
         except CommitFailedException:
@@ -204,7 +204,7 @@ def _stock(job: Job) -> Callable[[pa.Table], int]:
             raise
         return 1
 
-    return appended
+    return append_batch
 
 
 def _check(client: IndexClient, name: str, expected: int) -> None:

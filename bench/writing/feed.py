@@ -68,7 +68,7 @@ _SCHEMA = pa.schema(
 
 
 @dataclass
-class Look:
+class TableMeasurement:
     """A table after a number of commits.
 
     Attributes:
@@ -98,7 +98,7 @@ class Feed:
     rng: np.random.Generator
     batches: list[pa.Table] = field(default_factory=list)
 
-    def next(self) -> pa.Table:
+    def append_batch(self) -> pa.Table:
         first = ROWS * len(self.batches)
         customers = (CUSTOMERS * self.rng.random(ROWS) ** 2).astype(np.int64)
         items = self.rng.integers(0, ITEMS, ROWS)
@@ -128,7 +128,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
     commits, every, plans = (QUICK_COMMITS, QUICK_EVERY, QUICK_PLANS) if quick else (COMMITS, EVERY, PLANS)
     report = Report("writing_feed", "Does a server keep a table in shape that is fed by many small commits?")
     report.peer = "the same table without table services"
-    looks: dict[str, list[Look]] = {name: [] for name in TABLES}
+    looks: dict[str, list[TableMeasurement]] = {name: [] for name in TABLES}
     # PyIceberg deletes old metadata files too, and warns of those that the server has deleted.
     logging.getLogger("pyiceberg").setLevel(logging.ERROR)
     feed = Feed(np.random.default_rng(1))
@@ -145,7 +145,7 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
         failures: list[str] = []
         for number in range(1, commits + 1):
             began_s = time.perf_counter()
-            batch = feed.next()
+            batch = feed.append_batch()
             for name, table in tables.items():
                 append_s[name].append(_time(partial(_append, table, batch, failures)))
             if number % every == 0:
@@ -213,11 +213,11 @@ def _look(
     client: IndexClient,
     catalog: Catalog,
     feed: Feed,
-    looks: dict[str, list[Look]],
+    looks: dict[str, list[TableMeasurement]],
     commits: int,
     plans: int,
 ) -> None:
-    taken = {name: _shape(folder, client, table, commits) for name, table in TABLES.items()}
+    measurements = {name: _shape(folder, client, table, commits) for name, table in TABLES.items()}
     depths: dict[str, list[int]] = {name: [] for name in TABLES}
     opened: dict[str, dict[str, list[float]]] = {name: {"point": [], "range": []} for name in TABLES}
     for turn in range(plans):
@@ -225,7 +225,7 @@ def _look(
             # In either order, so that the plan of no table always comes first.
             for name in list(TABLES)[:: 1 if turn % 2 else -1]:
                 tasks, total_bytes, seconds = _plan(client, TABLES[name], condition)
-                taken[name].plan_ms.setdefault(kind, []).append(1000 * seconds)
+                measurements[name].plan_ms.setdefault(kind, []).append(1000 * seconds)
                 if kind == "row":
                     depths[name].append(len(tasks))
                 else:
@@ -234,7 +234,7 @@ def _look(
     expected = _count(feed.rows, condition)
     if any(count != expected for count in counts.values()):
         raise AnswersDiffer(f"{expected:,} rows match {condition}; the tables have {counts}")
-    for name, look in taken.items():
+    for name, look in measurements.items():
         table = catalog.load_table(TABLES[name])
         look.pyiceberg_ms = 1000 * _time(lambda table=table: list(table.scan("customer = 7").plan_files()))
         look.depth = statistics.fmean(depths[name])
@@ -242,11 +242,11 @@ def _look(
         looks[name].append(look)
 
 
-def _shape(folder: Path, client: IndexClient, table: str, commits: int) -> Look:
+def _shape(folder: Path, client: IndexClient, table: str, commits: int) -> TableMeasurement:
     health = client.health(table)
     sizes = np.array(client.files(table)["file_size_in_bytes"].to_pylist())
     metadata = list((folder / "warehouse").glob(f"{table.replace('.', '/')}*/metadata/*.metadata.json"))
-    return Look(
+    return TableMeasurement(
         commits,
         health["files"],
         float(np.median(sizes)),
@@ -297,14 +297,14 @@ def _check(client: IndexClient, catalog: Catalog, feed: Feed) -> None:
 # The report
 
 
-def _fill(report: Report, looks: dict[str, list[Look]], append_s: dict[str, list[float]]) -> None:
+def _fill(report: Report, looks: dict[str, list[TableMeasurement]], append_s: dict[str, list[float]]) -> None:
     fed = {name: of[:-1] for name, of in looks.items()}
     fifth = max(1, len(fed[OURS]) // 5)
 
     def add(case: str, measure: str, unit: str, values: dict[str, float], **options: Any) -> None:
         report.rows.append(Row(case, measure, unit, values, peer=UNKEPT, **options))
 
-    shapes: dict[str, tuple[str, Callable[[Look], float]]] = {
+    shapes: dict[str, tuple[str, Callable[[TableMeasurement], float]]] = {
         "data files": ("", lambda look: look.files),
         "depth": ("files", lambda look: look.depth),
         "manifests": ("", lambda look: look.manifests),
@@ -341,13 +341,15 @@ def _fill(report: Report, looks: dict[str, list[Look]], append_s: dict[str, list
         add("all commits", f"append, {measure}", "ms", took_ms)
 
 
-def _plan_ms(looks: Iterable[Look], kind: str, quantile: float) -> float:
+def _plan_ms(looks: Iterable[TableMeasurement], kind: str, quantile: float) -> float:
     return float(np.quantile([took for look in looks for took in look.plan_ms[kind]], quantile))
 
 
-def _annotate(report: Report, looks: dict[str, list[Look]], runs: list[dict[str, Any]], fed_bytes: int) -> None:
+def _annotate(
+    report: Report, looks: dict[str, list[TableMeasurement]], runs: list[dict[str, Any]], fed_bytes: int
+) -> None:
     ours = looks[OURS]
-    series: dict[str, Callable[[Look], str]] = {
+    series: dict[str, Callable[[TableMeasurement], str]] = {
         "Data files": lambda look: f"{look.files}",
         "Depth": lambda look: f"{look.depth:.1f}",
         "Median file, in percent of the target": lambda look: f"{100 * look.median_bytes / TARGET_BYTES:.0f}",

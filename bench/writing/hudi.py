@@ -26,20 +26,20 @@ class HudiWriter:
         self.name, self.folder = name, folder
         self._peer = peer
         self._kind = "COPY_ON_WRITE" if mode == COPY_ON_WRITE else "MERGE_ON_READ"
-        kept = self._base(base, bases)
+        base_folder = self._base(base, bases)
         # Files that Hudi changes in place are copied. Other files get a hard link.
-        shutil.copytree(kept, folder, copy_function=_link)
+        shutil.copytree(base_folder, folder, copy_function=_link)
 
     def _base(self, base: Base, bases: Path) -> Path:
-        kept = bases / f"{base.rows}-hudi-{self._kind.lower()}"
-        marker = kept.with_suffix(".json")
+        base_folder = bases / f"{base.rows}-hudi-{self._kind.lower()}"
+        marker = base_folder.with_suffix(".json")
         expected = json.dumps({"format": FORMAT, "of": base.metadata["table-uuid"]})
         if not (marker.exists() and marker.read_text() == expected):
-            shutil.rmtree(kept, ignore_errors=True)
+            shutil.rmtree(base_folder, ignore_errors=True)
             files = [str(path) for path in (bases / f"{base.rows}-{base.layout}").rglob("*.parquet")]
-            self._peer.ask(do="make", location=kept.as_uri(), kind=self._kind, files=files)
+            self._peer.ask(do="make", location=base_folder.as_uri(), kind=self._kind, files=files)
             marker.write_text(expected)
-        return kept
+        return base_folder
 
     def upsert(self, batch: Batch) -> float:
         request = {"location": self.folder.as_uri(), "kind": self._kind, "path": str(batch.path), "schema": DDL}

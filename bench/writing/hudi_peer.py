@@ -49,20 +49,23 @@ class Peer:
     def __init__(self, spark: SparkSession) -> None:
         self._spark = spark
 
-    def make(self, asked: dict[str, Any]) -> None:
-        rows = self._spark.read.parquet(*asked["files"])
-        self._write(rows, asked, "bulk_insert", "overwrite")
+    def make(self, request: dict[str, Any]) -> None:
+        rows = self._spark.read.parquet(*request["files"])
+        self._write(rows, request, "bulk_insert", "overwrite")
 
-    def upsert(self, asked: dict[str, Any]) -> None:
-        rows = self._spark.read.schema(asked["schema"]).parquet(asked["path"])
-        self._write(rows, asked, "upsert", "append")
+    def upsert(self, request: dict[str, Any]) -> None:
+        rows = self._spark.read.schema(request["schema"]).parquet(request["path"])
+        self._write(rows, request, "upsert", "append")
 
-    def _write(self, rows: Any, asked: dict[str, Any], operation: str, mode: str) -> None:
-        document = {"hoodie.datasource.write.operation": operation, "hoodie.datasource.write.table.type": asked["kind"]}
-        rows.write.format("hudi").options(**OPTIONS, **document).mode(mode).save(asked["location"])
+    def _write(self, rows: Any, request: dict[str, Any], operation: str, mode: str) -> None:
+        document = {
+            "hoodie.datasource.write.operation": operation,
+            "hoodie.datasource.write.table.type": request["kind"],
+        }
+        rows.write.format("hudi").options(**OPTIONS, **document).mode(mode).save(request["location"])
 
-    def versions(self, asked: dict[str, Any]) -> dict[int, int]:
-        frame = self._spark.read.format("hudi").option("hoodie.metadata.enable", "false").load(asked["location"])
+    def versions(self, request: dict[str, Any]) -> dict[int, int]:
+        frame = self._spark.read.format("hudi").option("hoodie.metadata.enable", "false").load(request["location"])
         return {row[0]: row[1] for row in sorted(frame.groupBy("version").count().collect())}
 
 

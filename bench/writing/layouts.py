@@ -99,8 +99,8 @@ async def run(folder: Path, *, quick: bool = False) -> Report:
 
 def _measure(report: Report, client: IndexClient, spark: SparkSession, of: Rows, name: str, rows: int) -> None:
     rng = np.random.default_rng(1)
-    given_table = pa.table({**of.make(rng, rows), "payload": rng.integers(0, 1 << 62, rows)})
-    predicates = [_predicate(rng, given_table, of.columns) for _ in range(PREDICATES)]
+    base_table = pa.table({**of.make(rng, rows), "payload": rng.integers(0, 1 << 62, rows)})
+    predicates = [_predicate(rng, base_table, of.columns) for _ in range(PREDICATES)]
     columns = ", ".join(of.columns)
     layouts: dict[str, Callable[[str], None]] = {
         OURS: lambda table: _cluster(client, table, columns, "hilbert"),
@@ -111,29 +111,29 @@ def _measure(report: Report, client: IndexClient, spark: SparkSession, of: Rows,
     opened, seconds = {}, {}
     for number, (layout, work) in enumerate(layouts.items()):
         table = f"{name}_{number}"
-        _create(client, table, given_table)
+        _create(client, table, base_table)
         began_s = time.perf_counter()
         work(table)
         seconds[layout] = time.perf_counter() - began_s
-        kept = scan(client, table, ["payload"]).to_arrow()["payload"].to_numpy()
-        if len(kept) != rows or not np.array_equal(np.sort(kept), np.sort(given_table["payload"].to_numpy())):
+        payloads = scan(client, table, ["payload"]).to_arrow()["payload"].to_numpy()
+        if len(payloads) != rows or not np.array_equal(np.sort(payloads), np.sort(base_table["payload"].to_numpy())):
             raise AnswersDiffer(f"{layout} of {of.name} changed the rows")
-        opened[layout] = _opened_fraction(client, table, predicates)
+        opened[layout] = _measure_planned_percent(client, table, predicates)
     for peer in (SORT, ZORDER):
         report.rows.append(Row(of.name, f"bytes opened, beside {peer}", "%", opened, peer=peer, goal=opened[peer]))
     report.rows.append(Row(of.name, f"seconds of the job, beside {SORT}", "s", seconds, peer=SORT))
 
 
-def _create(client: IndexClient, table: str, given: pa.Table) -> None:
+def _create(client: IndexClient, table: str, layout: pa.Table) -> None:
     fields = [
         {"id": number, "name": field.name, "type": _TYPES[field.type], "required": False}
-        for number, field in enumerate(given.schema, 1)
+        for number, field in enumerate(layout.schema, 1)
     ]
     schema = {"type": "struct", "schema-id": 0, "fields": fields}
     create_table(client, table, schema, properties={"format-version": "2"})
-    step = -(-given.num_rows // FILES)
-    for start in range(0, given.num_rows, step):
-        append(client, table, given.slice(start, step))
+    step = -(-layout.num_rows // FILES)
+    for start in range(0, layout.num_rows, step):
+        append(client, table, layout.slice(start, step))
     size_bytes = sum(client.files(table)["file_size_in_bytes"].to_pylist())
     change_table_properties(client, table, {"write.target-file-size-bytes": str(size_bytes // FILES)}, ())
 
@@ -173,7 +173,7 @@ def _literal(value: Any) -> str:
     return f"'{value}'" if isinstance(value, str) else repr(value)
 
 
-def _opened_fraction(client: IndexClient, table: str, predicates: Sequence[str]) -> float:
+def _measure_planned_percent(client: IndexClient, table: str, predicates: Sequence[str]) -> float:
     """Return the mean share, in percent, of the table's bytes in the planned files."""
     opened_table = open_table(client, table, CURRENT)
     total = sum(task.size_bytes for task in plan(client, opened_table))

@@ -138,15 +138,15 @@ def _statistics(
 
 def _time(works: dict[str, Callable[[], object]], rounds: int, before: Callable[[], None]) -> dict[str, float]:
     """Return the median milliseconds of each work."""
-    took: dict[str, list[float]] = {name: [] for name in works}
+    durations: dict[str, list[float]] = {name: [] for name in works}
     for number in range(rounds + 1):
         before()
         for name, work in works.items():
             began_s = time.perf_counter()
             work()
             if number:
-                took[name].append(1000 * (time.perf_counter() - began_s))
-    return {name: statistics.median(values) for name, values in took.items()}
+                durations[name].append(1000 * (time.perf_counter() - began_s))
+    return {name: statistics.median(values) for name, values in durations.items()}
 
 
 def _distinct(client: IndexClient, table: str) -> dict[str, int]:

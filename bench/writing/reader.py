@@ -186,7 +186,7 @@ def _compare(report: Report, lake: Lake, table: str, size: Size, case: str, wher
         ICEBERG: partial(_native, lake, table, where),
         CHOSEN: partial(read, lake.spark, f"{CATALOG}.{table}", where, columns=READ),
     }
-    took: dict[str, list[float]] = {name: [] for name in ways}
+    durations: dict[str, list[float]] = {name: [] for name in ways}
     actual: dict[str, list[float]] = {name: [] for name in ways}
     answers = set()
     case = size.label + case
@@ -196,21 +196,21 @@ def _compare(report: Report, lake: Lake, table: str, size: Size, case: str, wher
             answers.add(_answer(ways[name]().select(*READ)))
             seconds, bytes_read = time.perf_counter() - started, read_since(before)
             if turn:
-                took[name].append(seconds)
+                durations[name].append(seconds)
                 actual[name].append(bytes_read / 1e6)
     if len(answers) != 1:
         raise AnswersDiffer(f"{case}: {answers}")
-    time_row = Row(case, "time", "s", {name: statistics.median(each) for name, each in took.items()}, peer=ICEBERG)
+    time_row = Row(case, "time", "s", {name: statistics.median(each) for name, each in durations.items()}, peer=ICEBERG)
     report.rows += [
         time_row,
         Row(case, "read", "MB", {name: statistics.median(each) for name, each in actual.items()}, peer=ICEBERG),
     ]
     plan = ways[CHOSEN]()._jdf.queryExecution().executedPlan().toString()
-    who = "ours" if "BatchScan seamark" in plan else "Iceberg's"
+    reader = "ours" if "BatchScan seamark" in plan else "Iceberg's"
     result = _find_rows(lake.client, table, where)
     report.notes.append(
         f"{case}: {result.chosen:,} rows chosen, pages with one have {result.touched:,} of the {result.planned:,} "
-        f"in the files that are left; the reading function takes {who}."
+        f"in the files that are left; the reading function takes {reader}."
     )
     return (result.touched / result.planned if result.planned else 1.0), time_row.ratio() or 0.0
 

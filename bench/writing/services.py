@@ -172,7 +172,7 @@ def _measure(folder: Path, spark: SparkSession, name: str, workers: str, appends
             files=loaded["files"],
             snapshots=loaded["snapshots"],
             settled_s=settled_s,
-            rewritten=_rewritten(client, loaded["size-in-bytes"]),
+            rewritten=_measure_rewritten_ratio(client, loaded["size-in-bytes"]),
             rows=len(ids),
             ids=len(np.unique(ids)),
         )
@@ -189,6 +189,6 @@ def _settle(client: IndexClient) -> float:
     return time.perf_counter() - began_s
 
 
-def _rewritten(client: IndexClient, size_bytes: int) -> float:
+def _measure_rewritten_ratio(client: IndexClient, size_bytes: int) -> float:
     runs = [run.summary for run in client.timeline(TABLE, action="maintenance") if run.summary.get("totals")]
     return sum(run["totals"].get("bytes_after", 0) for run in runs) / max(1, size_bytes)

@@ -72,8 +72,10 @@ async def run(folder: Path, *, quick: bool = False, sizes: Sequence[int] = (ROWS
 
 def _pair(lake: Lake, bases: Path, rows: int, mode: str) -> Pair:
     names = []
-    for who, indexed in ((OURS, True), (ICEBERG, False)):
-        table = lake.table(base(rows, FLAT, bases=bases), f"{who}_{mode.replace('-', '_')}", mode=mode, indexed=indexed)
+    for engine, indexed in ((OURS, True), (ICEBERG, False)):
+        table = lake.table(
+            base(rows, FLAT, bases=bases), f"{engine}_{mode.replace('-', '_')}", mode=mode, indexed=indexed
+        )
         names.append(f"{CATALOG}.{NAMESPACE}.{table.name}")
     return Pair(*names)
 
@@ -86,14 +88,14 @@ def _measure(lake: Lake, pair: Pair, text: str, batches: Batches, rounds: int) -
         ICEBERG: lambda: lake.spark.sql(text.format(t=pair.theirs, k=KEY)),
     }
     for number in range(WARM + rounds):
-        batch_frame(lake.spark, batches.next()).createOrReplaceTempView("batch")
-        for who in (OURS, ICEBERG) if number % 2 else (ICEBERG, OURS):
-            with configure(lake.spark, HASH_JOIN if who == ICEBERG else {}):
+        batch_frame(lake.spark, batches.next_batch()).createOrReplaceTempView("batch")
+        for engine in (OURS, ICEBERG) if number % 2 else (ICEBERG, OURS):
+            with configure(lake.spark, HASH_JOIN if engine == ICEBERG else {}):
                 started = time.perf_counter()
-                runs[who]()
+                runs[engine]()
                 if number >= WARM:
-                    seconds[who].append(time.perf_counter() - started)
-    return {who: statistics.median(second) for who, second in seconds.items()}
+                    seconds[engine].append(time.perf_counter() - started)
+    return {engine: statistics.median(second) for engine, second in seconds.items()}
 
 
 def _check_located(lake: Lake, text: str) -> None:

@@ -134,7 +134,7 @@ class Batches:
     drawn: int = 0
     _versions: dict[int, Numbers] = field(default_factory=dict)
 
-    def next(self) -> Batch:
+    def next_batch(self) -> Batch:
         """Row numbers of a batch are distinct, and in no order."""
         self.drawn += 1
         draw = np.random.default_rng([self.base_rows, self.drawn])
@@ -147,15 +147,15 @@ class Batches:
         pq.write_table(rows, path)
         return Batch(self.drawn, numbers, rows, path)
 
-    def expected(self, applied: Iterable[int]) -> dict[int, int]:
+    def expected_rows(self, applied: Iterable[int]) -> dict[int, int]:
         """Return rows of each version after some of the batches, in the order of their numbers."""
         last: dict[int, int] = {}
         for number in applied:
             last |= dict.fromkeys(self._versions[number].tolist(), number)
         versions, counts = np.unique(np.array([*last.values()], dtype=np.int64), return_counts=True)
         untouched = self.base_rows - sum(item < self.base_rows for item in last)
-        kept = {0: untouched} if untouched else {}
-        return {**kept, **dict(zip(versions.tolist(), counts.tolist(), strict=True))}
+        expected_counts = {0: untouched} if untouched else {}
+        return {**expected_counts, **dict(zip(versions.tolist(), counts.tolist(), strict=True))}
 
 
 # Base tables and their clones

@@ -84,7 +84,7 @@ def measure(
     for table in (*of_two.values(), *(small[name] for name in of_two)):
         _put_orphans(_folder(client, table))
     measured["bytes on storage after it (bytes)"] = _of_tables(
-        of_two, lambda table: _stored_bytes(_folder(client, table))
+        of_two, lambda table: _measure_stored_bytes(_folder(client, table))
     )
     removals: dict[str, Work] = {
         OURS: lambda table: remove_orphan_files(client, table),
@@ -126,7 +126,7 @@ def _folder(client: IndexClient, table: str) -> Path:
     return Path(unquote(urlsplit(location).path))
 
 
-def _stored_bytes(folder: Path) -> int:
+def _measure_stored_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and "orphan-" not in path.name)
 
 

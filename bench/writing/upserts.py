@@ -68,7 +68,7 @@ class Plan:
 
 
 @dataclass
-class Turns:
+class WriterMeasurements:
     """One writer's: seconds, bytes read, files and bytes written of each batch that counts."""
 
     writer: Writer
@@ -95,28 +95,28 @@ class Turns:
     def take(self, batch: Batch) -> None:
         before, read_before, started = files_below(self.writer.folder), reads(), time.perf_counter()
         upsert = self.writer.upsert(batch)
-        took = time.perf_counter() - started if upsert is None else upsert
+        elapsed_s = time.perf_counter() - started if upsert is None else upsert
         read = read_since(read_before)
         after = files_below(self.writer.folder)
         self.applied.append(batch.number)
-        self.last = took
+        self.last = elapsed_s
         self.writer.tidy()
         if len(self.applied) <= self.warm:
-            if took > VERY_SLOW_S:
+            if elapsed_s > VERY_SLOW_S:
                 self.warm = len(self.applied)
-            if len(self.applied) == self.warm and took > SLOW_S:
+            if len(self.applied) == self.warm and elapsed_s > SLOW_S:
                 self.rounds = min(self.rounds, SLOW_ROUNDS)
             return
         new = after.keys() - before.keys()
-        self.seconds.append(took)
+        self.seconds.append(elapsed_s)
         self.read.append(read)
         self.files.append(len(new))
         self.written.append(sum(after[path] for path in new))
 
     def check(self, batches: Batches) -> None:
-        found, expected = self.writer.versions(), batches.expected(self.applied)
-        if found != expected:
-            raise AnswersDiffer(f"{self.writer.name} has {found} rows by version, the batches make {expected}")
+        versions, expected = self.writer.versions(), batches.expected_rows(self.applied)
+        if versions != expected:
+            raise AnswersDiffer(f"{self.writer.name} has {versions} rows by version, the batches make {expected}")
 
 
 async def run(
@@ -129,18 +129,18 @@ async def run(
         sizes, batches = QUICK_SIZES, 4
         plan = Plan(folder / "bases", 1, 0, sizes[0], sizes[0], tuple(first.values()))
     with ExitStack() as running:
-        made = running.enter_context(lake(folder, plan.bases))
-        hadoop_catalog(made.spark, folder / "hadoop")
+        lake_of_run = running.enter_context(lake(folder, plan.bases))
+        hadoop_catalog(lake_of_run.spark, folder / "hadoop")
         peer = (
             running.enter_context(hudi.session("bench.writing.hudi_peer", folder / "hudi")) if hudi.is_there() else None
         )
         tuned: dict[str, Tuning] = {}
-        tables: dict[int, list[Turns]] = {}
+        tables: dict[int, list[WriterMeasurements]] = {}
         drawn = {rows: Batches(rows, folder) for rows in sizes}
         for rows in sizes:
             tables[rows] = [
-                *_ours(made, rows, plan),
-                *_merge(report, made.spark, drawn[rows], folder / "hadoop", plan, tuned),
+                *_ours(lake_of_run, rows, plan),
+                *_merge(report, lake_of_run.spark, drawn[rows], folder / "hadoop", plan, tuned),
                 *([] if peer is None or rows > plan.hudi_max else _hudi(peer, rows, folder, plan)),
             ]
         _rounds(tables, drawn)
@@ -153,7 +153,7 @@ async def run(
         for layout, strategy in ((FLAT, None), (BUCKETED, EQUALITY)):
             ageing.measure(
                 report,
-                made,
+                lake_of_run,
                 aged,
                 batches,
                 plan.bases,
@@ -176,7 +176,7 @@ async def run(
 # The writers
 
 
-def _ours(lake: Lake, rows: int, plan: Plan) -> Iterator[Turns]:
+def _ours(lake: Lake, rows: int, plan: Plan) -> Iterator[WriterMeasurements]:
     kinds = [
         (PYTHON, MERGE_ON_READ, RECORD),
         (PYSPARK, MERGE_ON_READ, RECORD),
@@ -198,12 +198,12 @@ def _ours(lake: Lake, rows: int, plan: Plan) -> Iterator[Turns]:
             if strategy == PYTHON
             else SparkWriter(name, table, strategy=blind, by_tasks=strategy == TASKS)
         )
-        yield Turns(writer, mode, strategy, plan.warm, plan.rounds)
+        yield WriterMeasurements(writer, mode, strategy, plan.warm, plan.rounds)
 
 
 def _merge(
     report: Report, spark: SparkSession, batches: Batches, warehouse: Path, plan: Plan, tuned: dict[str, Tuning]
-) -> Iterator[Turns]:
+) -> Iterator[WriterMeasurements]:
     """By the tuning that is the quickest of all at this size, of each mode; of a size that is too large to try all
     of them, by the tuning of the previous size.
     """
@@ -212,17 +212,22 @@ def _merge(
         tried = [tuning for tuning in plan.tunings if tuning.mode == mode]
         if rows > TRIED_MAX and mode in tuned:
             tried = [tuned[mode]]
-        writers = [_merged(spark, one, rows, number, warehouse, plan.bases) for number, one in enumerate(tried)]
-        turns = [Turns(writer, mode, MERGE, warm=1, rounds=1) for writer in writers]
+        writers = [
+            _open_merge_writer(spark, tried_tuning, rows, number, warehouse, plan.bases)
+            for number, tried_tuning in enumerate(tried)
+        ]
+        turns = [WriterMeasurements(writer, mode, MERGE, warm=1, rounds=1) for writer in writers]
         if len(turns) > 1:
             for _ in range(2):
-                batch = batches.next()
+                batch = batches.next_batch()
                 for item in turns:
                     item.take(batch)
                 if min(turn.last for turn in turns) > VERY_SLOW_S:
                     break
-            told = ", ".join(f"{one.name} {turn.last:.2f} s" for one, turn in zip(tried, turns, strict=True))
-            report.notes.append(f"MERGE's tunings, {rows:,} rows, {mode}, tried: {told}.")
+            tried_times = ", ".join(
+                f"{tried_tuning.name} {turn.last:.2f} s" for tried_tuning, turn in zip(tried, turns, strict=True)
+            )
+            report.notes.append(f"MERGE's tunings, {rows:,} rows, {mode}, tried: {tried_times}.")
             turns.sort(key=lambda one: one.last)
             for item in turns[1:]:
                 shutil.rmtree(item.writer.folder)
@@ -231,45 +236,47 @@ def _merge(
         # The writer continues with its table and is already warm.
         rounds = min(plan.rounds, SLOW_ROUNDS) if best.last > SLOW_S else plan.rounds
         warm = len(best.applied) or plan.warm
-        yield Turns(best.writer, mode, MERGE, warm, rounds, last=best.last, applied=best.applied)
+        yield WriterMeasurements(best.writer, mode, MERGE, warm, rounds, last=best.last, applied=best.applied)
 
 
-def _merged(spark: SparkSession, tuning: Tuning, rows: int, number: int, warehouse: Path, bases: Path) -> MergeWriter:
+def _open_merge_writer(
+    spark: SparkSession, tuning: Tuning, rows: int, number: int, warehouse: Path, bases: Path
+) -> MergeWriter:
     name = f"m{rows}_{tuning.mode.replace('-', '_')}_{number}"
     return MergeWriter(tuning, base(rows, tuning.layout, bases=bases), spark, warehouse, name)
 
 
-def _hudi(peer: hudi.Peer, rows: int, folder: Path, plan: Plan) -> Iterator[Turns]:
+def _hudi(peer: hudi.Peer, rows: int, folder: Path, plan: Plan) -> Iterator[WriterMeasurements]:
     for mode in (MERGE_ON_READ, COPY_ON_WRITE) if rows <= plan.copied_max else (MERGE_ON_READ,):
         result = base(rows, BUCKETED, bases=plan.bases)
         writer = HudiWriter(HUDI, result, peer, folder / f"h{rows}-{mode}", mode=mode, bases=plan.bases)
-        yield Turns(writer, mode, HUDI, plan.warm, plan.rounds)
+        yield WriterMeasurements(writer, mode, HUDI, plan.warm, plan.rounds)
 
 
 # How they are measured
 
 
-def _rounds(tables: dict[int, list[Turns]], batches: dict[int, Batches]) -> None:
+def _rounds(tables: dict[int, list[WriterMeasurements]], batches: dict[int, Batches]) -> None:
     """Run the writers in alternating order until each writer has written all its batches."""
     number = 0
     while any(turn.is_due for turns in tables.values() for turn in turns):
         number += 1
         for rows, turns in tables.items():
             due = [turn for turn in turns if turn.is_due]
-            batch = batches[rows].next() if due else None
+            batch = batches[rows].next_batch() if due else None
             for item in due if number % 2 else reversed(due):
                 assert batch is not None
                 item.take(batch)
 
 
-MEASURES: dict[str, tuple[str, Callable[[Turns], float]]] = {
+MEASURES: dict[str, tuple[str, Callable[[WriterMeasurements], float]]] = {
     "read": ("MB", lambda turns: statistics.median(turns.read) / 1e6),
     "written": ("MB", lambda turns: statistics.median(turns.written) / 1e6),
     "files written": ("", lambda turns: statistics.median(turns.files)),
 }
 
 
-def _rows_of(report: Report, rows: int, turns: Sequence[Turns]) -> None:
+def _rows_of(report: Report, rows: int, turns: Sequence[WriterMeasurements]) -> None:
     for mode in (MERGE_ON_READ, COPY_ON_WRITE):
         mine = [turn for turn in turns if turn.mode == mode]
         case = f"{rows:,} rows, {mode}"
@@ -299,7 +306,7 @@ def _goal(strategy: str, peer: str, mode: str, rows: int) -> float | None:
     return 8.0 if large else 2.0
 
 
-def _flatness(report: Report, tables: dict[int, list[Turns]]) -> None:
+def _flatness(report: Report, tables: dict[int, list[WriterMeasurements]]) -> None:
     """Compare merge-on-read in the largest table with the smallest table."""
     small, large = (
         {

@@ -89,7 +89,7 @@ class OurTable:
         forget(self.folder, set(self.client.files(self.named)["file_path"].to_pylist()))
 
 
-class _Ours:
+class _SeamarkWriter:
     def __init__(self, name: str, table: OurTable, *, strategy: str | None = None) -> None:
         self.name, self._table, self._strategy = name, table, strategy
         self.folder = table.folder
@@ -101,14 +101,14 @@ class _Ours:
         self._table.tidy()
 
 
-class PythonWriter(_Ours):
+class PythonWriter(_SeamarkWriter):
     """`seamark.connector.write.upserts`, in this process, of rows in memory."""
 
     def upsert(self, batch: Batch) -> None:
         upsert(self._table.client, self._table.named, batch.rows, keys=[KEY], strategy=self._strategy)
 
 
-class SparkWriter(_Ours):
+class SparkWriter(_SeamarkWriter):
     """`seamark.connector.spark.frames.writes`, of a DataFrame that reads the batch's file; `by_tasks` though the
     driver would do.
     """
@@ -137,9 +137,9 @@ def versions_of(frame: DataFrame) -> dict[int, int]:
 
 def forget(folder: Path, live: set[str]) -> None:
     """Delete the Parquet files below the folder that are not in `live` (paths or URIs)."""
-    kept = {item.removeprefix("file:").replace("///", "/") for item in live}
+    live_paths = {item.removeprefix("file:").replace("///", "/") for item in live}
     for path in (folder / "data").rglob("*.parquet"):
-        if str(path) not in kept:
+        if str(path) not in live_paths:
             path.unlink()
             path.with_name(f".{path.name}.crc").unlink(missing_ok=True)  # Hadoop's
 
@@ -153,19 +153,19 @@ def configure(spark: SparkSession, conf: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        for name, kept in before.items():
-            if kept is None:
+        for name, size_bytes in before.items():
+            if size_bytes is None:
                 spark.conf.unset(name)
             else:
-                spark.conf.set(name, kept)
+                spark.conf.set(name, size_bytes)
 
 
 def reads() -> dict[int, int]:
     """Return bytes that this process and all that it has started have read so far, by process: by system calls, from
     files, sockets and pipes, not from maps.
     """
-    here = psutil.Process()
-    return dict(_reads_of([here, *here.children(recursive=True)]))
+    own_process = psutil.Process()
+    return dict(_reads_of([own_process, *own_process.children(recursive=True)]))
 
 
 def _reads_of(processes: Iterable[psutil.Process]) -> Iterator[tuple[int, int]]:

@@ -18,6 +18,7 @@ from seamark.connector.streams.status import (
     flush_stream,
     list_streams,
     load_stream,
+    load_stream_topic,
     pause_stream,
     resume_stream,
 )
@@ -62,6 +63,15 @@ def show(client: IndexClient, table: str, as_json: bool) -> None:
     headers = ("shard", "flushed", "durable")
     rows = [(str(one["shard"]), f"{one['flushed']:,}", f"{one['durable']:,}") for one in state["shards"]]
     print_rows(headers, rows, right_aligned=headers)
+
+
+@stream.command()
+@click.argument("table")
+@server_command
+def topic(client: IndexClient, table: str, as_json: bool) -> None:
+    """Show the topic to which Kafka producers write rows of the stream table TABLE themselves."""
+    name = load_stream_topic(client, table)
+    print_result({"table": table, "topic": name}, name, as_json=as_json)
 
 
 @stream.command()

@@ -123,18 +123,21 @@ class StatementReader:
                 statement = await self._flights.run(key, lambda: self._run_in_thread(key, columns))
         return statement
 
-    async def run(self, characters: int, work: Callable[[], T], until_s: float) -> T:
+    async def run(
+        self, characters: int, work: Callable[[], T], until_s: float, *, in_loop_max: int = IN_LOOP_CHARACTERS_MAX
+    ) -> T:
         """Return the result of `work` on a text of `characters` characters.
 
         For a long text, the work runs outside of the event loop.
 
         Args:
             until_s: The deadline, on the clock of the event loop.
+            in_loop_max: The maximum number of characters for which the work runs on the event loop.
 
         Raises:
             TimeoutError: The deadline has passed.
         """
-        if characters <= IN_LOOP_CHARACTERS_MAX:
+        if characters <= in_loop_max:
             return work()
         async with asyncio.timeout_at(until_s):
             return await self._run_in_turn(characters, work)

@@ -9,6 +9,9 @@ DuckDB itself reads all manifests of a table, and prunes files only by column bo
 by the names of the plan tables, and DuckDB runs the new text. Plan tables are Iceberg tables, so DuckDB applies deletes
 and schemas as usual.
 
+An aggregate query of a table with cubes reads groups of a cube instead of rows, if it follows from the cube
+(`connector.duckdb.cube_queries`).
+
 If a statement is not supported, or planning fails, the statement runs unchanged.
 """
 
@@ -19,19 +22,26 @@ import logging
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import duckdb
+import pyarrow as pa
 
 from seamark.connector.analysis.lexer import UnsupportedStatement
 from seamark.connector.analysis.relative_times import find_today
 from seamark.connector.analysis.scans import find_scans
 from seamark.connector.client.errors import ClientError, InvalidRequest
 from seamark.connector.client.names import join_name
+from seamark.connector.cubes.dialects import NotFromCube
+from seamark.connector.cubes.plans import CubeScan, convert_uuids, cube_table_of, find_doubt, scan_cube
+from seamark.connector.cubes.summaries import EXACT, OFF, ON, CubeSummary, check_cube_use
+from seamark.connector.duckdb.cube_queries import DuckDBCubeQuery
 from seamark.connector.duckdb.session import AttachedCatalog, list_attached_catalogs
 from seamark.connector.duckdb.statements import DuckDBStatement, NamedRelation, mark_name
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import (
+    CubePlanRequest,
     KnownTable,
     Name,
     Seamark,
@@ -45,6 +55,7 @@ from seamark.connector.plans.quotes import quote_name, quote_text
 from seamark.connector.plans.rewrites import BUDGET_S, LEASE_S, MAX_KEPT_FRACTION, RewrittenStatement, summary_of
 from seamark.connector.plans.splices import Replacement, splice
 from seamark.connector.plans.zones import is_utc
+from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.protocol.wire import PLAN_MARK
 
 _log = logging.getLogger(__name__)
@@ -61,6 +72,10 @@ class PlannedQuery(RewrittenStatement):
 
     Empty if it can run.
     """
+    groups: pa.Table | None = None
+    """The groups of a cube, which the text reads as `cube_queries.GROUPS`."""
+    cube: CubeSummary | None = None
+    """How the statement uses cubes, or None if its table has none."""
 
 
 @dataclass(frozen=True)
@@ -89,6 +104,7 @@ def sql(
     *,
     lease_s: int = LEASE_S,
     max_kept_fraction: float = MAX_KEPT_FRACTION,
+    cubes: str = ON,
 ) -> duckdb.DuckDBPyRelation:
     """Return the result of `con.sql(text, params=params)`, and read fewer files if possible.
 
@@ -103,16 +119,22 @@ def sql(
         lease_s: The duration of the lease to request, in seconds.
         max_kept_fraction: The maximum fraction of files that a plan of a table may keep. If it keeps more, the table
             itself is read, unless DuckDB would then leave out files with rows of the query.
+        cubes: Whether the query uses cubes: `on`, `exact` (except sums of floats, and averages) or `off`.
 
     Raises:
+        ValueError: `cubes` has another value.
         InvalidRequest: DuckDB would read a table of the statement wrongly, or would crash.
     """
-    planned = rewrite_query(con, text, params, lease_s=lease_s, max_kept_fraction=max_kept_fraction)
+    check_cube_use(cubes)
+    planned = rewrite_query(con, text, params, lease_s=lease_s, max_kept_fraction=max_kept_fraction, cubes=cubes)
     _log.info("%s", planned.summary)
     if planned.refusal:
         raise InvalidRequest(planned.refusal, status=400)
     if planned.statement is not None:
         try:
+            if planned.groups is not None:
+                seamark_cube_groups = planned.groups  # noqa: F841  DuckDB finds the variable by the name in the text.
+                return con.sql(planned.statement)
             return con.sql(planned.statement, params=params)
         except duckdb.Error as error:
             _log.warning("The original statement is run, because DuckDB does not accept it with plan tables: %s", error)
@@ -126,13 +148,14 @@ def rewrite_query(
     *,
     lease_s: int = LEASE_S,
     max_kept_fraction: float = MAX_KEPT_FRACTION,
+    cubes: str = ON,
 ) -> PlannedQuery:
     """Return the text with the names of plan tables, and create the plan tables that do not exist yet.
 
     The function does not run the query, and it never raises.
     """
     try:
-        return _Query(con, text, params, lease_s, max_kept_fraction).plan()
+        return _Query(con, text, params, lease_s, max_kept_fraction, cubes).plan()
     except _Misread as why:
         return PlannedQuery(None, f"refused; {why}", refusal=str(why))
     except UnsupportedStatement as why:
@@ -150,12 +173,14 @@ class _Misread(Exception):
 
 class _Query:
     def __init__(
-        self, con: duckdb.DuckDBPyConnection, text: str, params: Any, lease_s: int, max_kept_fraction: float
+        self, con: duckdb.DuckDBPyConnection, text: str, params: Any, lease_s: int, max_kept_fraction: float, cubes: str
     ) -> None:
         self._con = con
+        self._cubes = cubes
         self._statement = DuckDBStatement(text, params)
         self._lease_s = lease_s
         self._max_kept_fraction = max_kept_fraction
+        self._scans: dict[int, PlannedScan] | UnsupportedStatement | None = None
 
     def plan(self) -> PlannedQuery:
         catalogs = list_attached_catalogs(self._con)
@@ -244,39 +269,144 @@ class _Query:
                     open_seamark(attached.uri, token=attached.token, lease_s=lease_s)
                 )
             tables_before = await _load_tables(tables, servers)
-            scans = self._find_scans(tables, tables_before, utc=utc)
-            plans: dict[PlannedScan, TablePlanResponse] = {}
-            dimensions: dict[PlannedScan, tuple[Dimension, ...]] = {}
-            why = ""
-            for catalog, server in servers.items():
-                own = {number: scan for number, scan in scans.items() if scan.catalog == catalog}
-                of_catalog = joining.find_dimensions(own, _index_by_mark(tables_before))
-                asking = PlanRequests(server, self._max_kept_fraction, until_s, hide_partitions=True)
-                plans |= await asking.plans(list(own.values()), of_catalog)
-                dimensions |= of_catalog
-                why = why or asking.why
-                for misread, reason in asking.misread.items():
-                    raise _Misread(
-                        f"DuckDB {duckdb.__version__} cannot read {join_name(misread)}: {reason}. Read it with "
-                        "`seamark sql` or `seamark.scan`"
-                    )
-            marks = {mark_name(number): number for number in tables}
-            if not plans and not any(scan.scan.predicate is not None or scan.scan.joins for scan in scans.values()):
-                raise UnsupportedStatement("it has no condition and no join by which files could be left out")
-            if not plans:
-                raise UnsupportedStatement(why or "plans keep too many of the files")
-            planned = {marks[scan.scan.table] for scan in plans}
-            if any(tables[number].reference.snapshot_id is not None for number in tables_before.keys() - planned):
-                # The conditions were read with the current columns. A plan is requested only if the snapshot has the
-                # same columns.
-                raise UnsupportedStatement("there is no plan of an earlier snapshot")
-            tables_after = await _load_tables(tables, servers)
-            if any(
-                tables_after[number].columns != tables_before[number].columns
-                for number in tables_before
-                if number in tables_after
-            ):
-                raise UnsupportedStatement("the columns of a table changed during planning")
+            cube = await self._plan_cube(tables, tables_before, servers, utc=utc)
+            if isinstance(cube, PlannedQuery):
+                return cube
+            try:
+                planned = await self._plan_rows(tables, tables_before, catalogs, servers, until_s, utc=utc)
+            except UnsupportedStatement as why:
+                return _add_cube(PlannedQuery(None, f"unchanged; {why}"), cube)
+            return _add_cube(planned, cube)
+
+    async def _plan_cube(
+        self,
+        tables: Mapping[int, _CatalogTable],
+        known_tables: Mapping[int, KnownTable],
+        servers: Mapping[str, Seamark],
+        *,
+        utc: bool,
+    ) -> PlannedQuery | CubeSummary | None:
+        """Return a query over a cube, or a summary that explains why no cube is used.
+
+        The result is None if no table of the query has a cube.
+        """
+        cubes = {number: cube_table_of(one, truncates_in_utc=utc) for number, one in known_tables.items()}
+        if not any(cubes.values()):
+            return None
+        try:
+            if self._cubes == OFF:
+                raise NotFromCube("the caller does not use cubes")
+            if len(self._statement.references) != 1 or len(cubes) != 1:
+                raise NotFromCube("it is not one SELECT of one table")
+            ((number, cube_table),) = cubes.items()
+            assert cube_table is not None
+            query = DuckDBCubeQuery(
+                self._con, self._statement, tables[number].reference, cube_table, floats=self._cubes != EXACT
+            )
+            table, server = tables[number], servers[tables[number].catalog.lower()]
+            request = CubePlanRequest(
+                table.name,
+                query.statement.cube.id,
+                query.statement.columns,
+                self._find_filter(tables, known_tables, utc=utc),
+                find_doubt(query.statement, partial(self._find_filter_of, table, known_tables[number], utc=utc)),
+                table.reference.snapshot_id,
+                hide_partitions=True,
+            )
+            scan = await scan_cube(server, query.statement, request, known_tables[number])
+        except NotFromCube as why:
+            return CubeSummary(None, 0, 0, str(why))
+        except duckdb.Error as error:
+            return CubeSummary(None, 0, 0, str(error).partition("\n")[0])
+        except ClientError as error:
+            return CubeSummary(None, 0, 0, f"the groups cannot be read: {error}")
+        return self._write_cube_query(query, table, scan)
+
+    def _write_cube_query(self, query: DuckDBCubeQuery, table: _CatalogTable, scan: CubeScan) -> PlannedQuery:
+        levels = (table.catalog, ".".join(table.name[:-1]), str(scan.name))
+        rows = None if scan.name is None else ".".join(map(quote_name, levels))
+        summary = f"rewritten; {'.'.join(table.name)}={scan.summary.row_files}/{scan.considered_files}"
+        return PlannedQuery(
+            query.write(rows),
+            f"{summary}; {scan.summary.text}",
+            scan.summary.row_files,
+            scan.considered_files,
+            scan.row_bytes,
+            groups=convert_uuids(scan.groups, query.statement),
+            cube=scan.summary,
+        )
+
+    def _find_filter(
+        self, tables: Mapping[int, _CatalogTable], known_tables: Mapping[int, KnownTable], *, utc: bool
+    ) -> Expression | None:
+        """Return a condition that is true for all needed rows of the only table, or None if there is none."""
+        try:
+            scans = self._find_scans(tables, known_tables, utc=utc)
+        except UnsupportedStatement:
+            return None
+        filters = [one.scan.filter for one in scans.values()]
+        return filters[0] if len(filters) == 1 else None
+
+    def _find_filter_of(
+        self, table: _CatalogTable, known_table: KnownTable, alias: str, condition: str, *, utc: bool
+    ) -> Expression | None:
+        """Return a filter that is true for each row of a table that meets a condition, or None if there is none."""
+        name = self._statement.text[table.reference.start : table.reference.end]
+        try:
+            statement = DuckDBStatement(f"SELECT 1 FROM {name} AS {quote_name(alias)} WHERE {condition}")  # noqa: S608
+            scans = self._find_scans_of(statement, {0: table}, {0: known_table}, utc=utc)
+        except UnsupportedStatement:
+            return None
+        return scans[0].scan.filter if len(scans) == 1 else None
+
+    async def _plan_rows(
+        self,
+        tables: Mapping[int, _CatalogTable],
+        tables_before: Mapping[int, KnownTable],
+        catalogs: Mapping[str, AttachedCatalog],
+        servers: Mapping[str, Seamark],
+        until_s: float,
+        *,
+        utc: bool,
+    ) -> PlannedQuery:
+        """Return the query with plan tables.
+
+        Raises:
+            UnsupportedStatement: The query reads the tables themselves.
+        """
+        scans = self._find_scans(tables, tables_before, utc=utc)
+        plans: dict[PlannedScan, TablePlanResponse] = {}
+        dimensions: dict[PlannedScan, tuple[Dimension, ...]] = {}
+        why = ""
+        for catalog, server in servers.items():
+            own = {number: scan for number, scan in scans.items() if scan.catalog == catalog}
+            of_catalog = joining.find_dimensions(own, _index_by_mark(tables_before))
+            asking = PlanRequests(server, self._max_kept_fraction, until_s, hide_partitions=True)
+            plans |= await asking.plans(list(own.values()), of_catalog)
+            dimensions |= of_catalog
+            why = why or asking.why
+            for misread, reason in asking.misread.items():
+                raise _Misread(
+                    f"DuckDB {duckdb.__version__} cannot read {join_name(misread)}: {reason}. Read it with "
+                    "`seamark sql` or `seamark.scan`"
+                )
+        marks = {mark_name(number): number for number in tables}
+        if not plans and not any(scan.scan.predicate is not None or scan.scan.joins for scan in scans.values()):
+            raise UnsupportedStatement("it has no condition and no join by which files could be left out")
+        if not plans:
+            raise UnsupportedStatement(why or "plans keep too many of the files")
+        planned = {marks[scan.scan.table] for scan in plans}
+        if any(tables[number].reference.snapshot_id is not None for number in tables_before.keys() - planned):
+            # The conditions were read with the current columns. A plan is requested only if the snapshot has the
+            # same columns.
+            raise UnsupportedStatement("there is no plan of an earlier snapshot")
+        tables_after = await _load_tables(tables, servers)
+        if any(
+            tables_after[number].columns != tables_before[number].columns
+            for number in tables_before
+            if number in tables_after
+        ):
+            raise UnsupportedStatement("the columns of a table changed during planning")
         return self._splice_plans(
             tables, {number: scan for number, scan in scans.items() if scan in plans}, plans, dimensions
         )
@@ -284,14 +414,39 @@ class _Query:
     def _find_scans(
         self, tables: Mapping[int, _CatalogTable], tables_of_catalogs: Mapping[int, KnownTable], *, utc: bool
     ) -> dict[int, PlannedScan]:
-        """Return the scans of the statement, by their position in the analysis.
+        """Return the scans of the statement, as `_find_scans_of` does. Its tree is read once, because it changes.
+
+        Raises:
+            UnsupportedStatement: The statement is not supported.
+        """
+        if self._scans is None:
+            try:
+                self._scans = self._find_scans_of(self._statement, tables, tables_of_catalogs, utc=utc)
+            except UnsupportedStatement as why:
+                self._scans = why
+        if isinstance(self._scans, UnsupportedStatement):
+            raise self._scans
+        return self._scans
+
+    def _find_scans_of(
+        self,
+        statement: DuckDBStatement,
+        tables: Mapping[int, _CatalogTable],
+        tables_of_catalogs: Mapping[int, KnownTable],
+        *,
+        utc: bool,
+    ) -> dict[int, PlannedScan]:
+        """Return the scans of a statement, by their position in the analysis.
 
         The names of the scanned tables are marks. Joins refer to a scan by its number.
+
+        Raises:
+            UnsupportedStatement: The statement is not supported.
         """
         columns = {number: one.columns for number, one in tables_of_catalogs.items() if one.columns is not None}
-        marked = self._statement.to_marked_text(columns, utc=utc)
+        marked = statement.to_marked_text(columns, utc=utc)
         marks = {mark_name(number): number for number in columns}
-        today = find_today(self._statement.text)
+        today = find_today(statement.text)
         found_scans = find_scans(marked, columns_of=lambda names: columns.get(marks.get(names[2], -1)), today=today)
         return {
             at: PlannedScan(
@@ -326,6 +481,11 @@ class _Query:
             sum(plan.considered_files for plan in plans.values()),
             sum(plan.bytes for plan in plans.values()),
         )
+
+
+def _add_cube(planned: PlannedQuery, cube: CubeSummary | None) -> PlannedQuery:
+    """Return the query with the reason why no cube is used."""
+    return planned if cube is None else replace(planned, summary=f"{planned.summary}; {cube.text}", cube=cube)
 
 
 async def _load_tables(tables: Mapping[int, _CatalogTable], servers: Mapping[str, Seamark]) -> dict[int, KnownTable]:

@@ -86,6 +86,7 @@ class DuckDBStatement:
         if len(text) > STATEMENT_MAX:
             raise UnsupportedStatement(f"it is longer than {STATEMENT_MAX} characters")
         self.text = text
+        self.parameters = parameters
         self._tree = _parse(text)
         _check(self._tree)
         check_relations(self._tree)
@@ -101,6 +102,12 @@ class DuckDBStatement:
         ]
         self.references = [self._read_reference(node) for node in self._nodes]
         """The references in the order of `to_marked_text`. A relation without a name, such as a function, is None."""
+
+    def parse_again(self) -> exp.Expr:
+        """Return the tree of the statement in DuckDB's dialect. Parameters are replaced by literals where possible."""
+        tree = _parse(self.text)
+        _bind_parameters(self.text, tree, self.parameters)
+        return tree
 
     def to_marked_text(self, tables: Mapping[int, Mapping[str, str]], *, utc: bool) -> str:
         """Return the statement in Trino's SQL. Reference n is replaced by `mark_name(n)`.

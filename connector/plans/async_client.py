@@ -26,10 +26,13 @@ from seamark.connector.client.names import check_url, hide_credentials, standard
 from seamark.connector.plans.conditions import Like
 from seamark.formats.iceberg.expressions.expression import Expression
 from seamark.formats.iceberg.expressions.expression_json import expression_json
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.properties import count_of
+from seamark.formats.iceberg.metadata.table_json import decode_table
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.protocol.wire import FRESH_HEADER, PROXY_ENGINE
 from seamark.formats.runtime.decoding import from_json
+from seamark.formats.runtime.errors import SeamarkError
 from seamark.formats.runtime.tls import build_client_context, trust_only
 
 _ANSWER_BYTES_MAX = 16 << 20
@@ -37,6 +40,10 @@ _COLUMNS_BYTES = 8 << 20
 _BYTES_PER_COLUMN = 200
 _CONNECTIONS = 64
 _AUDIENCE = re.compile(r"[!-~]{1,100}")
+_GROUPS_BYTES_MAX = 256 << 20
+"""The maximum size of a response with groups of a cube."""
+_INDEX_PREFIX = "seamark.index."
+"""The prefix of the properties that define indexes (`formats/index/definitions.py`, which takes long to import)."""
 _TIMEOUT_S = 30.0
 """The timeout of a request. Callers give up much earlier."""
 
@@ -169,6 +176,29 @@ class TablePlanRequest:
 
 
 @dataclass(frozen=True, slots=True)
+class CubePlanRequest:
+    """An aggregate query for which groups of a cube are requested, and a plan of the files without groups.
+
+    Attributes:
+        table, filter, snapshot_id, ref, hide_partitions: See `TablePlanRequest`.
+        definition_id: The id of the cube.
+        columns: The columns of the cube's entries.
+        unless: A condition on rows. A file that may have a row that meets it is not answered from the cube.
+        groups_max: The maximum number of groups. With more groups, the cube is not used.
+    """
+
+    table: Name
+    definition_id: str
+    columns: tuple[str, ...]
+    filter: Expression | None = None
+    unless: Expression | None = None
+    snapshot_id: int | None = None
+    ref: str | None = None
+    hide_partitions: bool = False
+    groups_max: int = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
 class View:
     """A stored view.
 
@@ -241,6 +271,8 @@ class KnownTable:
     """The number of data files in the snapshot's summary, or 0 if the summary does not state it."""
     refs: Mapping[str, int] = field(default_factory=dict, kw_only=True)
     """The snapshots of branches and tags."""
+    cube_metadata: TableMetadata | None = field(default=None, kw_only=True)
+    """The metadata of a table that may have cubes, or None."""
 
     def snapshot_of(self, ref: str | None) -> int | None:
         """Return the snapshot of a branch or tag, or the current snapshot if `ref` is None.
@@ -275,10 +307,19 @@ class _Metadata(msgspec.Struct, rename="kebab"):
     current_snapshot_id: int | None = None
     snapshots: list[_Snapshot] = []
     refs: dict[str, _Ref] = {}
+    properties: dict[str, str] = {}
+
+    @property
+    def may_have_cubes(self) -> bool:
+        return any(key.startswith(_INDEX_PREFIX) and "cube" in value for key, value in self.properties.items())
 
 
 class _Loaded(msgspec.Struct):
     metadata: _Metadata
+
+
+class _RawLoaded(msgspec.Struct):
+    metadata: msgspec.Raw
 
 
 class _Representation(msgspec.Struct):
@@ -355,6 +396,36 @@ class Seamark:
         path = f"{table_path(request.table)}/plan-tables"
         _, raw = await self._ask("POST", path, msgspec.json.encode(body), headers=self._plans)
         return self._decode(raw, TablePlanResponse, "a plan table")
+
+    async def cube_plan(self, request: CubePlanRequest) -> bytes:
+        """Request groups of a cube, and a plan of the files without groups.
+
+        Returns:
+            An Arrow IPC stream (`connector/cubes/plans.py`).
+
+        Raises:
+            NotFound: The table has no such cube.
+            ClientError: The server refuses the request or does not respond.
+        """
+        body: dict[str, Any] = {
+            "definition-id": request.definition_id,
+            "case-sensitive": False,
+            "columns": list(request.columns),
+            "groups-max": request.groups_max,
+            "lease-s": self._lease_s,
+            **self._holder,
+        }
+        if request.filter is not None:
+            body |= {"filter": expression_json(request.filter)}
+        if request.unless is not None:
+            body |= {"unless": expression_json(request.unless)}
+        body |= {} if request.snapshot_id is None else {"snapshot-id": request.snapshot_id}
+        body |= {} if request.ref is None else {"ref": request.ref}
+        body |= {"hide-partitions": True} if request.hide_partitions else {}
+        path = f"{table_path(request.table)}/cube-plans"
+        data = msgspec.json.encode(body)
+        _, raw = await self._ask("POST", path, data, headers=self._plans, answer_bytes_max=_GROUPS_BYTES_MAX)
+        return raw
 
     async def lease(self, of: Name, plan_ids: Collection[int], lease_s: int | None = None) -> None:
         """Renew the leases of plans of a table or view. With a `lease_s` of 0, withdraw the plans."""
@@ -451,6 +522,7 @@ class Seamark:
             schema = next(one for one in metadata.schemas if one.schema_id == metadata.current_schema_id)
         except (msgspec.MsgspecError, StopIteration) as error:
             raise ServerFailed(f"{self._shown} sent a response that is not a table: {error!r}") from None
+        cube_metadata = self._decode_metadata(raw) if metadata.may_have_cubes else None
         snapshots = (one for one in metadata.snapshots if one.snapshot_id == metadata.current_snapshot_id)
         snapshot = next(snapshots, None)
         current = KnownTable(
@@ -459,10 +531,18 @@ class Seamark:
             None if snapshot is None else snapshot.snapshot_id,
             *(_read_total(snapshot, name) for name in ("total-files-size", "total-data-files")),
             refs={name: ref.snapshot_id for name, ref in metadata.refs.items()},
+            cube_metadata=cube_metadata,
         )
         if version:
-            self._known.put(table, current, _BYTES_PER_COLUMN * (1 + len(schema.fields) + len(metadata.refs)))
+            size = _BYTES_PER_COLUMN * (1 + len(schema.fields) + len(metadata.refs))
+            self._known.put(table, current, size if cube_metadata is None else size + 2 * len(raw))
         return current
+
+    def _decode_metadata(self, raw: bytes) -> TableMetadata:
+        try:
+            return decode_table(bytes(from_json(raw, _RawLoaded).metadata), self._shown)
+        except (msgspec.MsgspecError, SeamarkError) as error:
+            raise ServerFailed(f"{self._shown} sent a response that is not a table: {error}") from None
 
     async def _make_path(self, name: Name, kind: str) -> str:
         """Return the path of a table or view in Iceberg's REST routes."""
@@ -487,6 +567,7 @@ class Seamark:
         *,
         known_version: str = "",
         headers: Mapping[str, str] | None = None,
+        answer_bytes_max: int = _ANSWER_BYTES_MAX,
     ) -> tuple[str, bytes]:
         """Send a request, and return the ETag and the body of the response.
 
@@ -496,9 +577,11 @@ class Seamark:
         headers = {**(headers or {}), **({"If-None-Match": known_version} if known_version else {})}
         try:
             async with self._http.request(method, url, data=body, headers=headers, allow_redirects=False) as answer:
-                raw = b""
-                while not answer.content.at_eof() and len(raw) < _ANSWER_BYTES_MAX:
-                    raw += await answer.content.readany()
+                parts, size = list[bytes](), 0
+                while not answer.content.at_eof() and size < answer_bytes_max:
+                    parts.append(await answer.content.readany())
+                    size += len(parts[-1])
+                raw = b"".join(parts)
         except (aiohttp.ClientError, TimeoutError) as error:
             raise Unreachable(f"No answer from {self._shown}: {error or type(error).__name__}") from error
         if answer.status == 304 and known_version:

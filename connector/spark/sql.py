@@ -17,6 +17,7 @@ from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
+from seamark.connector.cubes.summaries import ON
 from seamark.connector.plans.rewrites import LEASE_S, MAX_KEPT_FRACTION
 from seamark.connector.spark.query import queries
 from seamark.connector.spark.query.catalyst import Catalyst
@@ -33,6 +34,7 @@ def sql(
     *,
     lease_s: int = LEASE_S,
     max_kept_fraction: float = MAX_KEPT_FRACTION,
+    cubes: str = ON,
 ) -> DataFrame:
     """Return the same result as `spark.sql(text, args)`.
 
@@ -49,7 +51,7 @@ def sql(
                 if planned == text or not queries.is_plan_gone(error):
                     raise
             return execute(spark, text, args).frame
-        return queries.sql(spark, text, args, lease_s=lease_s, max_kept_fraction=max_kept_fraction)
+        return queries.sql(spark, text, args, lease_s=lease_s, max_kept_fraction=max_kept_fraction, cubes=cubes)
     except AnalysisException as error:
         _add_hint(spark, error)
         raise

@@ -41,6 +41,16 @@ def load_stream(client: SeamarkClient, table: Name) -> dict[str, Any]:
     return client._request_json("GET", f"{table_path(table)}/stream")
 
 
+def load_stream_topic(client: SeamarkClient, table: Name) -> str:
+    """Return the name of the topic to which Kafka producers write rows of a stream table themselves.
+
+    Raises:
+        NotFound: The table does not exist.
+        BadRequest: The table is no stream table, or the log of the server is not in Kafka.
+    """
+    return str(client._request_json("GET", f"{table_path(table)}/stream/topic")["topic"])
+
+
 def flush_stream(client: SeamarkClient, table: Name) -> int:
     """Add the waiting rows of a stream table to its files; return their number.
 

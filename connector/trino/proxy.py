@@ -59,7 +59,13 @@ from seamark.connector.trino.protocol.plan_withdrawal import PlanSnapshotRef
 from seamark.connector.trino.protocol.queued_statements import QueuedStatements
 from seamark.connector.trino.protocol.sessions import prepare
 from seamark.connector.trino.protocol.table_statements import PATH as TABLE_STATEMENTS
-from seamark.connector.trino.protocol.table_statements import TableStatements, base_url, json_response
+from seamark.connector.trino.protocol.table_statements import (
+    NotAllowed,
+    TableStatements,
+    base_url,
+    json_response,
+    run_at_trino,
+)
 from seamark.connector.trino.rewriter import DENIED, RewriteLimits, Rewriter, RewriteResult
 from seamark.formats.protocol.wire import encode_json
 
@@ -384,6 +390,8 @@ class Proxy:
     ) -> web.Response | Failure:
         assert rewriting.statement is not None
         follow_headers = self._headers_of_followers(request, coordinator)
+        if rewriting.rights_check and (refusal := await self._find_refusal(coordinator, follow_headers, rewriting)):
+            return refusal
         headers = follow_headers.copy()
         headers.extend((name, value) for name, value in request.headers.items() if name.lower() == "content-type")
         if rewriting.prepared is not None:
@@ -407,6 +415,25 @@ class Proxy:
         if answer.is_allowed and (judge is None or answer.decision is RuleDecision.NO_RULES):
             answer.headers[PLAN_HEADER] = rewriting.summary if self._settings.plan_header else _REWRITTEN
         return _make_response(answer)
+
+    async def _find_refusal(
+        self, coordinator: Coordinator, headers: CIMultiDict[str], rewriting: RewriteResult
+    ) -> Failure | None:
+        """Return why Trino does not let the sender read the groups that a statement contains, or None if it does.
+
+        Raises:
+            aiohttp.ClientError: The connection breaks.
+            TimeoutError: Trino does not answer in time.
+        """
+        try:
+            async with asyncio.timeout(self._settings.hold_s):
+                query_id = await run_at_trino(rewriting.rights_check, partial(self._request, coordinator, headers))
+                decision = await self._judge(coordinator, headers, rewriting.used, query_id)
+        except NotAllowed as error:
+            return Failure(str(error.error.get("errorName", DENIED)), str(error))
+        if decision in (RuleDecision.NO_RULES, RuleDecision.NO_EFFECT):
+            return None
+        return Failure(FORBIDDEN if decision is RuleDecision.FORBIDDEN else RULES_UNREAD, decision.value)
 
     async def _judge(
         self,

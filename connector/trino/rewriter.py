@@ -13,6 +13,8 @@ If a statement reads a table more than once, it reads the table at one snapshot,
 table whose rows were used to leave out files of another table (`joins.py`, `plan_requests.py`). Statements in an
 explicit transaction are unchanged, because Trino continues to read the snapshots that the transaction has read.
 
+An aggregate query of one table with cubes reads groups of a cube (`cube_rewrites.py`), also without a condition.
+
 Literals without a time zone are in the session's zone. The zone in the client's headers is the session's zone only if
 Trino's `sql.forced-session-time-zone` is not set. The operator states this in `RewriteLimits.trust_time_zone`.
 """
@@ -42,8 +44,10 @@ from seamark.connector.analysis.statement_cache import (
     StatementText,
     on_behalf_of,
 )
-from seamark.connector.analysis.views import ViewDefinitions, ViewPlanner
+from seamark.connector.analysis.views import ExpandedView, ViewDefinitions, ViewPlanner
 from seamark.connector.client.errors import ClientError
+from seamark.connector.cubes.dialects import NotFromCube
+from seamark.connector.cubes.summaries import EXACT, OFF, CubeSummary
 from seamark.connector.plans import joins as joining
 from seamark.connector.plans.async_client import KnownTable, Name, PlanView, Seamark, TablePlanResponse, View
 from seamark.connector.plans.joins import Dimension, PlannedScan
@@ -52,6 +56,7 @@ from seamark.connector.plans.quotes import quote_name
 from seamark.connector.plans.rewrites import RewrittenStatement
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
+from seamark.connector.trino.cube_rewrites import CubeRewrite, rewrite_over_cube, translate_text
 from seamark.connector.trino.protocol.access_rules import PlanInputs, TableName
 from seamark.connector.trino.protocol.circuit_breaker import Breaker
 from seamark.connector.trino.protocol.held_statements import FORBIDDEN
@@ -69,6 +74,9 @@ TEXT_CHARACTERS_MAX = 1_000_000
 """The maximum length of a rewritten text: the default of Trino's `query.max-length`."""
 SCANS_MAX = 64
 _SUMMARY_CHARACTERS_MAX = 2000
+_REASON_CHARACTERS_MAX = 300
+_REASON_CHARACTERS = " !'()*+,-./:<=>?@_"
+"""The characters of a reason that a header contains unchanged."""
 _KEEPS_TOO_MANY_FILES = "plans keep too many of the files"
 _KEPT_TOO_MANY_FILES = "unchanged; plans kept too many of the files a few seconds ago"
 _UNCHANGED_AFTER_USELESS_PLAN_S = 5.0
@@ -79,6 +87,9 @@ DENIED = "PERMISSION_DENIED"
 """Trino's error name for a refusal by access control."""
 _PREDICATE_WORDS = re.compile(r"\b(?:where|on|having|filter)\b", re.IGNORECASE)
 """Words that predicates contain. In a statement without these words, no file can be left out, so it is not parsed."""
+_AGGREGATE_WORDS = re.compile(r"\bgroup\s+by\b|\b(?:count|count_if|sum|avg|min|max)\s*\(|\bdistinct\b", re.IGNORECASE)
+"""Words that aggregate queries contain, which may read a cube."""
+_NO_CONDITION = "unchanged; it has no condition that could leave out files"
 _NEEDS_COLUMN_TYPES = re.compile(
     r"\b(?:values|unnest|like|lower|upper|coalesce|case|if|nullif|cast|date_add)\b|[\w\")]\s*+[+*-]\s*+[0-9]",
     re.IGNORECASE,
@@ -109,11 +120,13 @@ class RewriteLimits:
         max_kept_fraction: The maximum fraction of the files that a plan may keep. If a plan keeps more, the scan
             stays unchanged.
         trust_time_zone: Whether the client's time zone is the session's time zone.
+        cubes: Whether aggregate queries read cubes: one of `CUBE_USES`.
     """
 
     budget_s: float = 0.25
     max_kept_fraction: float = 0.95
     trust_time_zone: bool = False
+    cubes: str = OFF
 
 
 @dataclass(frozen=True)
@@ -130,6 +143,8 @@ class RewriteResult(RewrittenStatement):
     """Whether the summary reveals data. If so, only clients that may read the tables may see it."""
     breaker_key: int = 0
     """A hash of the sender, and of the tables and columns that the statement reads."""
+    rights_check: str = ""
+    """A query without rows that must succeed before `statement` is sent, because the statement contains groups."""
     is_wasted: bool = False
     """Whether every plan kept too many files of its table. A repeated statement will probably not get better plans."""
 
@@ -145,6 +160,20 @@ class _PreParse:
     needs_types: bool = False
     """Whether the types of columns can lead to more conditions."""
     explains: bool = False
+    aggregates: bool = False
+    """Whether the statement may read a cube."""
+    has_conditions: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Sources:
+    """The tables and views that a statement reads, with its scans by their numbers."""
+
+    reading: ReadStatement
+    known_tables: Mapping[Names, KnownTable]
+    numbered: Mapping[int, PlannedScan]
+    tables: Mapping[int, PlannedScan]
+    expanded: Sequence[ExpandedView]
 
 
 class Rewriter:
@@ -292,7 +321,8 @@ class Rewriter:
 
         If the message contains the name of a plan or of one of its files, the plan was the cause of the failure.
         """
-        denied = name == FORBIDDEN or (name == DENIED and rewriting.used.views)
+        is_hidden = rewriting.used.views or rewriting.used.aggregated
+        denied = name == FORBIDDEN or (name == DENIED and is_hidden)
         has_plan_id = any(str(plan_id) in message for _, plan_id in rewriting.plans)
         if denied or has_plan_id or PLAN_MARK in message or f"/{PLANS_FOLDER}/" in message:
             breaker = self._failing.get(rewriting.breaker_key) or Breaker()
@@ -349,19 +379,65 @@ class Rewriter:
         if requests.has_failed():
             self._seamark_breaker.record_failure()
             return RewriteResult(None, f"unchanged; {requests.why}")
+        cube: RewriteResult | CubeSummary | None = None
+        if pre_parse.aggregates and len(all_scans) == len(tables) == 1:
+            cube = await self._rewrite_over_cube(text, session, next(iter(tables.values())), until_s)
+        if isinstance(cube, RewriteResult):
+            return cube
+        if not pre_parse.has_conditions:
+            return _add_cube(RewriteResult(None, _NO_CONDITION), cube)
+        sources = _Sources(reading, known_tables, numbered, tables, expanded)
+        return _add_cube(await self._rewrite_over_plans(text, session, sources, requests, until_s), cube)
+
+    async def _rewrite_over_cube(
+        self, text: StatementText, session: Session, planned: PlannedScan, until_s: float
+    ) -> RewriteResult | CubeSummary | None:
+        """Return a statement that reads groups of a cube, or why it does not, or None if its table has no cube."""
+        if planned.scan.quoted:
+            return None
+        asked_s = time.monotonic()
+        try:
+            async with asyncio.timeout_at(until_s):
+                table = await self._client.columns(planned.table)
+                if table is None or table.cube_metadata is None:
+                    return None
+                translate = partial(translate_text, text, table, floats=self._limits.cubes != EXACT)
+                statement = await self._reader.run(len(text.text), translate, until_s, in_loop_max=0)
+                breaker_key = hash((session.sender_hash, planned.table, statement.columns))
+                failing = self._failing.get(breaker_key)
+                if failing is not None and not failing.allow_request():
+                    raise NotFromCube("recently, Trino could not read its plan, or its access rules forbade the cube")
+                cube = await rewrite_over_cube(self._client, text, planned, statement, table)
+                result = replace(_build_cube_result(planned, cube), breaker_key=breaker_key)
+                for plan in result.plans:
+                    self._withdrawing.note(plan, asked_s)
+                await self._withdrawing.take(result.plans)
+        except NotFromCube as why:
+            return CubeSummary(None, 0, 0, str(why))
+        except ClientError as error:
+            return CubeSummary(None, 0, 0, f"Seamark refused or failed: {error.kind or type(error).__name__}")
+        except TimeoutError:
+            return CubeSummary(None, 0, 0, "Seamark was too slow")
+        return result
+
+    async def _rewrite_over_plans(
+        self, text: StatementText, session: Session, sources: _Sources, requests: PlanRequests, until_s: float
+    ) -> RewriteResult:
+        """Return the statement that reads plan snapshots."""
+        tables, expanded = sources.tables, sources.expanded
         planned_scans = [*tables.values(), *(planned for view in expanded for planned in view.tables)]
         if not any(planned.scan.is_restricted for planned in planned_scans):
             return RewriteResult(None, "unchanged; it has no scan that could leave out files")
         if len(planned_scans) + len(expanded) > SCANS_MAX:
             return RewriteResult(None, f"unchanged; it has more than {SCANS_MAX} scans")
-        columns = frozenset((planned.table, planned.scan.columns) for planned in numbered.values())
+        columns = frozenset((planned.table, planned.scan.columns) for planned in sources.numbered.values())
         breaker_key = hash((session.sender_hash, columns))
         failing = self._failing.get(breaker_key)
         if failing is not None and not failing.allow_request():
             return RewriteResult(
                 None, "unchanged; recently, Trino could not read its plans, or its access rules forbade them"
             )
-        dimensions = joining.find_dimensions(tables, known_tables)
+        dimensions = joining.find_dimensions(tables, sources.known_tables)
         for view in expanded:
             dimensions |= view.dimensions
         asked_s = time.monotonic()
@@ -377,7 +453,7 @@ class Rewriter:
             reason = requests.why or _KEEPS_TOO_MANY_FILES
             return RewriteResult(None, f"unchanged; {reason}", depends_on_data=True, is_wasted=not requests.why)
         try:
-            write = partial(_build_result, text, reading, planned_scans, plans, dimensions, over)
+            write = partial(_build_result, text, sources.reading, planned_scans, plans, dimensions, over)
             result = replace(await self._reader.run(len(text.text), write, until_s), breaker_key=breaker_key)
         except TimeoutError:
             return RewriteResult(None, _READ_TOO_LATE)
@@ -396,13 +472,22 @@ class Rewriter:
             return StatementText(statement), _PreParse(why=_SWITCHED_OFF)
         text = self._write_text(statement, session)
         lists = _METADATA_TABLE.search(text.text) is not None
-        if not _PREDICATE_WORDS.search(text.text):
-            return text, _PreParse(lists=lists, why="unchanged; it has no condition that could leave out files")
+        aggregates = self._limits.cubes != OFF and _AGGREGATE_WORDS.search(text.text) is not None
+        has_conditions = _PREDICATE_WORDS.search(text.text) is not None
+        if not has_conditions and not aggregates:
+            return text, _PreParse(lists=lists, why=_NO_CONDITION)
         if session.catalog not in self._catalogs and not self._named_at_all.search(text.text):
             # The statement is not worth parsing either.
             return text, _PreParse(lists=lists, why="unchanged; it reads no table of the configured catalogs")
         needs_types = _NEEDS_COLUMN_TYPES.search(text.text) or (not text.utc and _TIME_WORDS.search(text.text))
-        return text, _PreParse(lists=lists, needs_types=bool(needs_types), explains=bool(_EXPLAIN.match(text.text)))
+        explains = bool(_EXPLAIN.match(text.text))
+        return text, _PreParse(
+            lists,
+            needs_types=bool(needs_types),
+            explains=explains,
+            aggregates=aggregates and not explains,
+            has_conditions=has_conditions,
+        )
 
     def _write_text(self, statement: str, session: Session) -> StatementText:
         utc = session.utc and self._limits.trust_time_zone
@@ -450,6 +535,31 @@ class Rewriter:
     def _to_planned_scan(self, scan: Scan, session: Session) -> PlannedScan | None:
         resolved = self._resolve_name((scan.catalog, scan.schema, scan.table), session)
         return None if resolved is None else PlannedScan(scan, *resolved)
+
+
+def _build_cube_result(planned: PlannedScan, cube: CubeRewrite) -> RewriteResult:
+    summary, name = cube.scan.summary, quote(".".join(planned.table), safe=".")
+    table = _name_table(planned)
+    plans = [] if cube.scan.plan_snapshot_id is None else [(planned.table, cube.scan.plan_snapshot_id)]
+    return RewriteResult(
+        cube.text,
+        f"rewritten; scans=1; files={summary.row_files}/{cube.scan.considered_files}; "
+        f"{name}={summary.row_files}/{cube.scan.considered_files}; cube={quote(str(summary.index))}:{summary.files}",
+        summary.row_files,
+        cube.scan.considered_files,
+        plans=plans,
+        used=PlanInputs({table: cube.columns | planned.scan.columns}, aggregated=frozenset({table})),
+        depends_on_data=True,
+        rights_check=cube.rights_check,
+    )
+
+
+def _add_cube(result: RewriteResult, cube: CubeSummary | None) -> RewriteResult:
+    """Return the result with the reason why no cube is used."""
+    if cube is None:
+        return result
+    summary = f"{result.summary}; no-cube={quote(str(cube.reason)[:_REASON_CHARACTERS_MAX], safe=_REASON_CHARACTERS)}"
+    return replace(result, summary=summary[:_SUMMARY_CHARACTERS_MAX], depends_on_data=True)
 
 
 def _build_result(

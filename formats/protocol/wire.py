@@ -34,11 +34,13 @@ Spark's `remove_orphan_files` deletes files there. Merges of index files move th
 INDEX_FILES_MAX = 1000
 """The maximum number of index files of one change of a table."""
 PRODUCER_KEY, SEQUENCE_KEY = "seamark.producer-id", "seamark.producer-sequence"
-FLUSH_MARK, FLUSH_OFFSETS, FLUSH_TABLE = FLUSH_KEYS = ("stream-flush", "stream-offsets", "stream-table")
+FLUSH_KEYS = ("stream-flush", "stream-offsets", "stream-table", "stream-log")
+FLUSH_MARK, FLUSH_OFFSETS, FLUSH_TABLE, FLUSH_LOG = FLUSH_KEYS
 """The keys in the summary of the snapshot of a flush. The server refuses them in commits of clients.
 
 The mark is `true`. The offsets are those of its rows, as `shard:start-end` joined by commas. The table is the UUID of
-the table that was flushed: a copy of the table that is registered with another UUID has another log.
+the table that was flushed: a copy of the table that is registered with another UUID has another log. The log is a hash
+of the identity of the log that had the rows: offsets are positions in one log.
 """
 """In a snapshot's summary: the producer of the change, and its sequence number."""
 
@@ -63,6 +65,8 @@ CLOCK_FOLDER = "_seamark/clock"
 """The folder below a table's location for objects with which the server reads the storage's clock. The
 server deletes them.
 """
+CUBE_PLAN = "plan"
+"""The name of the plan in the metadata of the groups that a cube plan returns."""
 PLAN_MARK = "~plan~"
 """A text between the table's name and a digest in a plan table's name. It is reserved for plan tables."""
 RECHECK_AFTER = "recheck_after_s"

@@ -17,6 +17,7 @@
     │   │   ├── StreamRemoved            the table's rows in the log were removed with the table
     │   │   └── OffsetOutOfRange         the log no longer has, or does not have yet, the row at an offset
     │   ├── NotAcceptable           406  the requested format cannot represent the answer
+    │   ├── ReadOnlyServer          406  this server only reads: another server takes the request
     │   ├── AlreadyExists           409
     │   ├── NamespaceNotEmpty       409
     │   ├── ProducerFenced          409  a later session of the same producer writes
@@ -146,6 +147,12 @@ class OffsetOutOfRange(NotFound):
 
 class NotAcceptable(RequestError):
     kind = "not_acceptable"
+    code = 406
+    type = "UnsupportedOperationException"
+
+
+class ReadOnlyServer(RequestError):
+    kind = "read_only_server"
     code = 406
     type = "UnsupportedOperationException"
 

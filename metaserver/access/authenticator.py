@@ -4,7 +4,7 @@
 |---|---|
 | none | all clients, as admins, but only from this machine |
 | token | bearer tokens of this server, and access tokens made from them (`issued.py`) |
-| oidc | JWTs of the configured issuer |
+| oidc | JWTs of the configured issuers |
 | token+oidc | all of these |
 
 All modes but `none` also accept the logins that the server issues for its own processes: the table services, and the
@@ -75,14 +75,14 @@ class Authenticator:
         issuer: Issuer,
         service_tokens: ServiceTokens,
         statement_tokens: StatementTokens,
-        accepted: oidc.Oidc | None,
+        verifiers: Mapping[str, oidc.Oidc],
     ) -> None:
         self._mode = settings.auth
         self._host = settings.host.lower()
         self._is_here = memoize(1024)(self._names_this_machine)
         self._store = store
         self._clock = clock
-        self._oidc = accepted
+        self._verifiers = verifiers
         self.open = settings.auth == "none"
         """Whether the server accepts requests without a login."""
         self.issuer = issuer
@@ -134,11 +134,17 @@ class Authenticator:
         unverified = jwt.read(bearer)
         if self.issuer.is_ours(unverified):
             return await self._log_in_issued(bearer, unverified, expired_too=False)
-        if self._oidc is None:
+        if not self._verifiers:
             raise Unauthenticated("The token is from another issuer; this server accepts only its own tokens")
-        identity = await self._oidc.identify(bearer, unverified)
-        stored = await self._store.grants(identity.name)
-        return Login(Principal(identity.name, (*identity.roles, *stored), "oidc"), None, identity.expires_ms)
+        url = unverified.claims.get("iss")
+        verifier = self._verifiers.get(url) if isinstance(url, str) else None
+        if verifier is None:
+            raise Unauthenticated(f"The token is not from the issuer {' or '.join(self._verifiers)}")
+        identity = await verifier.identify(bearer, unverified)
+        grants = [*identity.roles, *await self._store.grants(identity.name)]
+        if identity.groups:
+            grants += await self._store.grants_of_any(identity.groups)
+        return Login(Principal(identity.name, tuple(grants), "oidc"), None, identity.expires_ms)
 
     async def login_secret(self, secret: str) -> Login:
         """Return the holder of a bearer token of this server."""
@@ -173,7 +179,7 @@ class Authenticator:
 
     def _check_tokens_accepted(self) -> None:
         if "token" not in self._mode:
-            raise Unauthenticated("This server accepts only tokens of its OIDC issuer")
+            raise Unauthenticated("This server accepts only tokens of its OIDC issuers")
 
     def identify_local(self, headers: Mapping[str, str], remote: str | None) -> Principal:
         """Return the principal of all clients of an `open` server.
@@ -217,6 +223,6 @@ async def open_authenticator(
     issuer = Issuer(keyring, clock, ttl_s=settings.oauth_token_ttl_s, leeway_s=settings.clock_leeway_s)
     async with AsyncExitStack() as stack:
         has_oidc = "oidc" in settings.auth
-        accepted = await stack.enter_async_context(oidc.open_oidc(settings, clock)) if has_oidc else None
+        verifiers = await stack.enter_async_context(oidc.open_oidc(settings, clock)) if has_oidc else {}
         service, statements = ServiceTokens(keyring, clock), StatementTokens(keyring, clock)
-        yield Authenticator(settings, store, clock, issuer, service, statements, accepted)
+        yield Authenticator(settings, store, clock, issuer, service, statements, verifiers)

@@ -56,7 +56,7 @@ def _make_rules() -> dict[str, Rule]:
         listViews loadView viewExists listFunctions loadFunction
         planTableScan fetchPlanningResult cancelPlanning fetchScanTasks
         listDropped listTableMetrics listTimeline listTableTimeline
-        loadStream listStreams loadStreamPosition readRows getRows
+        loadStream listStreams loadStreamPosition loadStreamTopic readRows getRows
         loadTableHealth loadTablePolicy listRunningJobs listRunningTableJobs
         listFiles listColumnStats loadColumnLayout listPartitions explain explainQuery
         makePlanTable renewPlanTable leasePlanSnapshots
@@ -91,6 +91,8 @@ def _make_rules() -> dict[str, Rule]:
     return rules
 
 
+_WRITES_UNRECORDED = frozenset({"takeRewriteLease", "appendRows", "appendRowsToTables"})
+"""The operations of writers that the audit log does not record."""
 RULES = _make_rules()
 """The rules by operation id. The ids are those of the Iceberg REST specification and of the OpenAPI document."""
 
@@ -102,6 +104,11 @@ def changes(operation: str) -> bool:
     """
     rule = RULES.get(operation, _UNKNOWN)
     return not rule.read_only and rule.role is not Role.READER
+
+
+def writes(operation: str) -> bool:
+    """Return whether a server with the role read refuses the operation: it changes something, or leads to a change."""
+    return changes(operation) or operation in _WRITES_UNRECORDED
 
 
 def is_recorded(operation: str) -> bool:

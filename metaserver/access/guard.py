@@ -16,6 +16,7 @@ import structlog
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import ConfigError
 from seamark.metaserver.access.tokens import live_tokens
+from seamark.metaserver.settings.issuers import read_issuers
 from seamark.metaserver.settings.settings import Settings, redact_url
 from seamark.metaserver.store.port import PointerStore
 
@@ -50,8 +51,12 @@ async def check_logins(settings: Settings, store: PointerStore, clock: Clock) ->
             "auth = token, but there is no live token, so no client could log in. Create one:\n  "
             + token_command(settings)
         )
-    if settings.auth == "oidc" and not settings.oidc_roles_claim and not await store.grants(None):
-        _log.warning("no user has a grant and oidc_roles_claim is empty: add one with seamark grant add oidc:<subject>")
+    has_no_roles = settings.auth == "oidc" and not any(issuer.roles_claim for issuer in read_issuers(settings))
+    if has_no_roles and not await store.grants(None):
+        _log.warning(
+            "no user has a grant and no issuer has a roles claim: add a grant with "
+            "seamark grant add <issuer>:<subject>, such as oidc:ann"
+        )
 
 
 def is_loopback(host: str) -> bool:

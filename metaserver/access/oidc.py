@@ -1,19 +1,20 @@
-"""Verifies tokens of an OpenID Connect issuer: JWTs signed with its keys (OIDC Core 1.0, 3.1.3.7; RFC 7517).
+"""Verifies tokens of OpenID Connect issuers: JWTs signed with their keys (OIDC Core 1.0, 3.1.3.7; RFC 7517).
 
 Keys are fetched for the first token, and again when they are old or a token names an unknown key. For unknown keys,
 they are fetched at most once a minute. If the issuer withdraws a key, it is accepted for at most `FRESH_S` while
 the issuer is available, and for `STALE_S` while the issuer is not available. If there are no keys, the answer is
 503 instead of 401, because the token may be valid.
 
-Only the configured issuer is contacted. Redirects are not followed, and keys are not read from an http
-URL if the issuer is https.
+Only the configured issuers are contacted, each with its own authorities and bearer token. Redirects are not followed,
+and keys are not read from an http URL if the issuer is https.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -25,11 +26,14 @@ from joserfc.jwk import ECKey, OKPKey, RSAKey
 
 from seamark.formats.protocol.wire import check_name, decode_json
 from seamark.formats.runtime.clock import Clock
-from seamark.formats.runtime.errors import BadRequest, RetryLater, Unauthenticated
+from seamark.formats.runtime.errors import BadRequest, ConfigError, RetryLater, Unauthenticated
+from seamark.formats.runtime.tls import build_client_context
 from seamark.metaserver.access import jwt
-from seamark.metaserver.access.principal import OIDC_PREFIX, parse_role
+from seamark.metaserver.access.principal import parse_role
+from seamark.metaserver.settings.issuers import GROUP_SUFFIX, IssuerSettings, read_issuers
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.port import GROUPS_MAX
 
 FRESH_S = 600.0
 STALE_S = 86_400.0
@@ -41,6 +45,7 @@ TIMEOUT_S = 5.0
 BYTES_MAX = 1 << 20
 RSA_BITS_MIN = 2048
 _ROLES_MAX = 1000
+_TOKEN_FILE_BYTES_MAX = 1 << 16
 _log = structlog.get_logger("seamark.oidc")
 
 
@@ -53,22 +58,21 @@ class VerifyKey(msgspec.Struct, frozen=True):
 
 class Identity(msgspec.Struct, frozen=True):
     name: str
-    """The name of the principal: `oidc:` and the value of the principal claim."""
+    """The name of the principal: the name of the issuer, a colon, and the value of the principal claim."""
     roles: tuple[Grant, ...]
     """The roles in the roles claim."""
+    groups: tuple[str, ...]
+    """The principals of the groups in the groups claim, such as `oidc-group:engineers`."""
     expires_ms: int
 
 
 class Oidc:
     """Verifies tokens of one issuer. It is opened by `open_oidc`."""
 
-    def __init__(self, settings: Settings, clock: Clock, http: aiohttp.ClientSession) -> None:
-        self._issuer = settings.oidc_issuer
-        self._audience = settings.oidc_audience
-        self._jwks_url = settings.oidc_jwks_url
-        self._principal_claim = settings.oidc_principal_claim
-        self._roles_claim = settings.oidc_roles_claim
-        self._leeway_s = settings.clock_leeway_s
+    def __init__(self, issuer: IssuerSettings, leeway_s: int, clock: Clock, http: aiohttp.ClientSession) -> None:
+        self._settings = issuer
+        self._issuer = issuer.url
+        self._leeway_s = leeway_s
         self._clock = clock
         self._http = http
         self._keys: dict[str | None, VerifyKey] = {}
@@ -85,9 +89,6 @@ class Oidc:
             Unauthenticated: The token is invalid; the message has the reason.
             RetryLater: The issuer's keys are unavailable.
         """
-        claims_issuer = unverified.claims.get("iss")
-        if claims_issuer != self._issuer:
-            raise Unauthenticated(f"The token is not from the issuer {self._issuer}")
         algorithm = unverified.header.get("alg")
         key = await self._find_key(unverified.header.get("kid"))
         if not isinstance(algorithm, str) or algorithm not in key.algorithms:
@@ -95,27 +96,28 @@ class Oidc:
                 f"The token must be signed with {' or '.join(key.algorithms)}, which its key requires"
             )
         claims = jwt.verify(token, unverified, key.key, algorithm)
-        audience = claims.get("aud")
-        if audience != self._audience and not (isinstance(audience, list) and self._audience in audience):
-            raise Unauthenticated(f"The token is not for the audience {self._audience}")
+        audience, expected = claims.get("aud"), self._settings.audience
+        if audience != expected and not (isinstance(audience, list) and expected in audience):
+            raise Unauthenticated(f"The token is not for the audience {expected}")
         expires_ms = jwt.check_times(claims, self._clock.now_ms(), early_s=self._leeway_s, late_s=self._leeway_s)
         name = self._read_name(claims)
-        return Identity(name, tuple(self._read_roles(claims, name)), expires_ms)
+        return Identity(name, tuple(self._read_roles(claims, name)), self._read_groups(claims), expires_ms)
 
     def _read_name(self, claims: dict[str, Any]) -> str:
-        value = _claim(claims, self._principal_claim)
+        claim = self._settings.principal_claim
+        value = _claim(claims, claim)
         if not isinstance(value, str):
-            raise Unauthenticated(f"The token's claim {self._principal_claim} has no name")
+            raise Unauthenticated(f"The token's claim {claim} has no name")
         try:
-            return OIDC_PREFIX + check_name(value, self._principal_claim)
+            return f"{self._settings.name}:{check_name(value, claim)}"
         except BadRequest as error:
             raise Unauthenticated(f"The token's principal is invalid: {error.message}") from None
 
     def _read_roles(self, claims: dict[str, Any], name: str) -> list[Grant]:
         """Return the roles in the claim. Unknown entries are ignored, because they are roles of other services."""
-        if not self._roles_claim:
+        if not self._settings.roles_claim:
             return []
-        value = _claim(claims, self._roles_claim)
+        value = _claim(claims, self._settings.roles_claim)
         grants = []
         for text in value[:_ROLES_MAX] if isinstance(value, list) else ():
             if not isinstance(text, str):
@@ -126,6 +128,24 @@ class Oidc:
                 continue
             grants.append(Grant(name, role.value, path))
         return grants
+
+    def _read_groups(self, claims: dict[str, Any]) -> tuple[str, ...]:
+        """Return the principals of the first `GROUPS_MAX` groups in the claim.
+
+        A claim that is one text is one group. Texts that no grant can name are ignored.
+        """
+        value = _claim(claims, self._settings.groups_claim) if self._settings.groups_claim else None
+        groups: dict[str, None] = {}
+        for text in [value] if isinstance(value, str) else value if isinstance(value, list) else ():
+            if len(groups) == GROUPS_MAX:
+                _log.warning(
+                    "a token has too many groups; the others are ignored", issuer=self._issuer, limit=GROUPS_MAX
+                )
+                break
+            with suppress(BadRequest):
+                if isinstance(text, str):
+                    groups[f"{self._settings.name}{GROUP_SUFFIX}:{check_name(text, 'group')}"] = None
+        return tuple(groups)
 
     async def _find_key(self, kid: object) -> VerifyKey:
         if kid is not None and not isinstance(kid, str):
@@ -172,7 +192,7 @@ class Oidc:
     async def _fetch(self) -> None:
         try:
             async with asyncio.timeout(TIMEOUT_S):
-                keys = read_keys(await self._get(self._jwks_url or await self._discover()))
+                keys = read_keys(await self._get(self._settings.jwks_url or await self._discover()))
             if not keys:
                 raise ValueError("the JWK set has no key for RS256, ES256 or EdDSA")
         except (aiohttp.ClientError, OSError, TimeoutError, BadRequest, ValueError) as error:
@@ -199,7 +219,12 @@ class Oidc:
         return url
 
     async def _get(self, url: str) -> Any:
-        async with self._http.get(url, allow_redirects=False, headers={"Accept": "application/json"}) as answer:
+        headers = {"Accept": "application/json"}
+        if self._settings.token_file:
+            # Kubernetes replaces the token in the file before it expires.
+            token = await asyncio.to_thread(read_bearer_token, Path(self._settings.token_file))
+            headers["Authorization"] = f"Bearer {token}"
+        async with self._http.get(url, allow_redirects=False, headers=headers) as answer:
             if answer.status != 200:
                 raise ValueError(f"{url} answered {answer.status}")
             body = bytearray()
@@ -256,24 +281,60 @@ def _read_key(value: dict[str, Any]) -> VerifyKey | None:
     return VerifyKey(key, algorithms)
 
 
+def read_bearer_token(path: Path) -> str:
+    """Return the bearer token in a file.
+
+    Raises:
+        ValueError: The file has no single line of printable ASCII.
+        OSError: The file cannot be read.
+    """
+    with path.open("rb") as file:
+        content = file.read(_TOKEN_FILE_BYTES_MAX + 1)
+    token = content.strip()
+    if not token or len(content) > _TOKEN_FILE_BYTES_MAX or not token.isascii() or not token.decode().isprintable():
+        raise ValueError(f"the file {path} has no bearer token")
+    return token.decode()
+
+
 def _claim(claims: Mapping[str, Any], name: str) -> object:
-    """Return the claim with this name. If there is none, `name` is a path (`realm_access.roles`), because some issuers
-    nest claims.
+    """Return the claim with this name or path; None if there is none.
+
+    Some issuers nest claims (`realm_access.roles`), and some names have dots (`kubernetes.io.namespace`). Therefore the
+    longest name that exists is tried first on each level.
     """
     if name in claims:
         return claims[name]
-    value: object = claims
-    for part in name.split("."):
-        if not isinstance(value, Mapping) or part not in value:
-            return None
-        value = value[part]
-    return value
+    parts = name.split(".")
+    for size in range(len(parts) - 1, 0, -1):
+        inner = claims.get(".".join(parts[:size]))
+        if isinstance(inner, Mapping):
+            return _claim(inner, ".".join(parts[size:]))
+    return None
 
 
 @asynccontextmanager
-async def open_oidc(settings: Settings, clock: Clock) -> AsyncIterator[Oidc]:
-    """Open the verifier without fetching keys, so that a server can start while its issuer is unavailable."""
-    if settings.oidc_issuer.startswith("http:"):
-        _log.warning("the OIDC issuer is not https; an attacker in the network can log in as any user")
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)) as http:
-        yield Oidc(settings, clock, http)
+async def open_oidc(settings: Settings, clock: Clock) -> AsyncIterator[Mapping[str, Oidc]]:
+    """Open a verifier for each issuer, by the issuer's URL.
+
+    No keys are fetched, so that a server can start while an issuer is unavailable.
+
+    Raises:
+        ConfigError: An issuer is invalid, or its authorities cannot be read.
+    """
+    verifiers = {}
+    async with AsyncExitStack() as stack:
+        for issuer in read_issuers(settings):
+            if issuer.url.startswith("http:"):
+                _log.warning(
+                    "the OIDC issuer is not https; an attacker in the network can log in as any user", issuer=issuer.url
+                )
+            try:
+                tls = build_client_context(issuer.ca_file) if issuer.ca_file else None
+            except ValueError as error:
+                raise ConfigError(f"ca_file of the OIDC issuer {issuer.name}: {error}") from None
+            http = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=tls or True), timeout=aiohttp.ClientTimeout(total=TIMEOUT_S)
+            )
+            await stack.enter_async_context(http)
+            verifiers[issuer.url] = Oidc(issuer, settings.clock_leeway_s, clock, http)
+        yield verifiers

@@ -1,8 +1,10 @@
 """Principals, and the text form of roles and namespaces.
 
-Names of tokens and of OIDC subjects cannot collide. A token's name is `[A-Za-z0-9][A-Za-z0-9._@-]*`,
-without a colon. The name of a subject of the OIDC issuer is always `oidc:` and the claim's value. So no subject can
-get the name of a token, and with it the grants of the token, by any claims.
+Names of tokens, of OIDC subjects and of their groups cannot collide. A token's name is
+`[A-Za-z0-9][A-Za-z0-9._@-]*`, without a colon. The name of a subject is the name of its issuer, a colon and the
+claim's value (`oidc:ann`). The name of a group is the name of the issuer with `-group`, a colon and the group's name
+(`oidc-group:engineers`); no issuer has a name that ends so. The first colon ends the issuer's name. So no subject can
+get the name of a token, of a group or of another issuer's subject, and with it their grants, by any claims.
 
 The text form of a grant is `role` (the whole catalog) or `role:namespace`, with levels joined by dots. A
 dot or a backslash within a level is escaped with a backslash.
@@ -21,9 +23,9 @@ import msgspec
 
 from seamark.formats.protocol.wire import check_name, check_namespace
 from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.settings.issuers import GROUP_SUFFIX, is_issuer_name
 from seamark.metaserver.store.model import Grant, NamespacePath
 
-OIDC_PREFIX = "oidc:"
 ANONYMOUS_NAME = "anonymous"
 NAME_LENGTH_MAX = 128
 _TOKEN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]*\Z")
@@ -98,18 +100,26 @@ def check_token_name(name: str) -> str:
 
 
 def check_principal_name(name: str) -> str:
-    """Return the name if grants may name it: the name of a token, or `oidc:` and a subject.
+    """Return the name if grants may name it: the name of a token, of an issuer's subject or of an issuer's group.
 
     Raises:
-        BadRequest: The name is neither of them.
+        BadRequest: The name is none of them.
     """
-    if name.startswith(OIDC_PREFIX):
-        subject = name.removeprefix(OIDC_PREFIX)
-        check_name(subject, "OIDC subject")
-        return name
-    if ":" in name:
-        raise BadRequest(f"The principal {name[:40]!r} is neither a token's name nor {OIDC_PREFIX}<subject>")
-    return check_token_name(name)
+    if ":" not in name:
+        return check_token_name(name)
+    if not is_foreign(name):
+        raise BadRequest(
+            f"The principal {name[:40]!r} is neither a token's name nor <issuer>:<subject> nor <issuer>{GROUP_SUFFIX}:"
+            "<group>, such as oidc:ann and oidc-group:engineers"
+        )
+    check_name(name.partition(":")[2], "OIDC subject or group")
+    return name
+
+
+def is_foreign(name: str) -> bool:
+    """Return whether the principal is a subject or a group of an OIDC issuer."""
+    issuer, colon, _ = name.partition(":")
+    return bool(colon) and is_issuer_name(issuer.removesuffix(GROUP_SUFFIX))
 
 
 def check_role(text: str) -> Role:

@@ -31,10 +31,10 @@ from seamark.metaserver.api.http.dispatch import PREFIX, Router, add_endpoints
 from seamark.metaserver.api.http.middleware import add_age, build_middleware
 from seamark.metaserver.api.indexes import builds, index_audit, index_state, index_unregistered, indexes
 from seamark.metaserver.api.lookups import bitmaps, cube_groups, layout, lookups, metadata
-from seamark.metaserver.api.plans import explain, plan_leases, plan_tables, plan_views, planning
+from seamark.metaserver.api.plans import cube_plans, explain, plan_leases, plan_tables, plan_views, planning
 from seamark.metaserver.api.rest import config, functions, namespaces, rename, sign, tables, transactions, views
 from seamark.metaserver.api.sql import aggregates, statements
-from seamark.metaserver.api.streams import gets, listing, pausing, reads, rows, several_tables
+from seamark.metaserver.api.streams import gets, listing, pausing, reads, rows, several_tables, topics
 from seamark.metaserver.runtime.extensions import Extensions
 
 _WITH_COMPONENTS = (
@@ -92,6 +92,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         rows,
         listing,
         several_tables,
+        topics,
         maintenance,
         rewrite_lease,
         indexes,
@@ -99,6 +100,7 @@ def add_routes(app: web.Application, extensions: Extensions, prefix: str = "") -
         lookups,
         bitmaps,
         cube_groups,
+        cube_plans,
         plan_tables,
         plan_leases,
         plan_views,

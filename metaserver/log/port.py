@@ -88,6 +88,15 @@ class StreamProducer:
     sparse: bool = False
 
 
+TOPIC_OWNER = "topic"
+"""The owner of the producers that read input topics. The log remembers them until their stream is removed."""
+
+
+def name_of_topic_producer(stream: str, topic_id: str, partition: int) -> str:
+    """Return the name of the producer that reads a partition of the input topic of a stream."""
+    return f"{stream}/{TOPIC_OWNER}/{topic_id}-{partition}"
+
+
 def owner_of(producer: str) -> str:
     """Return the owner of a producer, whose name has the form `scope/owner/name` or `owner/name`."""
     parts = producer.split("/", 2)

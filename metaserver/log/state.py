@@ -25,6 +25,7 @@ from seamark.formats.runtime.errors import (
     TooManyRequests,
 )
 from seamark.metaserver.log.port import (
+    TOPIC_OWNER,
     Acknowledgement,
     Batch,
     Position,
@@ -178,11 +179,20 @@ class LogState:
                 self.removed[entry.stream] = entry.time_ms
                 for shard in [shard for shard in self.shards if shard.stream == entry.stream]:
                     del self.shards[shard]
+                prefix = f"{entry.stream}/{TOPIC_OWNER}/"
+                for name in [name for name in self.producers if name.startswith(prefix)]:
+                    self._drop_producer(name)
 
     def _set_producer(self, name: str, summary: ProducerSummary) -> None:
         if name not in self.producers:
             self.producer_counts[owner_of(name)] += 1
         self.producers[name] = summary
+
+    def _drop_producer(self, name: str) -> None:
+        del self.producers[name]
+        self.producer_counts[owner_of(name)] -= 1
+        if not self.producer_counts[owner_of(name)]:
+            del self.producer_counts[owner_of(name)]
 
     def check_producer_room(self, name: str, *, limit: int, pending: Counter[str] | None = None) -> None:
         """Check that the log may remember a new producer.
@@ -258,17 +268,16 @@ class LogState:
     def forget(self, now_ms: int, oldest_ms: int) -> None:
         """Forget the producers and the removed streams that are older than `keep_ms`.
 
+        The producers of input topics stay: their numbers say which messages were appended.
+
         Args:
             oldest_ms: The time from which the log has entries. The removal of a stream is remembered as long as the log
                 may have rows of it.
         """
         limit = now_ms - self.keep_ms
         for name, each in list(self.producers.items()):
-            if each.time_ms < limit:
-                del self.producers[name]
-                self.producer_counts[owner_of(name)] -= 1
-                if not self.producer_counts[owner_of(name)]:
-                    del self.producer_counts[owner_of(name)]
+            if each.time_ms < limit and owner_of(name) != TOPIC_OWNER:
+                self._drop_producer(name)
             elif each.appends and each.time_ms < now_ms - REMEMBERED_MS:
                 self.producers[name] = ProducerSummary(each.epoch, each.sequence, each.time_ms)
         for stream in [stream for stream, time_ms in self.removed.items() if time_ms < min(limit, oldest_ms)]:

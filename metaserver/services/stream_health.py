@@ -1,4 +1,4 @@
-"""The problems of a stream table: rows that wait too long for a flush, a pause, full memory, a full disk of the log."""
+"""The problems of a stream table: late flushes, a pause, a topic that waits, full memory, a full disk of the log."""
 
 from __future__ import annotations
 
@@ -45,6 +45,13 @@ def stream_problems(
                 f"the oldest row waits for {age_ms / 1000:.0f} s, the interval is {report.interval_ms / 1000:g} s{why}",
                 "engines that plan by themselves do not see these rows, and they take memory and disk",
             )
+    waiting = streams.topic_counts.waiting.get(table_uuid)
+    if waiting is not None:
+        yield Problem(
+            "waiting topic",
+            f"the messages of the input topic wait: {waiting}",
+            "Kafka removes messages after the retention of the topic, also if they were not read",
+        )
     if streams.size_bytes > _FULL_MEMORY * settings.stream_memory_bytes:
         yield Problem(
             "full stream memory",

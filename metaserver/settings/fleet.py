@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from seamark.formats.runtime.errors import ConfigError
+from seamark.formats.runtime.errors import ConfigError, ReadOnlyServer
 from seamark.metaserver.settings.services import setting
+
+ALL, READ = "all", "read"
 
 
 @dataclass(frozen=True, kw_only=True)
 class FleetSettings:
+    role: str = setting(
+        ALL,
+        "What this server does. all: everything. read: it answers reads, and refuses changes; it flushes no rows, runs "
+        "no table services and sends no events. So reading does not slow the servers that write.",
+        choices=(ALL, READ),
+    )
+    writer_urls: tuple[str, ...] = setting(
+        (),
+        "URLs of servers with the role all. A server with the role read names them when it refuses a change.",
+        schemes=("http", "https"),
+    )
     peer_address: str = setting(
         "",
         "host:port on which this server answers other replicas, and by which they reach it, such as 10.0.0.5:8183. "
@@ -68,6 +81,12 @@ class FleetSettings:
     stale_wait_s: float = setting(
         0.5, "Seconds that such a request waits for the database and the storage.", minimum=0.01, maximum=30
     )
+
+
+def refuse_change(settings: FleetSettings, operation: str) -> ReadOnlyServer:
+    """Return the error of a change at a server with the role read."""
+    servers = f"one of {', '.join(settings.writer_urls)}" if settings.writer_urls else 'a server with the role "all"'
+    return ReadOnlyServer(f"This server only reads (its setting role is read): send {operation} to {servers}")
 
 
 def split_address(address: str, name: str = "peer_address") -> tuple[str, int]:

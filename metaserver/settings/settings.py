@@ -56,7 +56,7 @@ class Settings(GatewaySettings, ServiceSettings, StreamSettings, TenantSettings,
     )
     trusted_engines: tuple[str, ...] = setting(
         (),
-        "Principals (names of tokens, oidc:<subject>) of engines that act for many users, such as Trino. They"
+        "Principals (names of tokens, <issuer>:<subject>) of engines that act for many users, such as Trino. They"
         " can set any user as the owner of a view, with whose rights it runs. A writer of the whole catalog "
         "always can.",
     )
@@ -87,7 +87,7 @@ class Settings(GatewaySettings, ServiceSettings, StreamSettings, TenantSettings,
 
     auth: str = setting(
         "none",
-        "none (loopback only), token (bearer tokens of this server), oidc (JWTs of an issuer), token+oidc.",
+        "none (loopback only), token (bearer tokens of this server), oidc (JWTs of issuers), token+oidc.",
         choices=("none", "token", "oidc", "token+oidc"),
     )
     oidc_issuer: str = setting("", "Issuer URL whose JWTs are accepted.", schemes=("http", "https"))
@@ -98,6 +98,15 @@ class Settings(GatewaySettings, ServiceSettings, StreamSettings, TenantSettings,
     oidc_principal_claim: str = setting("sub", "Claim that names the principal.")
     oidc_roles_claim: str = setting(
         "", "Claim with a list of role[:namespace] strings; empty: only grants of this server."
+    )
+    oidc_groups_claim: str = setting(
+        "",
+        "Claim with a list of groups. A user has the grants of the groups too, such as those of oidc-group:engineers. "
+        "Empty: the server ignores groups.",
+    )
+    oidc_issuers_file: str = setting(
+        "",
+        "TOML file with more issuers, each a table [[issuer]] with name, url and audience. It is read at the start.",
     )
     oauth_token_ttl_s: int = setting(3600, "Seconds that an access token from /v1/oauth/tokens is valid.", minimum=1)
     clock_leeway_s: int = setting(

@@ -69,10 +69,13 @@ def check(settings: Settings) -> None:
     Raises:
         ConfigError: Settings contradict each other; the message names them.
     """
-    if "oidc" in settings.auth and not (settings.oidc_issuer and settings.oidc_audience):
+    has_issuer = bool(settings.oidc_issuer)
+    if "oidc" in settings.auth and (
+        has_issuer != bool(settings.oidc_audience) or not (has_issuer or settings.oidc_issuers_file)
+    ):
         raise ConfigError(
-            f"auth = {settings.auth!r} needs oidc_issuer and oidc_audience: "
-            "the issuer of the accepted tokens, and the audience that they must name"
+            f"auth = {settings.auth!r} needs oidc_issuer and oidc_audience: the issuer of the accepted tokens, and the "
+            "audience that they must name. For several issuers, set oidc_issuers_file"
         )
     if bool(settings.s3_access_key_id) != bool(settings.s3_secret_access_key):
         raise ConfigError("s3_access_key_id and s3_secret_access_key must be set together: set both or neither")

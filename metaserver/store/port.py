@@ -42,8 +42,12 @@ from seamark.metaserver.store.model import (
 )
 from seamark.metaserver.store.operations import Operation
 
+FOUND_TABLES_MAX = 100
+"""The maximum number of tables whose entries one request to the store finds."""
 NAMED_NAMESPACES_MAX = 100
 """The maximum number of names in one look-up of namespaces."""
+GROUPS_MAX = 100
+"""The maximum number of groups of a principal whose grants count."""
 
 
 class IdempotencyTaken(Exception):
@@ -162,6 +166,12 @@ class PointerStore(Protocol):
         There are several if several names refer to the table.
         """
 
+    async def find_entries(self, uuids: Sequence[str]) -> list[Entry]:
+        """Return the live entries of several tables, in order of UUID, namespace and name.
+
+        `uuids` has at most `FOUND_TABLES_MAX` UUIDs.
+        """
+
     async def fence(self, lease: str) -> int:
         """Return the fencing number of a lease; 0 if no holder has ever taken it."""
 
@@ -260,6 +270,9 @@ class PointerStore(Protocol):
     async def tokens(self) -> list[AccessToken]: ...
 
     async def grants(self, principal: str | None) -> list[Grant]: ...
+
+    async def grants_of_any(self, principals: tuple[str, ...]) -> list[Grant]:
+        """Return the grants of all these principals. There are at most `GROUPS_MAX` principals."""
 
     async def audit(self, since: str | None, limit: int) -> list[AuditRecord]:
         """Return the audit records after `since`, in order of id."""

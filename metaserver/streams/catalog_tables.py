@@ -11,7 +11,7 @@ from msgspec import UNSET, Raw, structs
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
 from seamark.formats.index.definitions import of_id
-from seamark.formats.protocol.wire import FLUSH_MARK, FLUSH_OFFSETS, FLUSH_TABLE, INDEX_FOLDER
+from seamark.formats.protocol.wire import FLUSH_LOG, FLUSH_MARK, FLUSH_OFFSETS, FLUSH_TABLE, INDEX_FOLDER
 from seamark.formats.runtime.errors import BadRequest, NoSuchTable, SeamarkError
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.pointers import check_uuid
@@ -24,7 +24,8 @@ from seamark.metaserver.index.files.registration import read_index_file
 from seamark.metaserver.store.model import Entry, EntryKind, RegisteredIndexFile
 from seamark.metaserver.store.operations import FlushedRange
 from seamark.metaserver.streams.keys import key_of
-from seamark.metaserver.streams.positions import encode_ranges
+from seamark.metaserver.streams.log_opening import LogSource
+from seamark.metaserver.streams.positions import encode_ranges, hash_of_log
 from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, EncodedIndexFile
 from seamark.metaserver.streams.stored_rows import RowSearch, StoredRows
 
@@ -36,9 +37,10 @@ _log = structlog.get_logger("seamark.streams")
 class CatalogTables:
     """Implements `StreamTables`."""
 
-    def __init__(self, catalog: Catalog, commits: Commits, search: RowSearch) -> None:
+    def __init__(self, catalog: Catalog, commits: Commits, search: RowSearch, logs: LogSource) -> None:
         self._context = catalog.context
         self._commits = commits
+        self._logs = logs
         self._search = search
         self._index_reader = IndexReader(search.objects)
 
@@ -78,7 +80,12 @@ class CatalogTables:
             format_version=metadata.format_version,
             read_snapshot_id=UNSET,
             add=added,
-            summary={FLUSH_MARK: "true", FLUSH_OFFSETS: encode_ranges(ranges), FLUSH_TABLE: entry.uuid},
+            summary={
+                FLUSH_MARK: "true",
+                FLUSH_OFFSETS: encode_ranges(ranges),
+                FLUSH_TABLE: entry.uuid,
+                FLUSH_LOG: hash_of_log((await self._logs.open()).identity),
+            },
         )
         if deletes is not None and deletes.scope:
             body = structs.replace(

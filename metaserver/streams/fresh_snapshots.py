@@ -169,6 +169,11 @@ def log_current_snapshot(metadata: TableMetadata) -> TableMetadata:
     )
 
 
+def may_be_fresh(snapshot_id: int) -> bool:
+    """Return whether a fresh snapshot may have this id."""
+    return _ID_MIN <= snapshot_id < 1 << 62
+
+
 def is_fresh(snapshot: Snapshot) -> bool:
     """Return whether a snapshot is a fresh snapshot, which no metadata file has."""
     return snapshot.manifest_list is not None and f"/{FRESH_FOLDER}/" in snapshot.manifest_list

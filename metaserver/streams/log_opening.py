@@ -10,16 +10,19 @@ from typing import TYPE_CHECKING
 from seamark.formats.runtime.clock import Clock
 from seamark.formats.runtime.errors import ConfigError, LogUnavailable
 from seamark.formats.runtime.lazy_module import LazyModule
-from seamark.metaserver.log.kafka.address import parse_address
+from seamark.metaserver.log.kafka.address import KafkaAddress, parse_address
 from seamark.metaserver.log.kafka.kafka_log import KafkaLimits
+from seamark.metaserver.log.kafka.topics import TopicSource
 from seamark.metaserver.log.port import StreamLog
 from seamark.metaserver.log.segments import SegmentLimits, open_segment_log
+from seamark.metaserver.settings.fleet import READ
 from seamark.metaserver.settings.settings import Settings
 
 if TYPE_CHECKING:
-    from seamark.metaserver.log.kafka import client
+    from seamark.metaserver.log.kafka import client, topic_reads
 else:
     client = LazyModule("seamark.metaserver.log.kafka.client")  # Servers without Kafka do not need its library.
+    topic_reads = LazyModule("seamark.metaserver.log.kafka.topic_reads")
 
 
 class LogElsewhere(LogUnavailable):
@@ -42,12 +45,13 @@ class LogSource:
         open_log: Callable[[], AbstractAsyncContextManager[StreamLog]],
         exists: Callable[[], bool],
         *,
-        is_shared: bool,
+        address: KafkaAddress | None,
     ) -> None:
         self._stack = stack
         self._open_log = open_log
         self._exists = exists
-        self.is_shared = is_shared
+        self._address = address
+        self.is_shared = address is not None
         self._lock = asyncio.Lock()
         self._log: StreamLog | None = None
 
@@ -72,6 +76,19 @@ class LogSource:
                         raise LogElsewhere(error.message) from None
         return self._log
 
+    def open_topics(self) -> AbstractAsyncContextManager[TopicSource]:
+        """Open the input topics in the cluster of the log.
+
+        Raises:
+            LogUnavailable: A property of the client is invalid.
+        """
+        assert self._address is not None
+        return topic_reads.open_topics(self._address)
+
+    def input_topic_of(self, uuid: str) -> str | None:
+        """Return the name of the input topic of a table; None if the log is in files."""
+        return None if self._address is None else self._address.input_topic_of(uuid)
+
 
 @asynccontextmanager
 async def open_log_source(settings: Settings, clock: Clock) -> AsyncIterator[LogSource]:
@@ -87,7 +104,12 @@ async def open_log_source(settings: Settings, clock: Clock) -> AsyncIterator[Log
 
     def open_log() -> AbstractAsyncContextManager[StreamLog]:
         if address is not None:
-            return client.open_kafka_log(address, clock, _make_kafka_limits(settings))
+            return client.open_kafka_log(address, clock, _make_kafka_limits(settings), maintains=settings.role != READ)
+        if settings.role == READ:
+            raise LogElsewhere(
+                "This server has the role read, and the log of rows is in files of another server: readers see rows "
+                "after their flush. Keep the log in Kafka (stream_log), so that they see rows at once"
+            )
         if settings.workers > 1:
             raise LogElsewhere(
                 f"This server has {settings.workers} workers, and one process owns the log of streams; set workers to "
@@ -96,12 +118,16 @@ async def open_log_source(settings: Settings, clock: Clock) -> AsyncIterator[Log
         return open_segment_log(folder, clock, _make_segment_limits(settings))
 
     async with AsyncExitStack() as stack:
-        exists = folder.exists if address is None else _always
-        yield LogSource(stack, open_log, exists, is_shared=address is not None)
+        exists = _always if address is not None else _never if settings.role == READ else folder.exists
+        yield LogSource(stack, open_log, exists, address=address)
 
 
 def _always() -> bool:
     return True
+
+
+def _never() -> bool:
+    return False
 
 
 def _make_segment_limits(settings: Settings) -> SegmentLimits:

@@ -20,6 +20,7 @@ from importlib import metadata
 from seamark.formats.runtime.clock import Clock
 from seamark.metaserver.peers.membership import Membership
 from seamark.metaserver.runtime.background import run_in_background
+from seamark.metaserver.settings.fleet import READ
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import STREAM_OWNER_PROTOCOL, Replica
 from seamark.metaserver.store.port import PointerStore
@@ -34,14 +35,17 @@ In the remaining time, other processes notice its end at their next renewal.
 class StreamOwners:
     """Says whether this process is the owner of a table, and whether it flushes rows that wait."""
 
-    def __init__(self, membership: Membership | None, *, lease_s: float = 0.0) -> None:
-        """Use the leases of `membership`, which is None if no other process uses the log."""
+    def __init__(self, membership: Membership | None, *, lease_s: float = 0.0, only_reads: bool = False) -> None:
+        """Use the leases of `membership`; None if no other process uses the log, or if this process `only_reads`."""
         self._membership = membership
+        self._only_reads = only_reads
         self._lease_ms = int(1000 * lease_s)
         self._unmoved: dict[str, tuple[dict[int, int], int]] = {}
         """The flushed offsets of tables of other owners, and since when this process sees them."""
 
     def is_owner(self, uuid: str) -> bool:
+        if self._only_reads:
+            return False
         if self._membership is None:
             return True
         ranked = self._membership.rank_replicas(uuid)
@@ -50,13 +54,16 @@ class StreamOwners:
     def may_flush(self, uuid: str, flushed: Mapping[int, int], now_ms: int) -> bool:
         """Return whether this process flushes the rows of a table that have waited long enough.
 
-        The owner flushes them. Another process flushes them if the owner has flushed nothing for the time of a lease.
+        The owner does. Another process does if the owner has flushed nothing for the time of a lease, unless it only
+        reads.
 
         Args:
             uuid: The table.
             flushed: Its present flushed offsets.
             now_ms: The time.
         """
+        if self._only_reads:
+            return False
         if self.is_owner(uuid):
             self._unmoved.pop(uuid, None)
             return True
@@ -80,6 +87,9 @@ async def open_owners(
     Args:
         is_shared: Whether other processes may use the log.
     """
+    if settings.role == READ:
+        yield StreamOwners(None, only_reads=True)
+        return
     if not is_shared:
         yield StreamOwners(None)
         return

@@ -11,11 +11,15 @@ has removed them and no row of the snapshot was read before, the files of the sn
 - A rewrite of files, such as a compaction: nothing is read.
 - All other snapshots have removed rows. The read is refused, or skips them with `skips_changes`.
 
+Offsets are positions in one log. A flush of another log, such as the log before a rebuild, is read like an append of
+another writer. A position with offsets of another log is refused.
+
 After the last snapshot, the reader reads the rows of the log that are not flushed.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 from uuid import UUID
@@ -25,12 +29,15 @@ import msgspec
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.replacement import is_replace
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.protocol.wire import FLUSH_OFFSETS, FLUSH_TABLE
+from seamark.formats.protocol.wire import FLUSH_LOG, FLUSH_OFFSETS, FLUSH_TABLE
 from seamark.formats.runtime.errors import BadRequest, OffsetOutOfRange
 from seamark.metaserver.log.port import ShardState
 from seamark.metaserver.store.operations import FlushedRange
 
-_VERSION = "1"
+_VERSION = "2"
+_FIRST_VERSION = "1"
+"""The version of positions without a log."""
+_HASH_CHARACTERS = 16
 _NONE = "none"
 _SCAN = "scan"
 _AFTER = "after"
@@ -47,12 +54,14 @@ class ReadPosition(msgspec.Struct, frozen=True):
         snapshot_id: The last snapshot that was read; None before the first snapshot.
         offsets: The offset of the next row of each shard. It is 0 for a shard that is missing.
         is_scan: Whether all rows of `snapshot_id` have yet to be read.
+        log: The hash of the log of the offsets; "" if it is unknown.
     """
 
     table_uuid: str
     snapshot_id: int | None
     offsets: tuple[int, ...]
     is_scan: bool = False
+    log: str = ""
 
     def offset(self, shard: int) -> int:
         """Return the offset of the next row of a shard."""
@@ -68,7 +77,10 @@ class ReadPosition(msgspec.Struct, frozen=True):
         """Return the position as a token."""
         snapshot = _NONE if self.snapshot_id is None else str(self.snapshot_id)
         offsets = "-".join(map(str, self.offsets))
-        return ".".join((_VERSION, self.table_uuid, snapshot, offsets, _SCAN if self.is_scan else _AFTER))
+        mode = _SCAN if self.is_scan else _AFTER
+        if not self.log:
+            return ".".join((_FIRST_VERSION, self.table_uuid, snapshot, offsets, mode))
+        return ".".join((_VERSION, self.table_uuid, snapshot, offsets, mode, self.log))
 
 
 def parse_position(token: str, table_uuid: str) -> ReadPosition:
@@ -79,13 +91,17 @@ def parse_position(token: str, table_uuid: str) -> ReadPosition:
     """
     parts = token.split(".")
     try:
-        version, uuid_text, snapshot, offset_texts, mode = parts
+        version, uuid_text, snapshot, offset_texts, mode, *log = parts
         uuid = str(UUID(uuid_text))
         offsets = tuple(_parse_number(text) for text in offset_texts.split("-")) if offset_texts else ()
         position = ReadPosition(
-            uuid, None if snapshot == _NONE else _parse_number(snapshot), offsets, is_scan=mode == _SCAN
+            uuid,
+            None if snapshot == _NONE else _parse_number(snapshot),
+            offsets,
+            is_scan=mode == _SCAN,
+            log=_parse_hash(version, log),
         )
-        if version != _VERSION or mode not in (_SCAN, _AFTER) or len(offsets) > _SHARDS_MAX:
+        if mode not in (_SCAN, _AFTER) or len(offsets) > _SHARDS_MAX:
             raise ValueError
     except ValueError:
         raise BadRequest(
@@ -107,6 +123,20 @@ def _parse_number(text: str) -> int:
     return number
 
 
+def _parse_hash(version: str, parts: Sequence[str]) -> str:
+    """Return the hash of the log in a position; "" for a position without a log."""
+    if (version, len(parts)) == (_FIRST_VERSION, 0):
+        return ""
+    if (version, len(parts)) != (_VERSION, 1) or len(parts[0]) != _HASH_CHARACTERS:
+        raise ValueError
+    return bytes.fromhex(parts[0]).hex()
+
+
+def hash_of_log(identity: str) -> str:
+    """Return the hash of a log's identity. Positions and summaries of flushes state it, because it is short."""
+    return hashlib.sha256(identity.encode()).hexdigest()[:_HASH_CHARACTERS]
+
+
 def encode_ranges(ranges: Iterable[FlushedRange]) -> str:
     """Return the value of `FLUSH_OFFSETS` for the rows of a flush."""
     return ",".join(f"{moved.shard}:{moved.start}-{moved.end}" for moved in ranges)
@@ -117,7 +147,7 @@ def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange
 
     The summary alone proves nothing: the metadata file may be a copy of another table's file, or a client may have
     written the summary. Rows beyond the flushed offsets of the database were never flushed. A flush of an earlier
-    version of the server does not state its table.
+    version of the server does not state its table or its log.
     """
     if FLUSH_OFFSETS.encode() not in bytes(snapshot.summary):
         return None
@@ -125,6 +155,8 @@ def parse_ranges(snapshot: Snapshot, table: ReadableTable) -> tuple[FlushedRange
     text = summary.get(FLUSH_OFFSETS)
     if text is None or summary.get(FLUSH_TABLE, table.metadata.table_uuid) != table.metadata.table_uuid:
         return None
+    if summary.get(FLUSH_LOG, table.log) != table.log:
+        return None  # The rows were in the log before a rebuild.
     try:
         ranges = []
         for part in text.split(","):
@@ -180,11 +212,13 @@ class ReadableTable(NamedTuple):
     Attributes:
         flushed: The flushed offset of each shard, which belongs to the current snapshot of `metadata`.
         shards: The shards in the log.
+        log: The hash of the identity of the log; "" for a table without rows of a stream.
     """
 
     metadata: TableMetadata
     flushed: Mapping[int, int]
     shards: Mapping[int, ShardState]
+    log: str = ""
 
 
 def choose_next_step(
@@ -202,6 +236,10 @@ def choose_next_step(
         BadRequest: Rows were removed, or a snapshot is not an ancestor of the current snapshot.
         OffsetOutOfRange: The log no longer has the next rows, and files do not have exactly these rows.
     """
+    if until is not None:
+        _check_log(until, table)
+    _check_log(position, table)
+    position = msgspec.structs.replace(position, log=table.log)
     if position.is_scan and position.snapshot_id is not None:
         return _scan(position.snapshot_id, position, table)
     position = msgspec.structs.replace(position, is_scan=False)
@@ -230,6 +268,19 @@ def choose_next_step(
     for shard, (_, end) in _find_unflushed(ahead, table.shards, until).items():
         ranges[shard] = (position.offset(shard), end)
     return LogRows(ranges, position) if ranges else End(position)
+
+
+def _check_log(position: ReadPosition, table: ReadableTable) -> None:
+    """Check that the offsets of a position are those of the table's log.
+
+    Raises:
+        BadRequest: They are offsets of another log.
+    """
+    if position.log and position.log != table.log and any(position.offsets):
+        raise BadRequest(
+            "The position has offsets of another log: the table has got a new log since, for example by a rebuild. "
+            "Begin at earliest, latest or a snapshot"
+        )
 
 
 def _scan(snapshot_id: int, position: ReadPosition, table: ReadableTable) -> Files:
@@ -383,13 +434,13 @@ def _find_unflushed(
 
 def position_earliest(table_uuid: str, table: ReadableTable) -> ReadPosition:
     """Return the position of a reader that reads the present rows first, and then all later rows."""
-    start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, (), is_scan=True)
+    start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, (), is_scan=True, log=table.log)
     return start.advance(table.flushed)
 
 
 def position_latest(table_uuid: str, table: ReadableTable) -> ReadPosition:
     """Return the position after all present rows."""
-    start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, ()).advance(table.flushed)
+    start = ReadPosition(table_uuid, table.metadata.current_snapshot_id, (), log=table.log).advance(table.flushed)
     return start.advance({shard: state.watermark for shard, state in table.shards.items()})
 
 
@@ -407,7 +458,7 @@ def position_after_snapshot(table_uuid: str, table: ReadableTable, snapshot_id: 
     """
     if snapshot_id is not None and table.metadata.snapshot(snapshot_id) is None:
         raise BadRequest(f"The table has no snapshot {snapshot_id}, or it has expired; begin at one of its snapshots")
-    start = ReadPosition(table_uuid, snapshot_id, ())
+    start = ReadPosition(table_uuid, snapshot_id, (), log=table.log)
     offsets = dict(table.flushed)
     for snapshot in reversed(_list_snapshots_after(start, table, None)):
         for moved in parse_ranges(snapshot, table) or ():

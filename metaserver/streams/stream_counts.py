@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 
@@ -25,6 +25,23 @@ class StreamCounts:
     flushes: int = 0
     flushed_rows: int = 0
     failed_flushes: int = 0
+
+
+@dataclass
+class TopicCounts:
+    """What this process has read of input topics since its start, for metrics.
+
+    Attributes:
+        messages: The messages that were read.
+        rows: The rows that were appended.
+        rejected: The rows and messages that did not fit.
+        waiting: Why the messages of a topic wait now, by the UUID of the table.
+    """
+
+    messages: int = 0
+    rows: int = 0
+    rejected: int = 0
+    waiting: dict[str, str] = field(default_factory=dict)
 
 
 class FlushReport(NamedTuple):

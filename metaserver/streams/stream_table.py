@@ -383,7 +383,7 @@ class StreamTable:
 
         Raises:
             CommitConflict: Nothing was committed. The next flush tries again.
-            CommitUnknown: The outcome is unknown. The next flush determines the outcome.
+            CommitUnknown: The outcome is unknown. The next flush determines it.
         """
         async with self._flush_lock:
             await self._log.catch_up()

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -20,11 +19,9 @@ import structlog
 
 from seamark.cache.single_flight import SingleFlight
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
-from seamark.formats.iceberg.metadata.properties import as_bool, as_int
 from seamark.formats.iceberg.metadata.snapshot import Snapshot
-from seamark.formats.protocol.wire import FRESH_FOLDER, STREAM_ENABLED, show
+from seamark.formats.protocol.wire import show
 from seamark.formats.runtime.errors import (
-    BadRequest,
     CommitConflict,
     LogUnavailable,
     NoSuchTable,
@@ -33,6 +30,7 @@ from seamark.formats.runtime.errors import (
     TooLarge,
     TooManyRequests,
 )
+from seamark.metaserver.access.keyring import Keyring
 from seamark.metaserver.catalog.catalog import Catalog
 from seamark.metaserver.catalog.ownership.claims import check_writable
 from seamark.metaserver.catalog.values import LoadedTable
@@ -40,19 +38,22 @@ from seamark.metaserver.commit.changes.group_commit import Commits
 from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.log.port import Acknowledgement, Batch, Shard, SharedLog, StreamLog, StreamProducer
 from seamark.metaserver.objects.port import ObjectStore
-from seamark.metaserver.runtime.background import run_in_background
+from seamark.metaserver.settings.fleet import READ, refuse_change
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import OpenStream, RecordRemovalFlush, TakeRemovalFlush
+from seamark.metaserver.streams.appends import ProducerKey, TableRows, TopicProducer
 from seamark.metaserver.streams.catalog_tables import CatalogTables
 from seamark.metaserver.streams.fresh_snapshots import with_fresh_snapshot
 from seamark.metaserver.streams.keyed_gets import KeyedGets
-from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource, open_log_source
-from seamark.metaserver.streams.named_snapshots import NamedSnapshots
-from seamark.metaserver.streams.owners import StreamOwners, open_owners
+from seamark.metaserver.streams.log_opening import LogElsewhere, LogSource
+from seamark.metaserver.streams.owners import StreamOwners
 from seamark.metaserver.streams.pauses import Pauses
 from seamark.metaserver.streams.row_files import RowFiles
+from seamark.metaserver.streams.snapshots.named_snapshots import NamedSnapshots
+from seamark.metaserver.streams.snapshots.shared_snapshots import SharedSnapshots
 from seamark.metaserver.streams.stored_rows import RowSearch
-from seamark.metaserver.streams.stream_counts import FlushReport, StreamCounts
+from seamark.metaserver.streams.stream_counts import FlushReport, StreamCounts, TopicCounts
+from seamark.metaserver.streams.stream_properties import fresh_folder_of, interval_ms_of, shards_of
 from seamark.metaserver.streams.stream_table import (
     FlushedBefore,
     StreamLimits,
@@ -60,12 +61,6 @@ from seamark.metaserver.streams.stream_table import (
     append_to_tables,
 )
 
-ENABLED, SHARDS = STREAM_ENABLED, "seamark.stream.shards"
-FLUSH_INTERVAL = "seamark.stream.flush-interval-ms"
-FLUSH_INTERVAL_MS_MIN = 100
-SHARDS_MAX = 64
-PRODUCER_CHARACTERS_MAX = 100
-_FORMAT_VERSION_MIN = 2
 _TICK_S = 0.1
 """The time between two checks for tables that are due."""
 _RETRY_S = 1.0
@@ -101,46 +96,6 @@ class FreshTable(NamedTuple):
     offsets: Mapping[int, int]
 
 
-class TableRows(NamedTuple):
-    """Packed rows to append to a table.
-
-    Attributes:
-        loaded: The table, which `check_stream_table` accepts.
-        rows: The rows: one batch for a table without a key, batches by the shard of the keys (`shards_of`) for a table
-            with a key.
-    """
-
-    loaded: LoadedTable
-    rows: Batch | Mapping[int, Batch]
-
-    @property
-    def size_bytes(self) -> int:
-        batches = [self.rows] if isinstance(self.rows, Batch) else self.rows.values()
-        return sum(batch.size_bytes for batch in batches)
-
-
-class ProducerKey(NamedTuple):
-    """The producer of an append, and the number of the append.
-
-    Attributes:
-        principal_name: The principal. Two principals may use the same name of a producer.
-        scope: The UUID of the table. Two tables have independent producers.
-    """
-
-    principal_name: str
-    scope: str
-    name: str
-    sequence: int
-
-    def to_producer(self) -> StreamProducer:
-        """Return the producer in the form of the log, which contains a digest of the principal.
-
-        Stored logs have this form.
-        """
-        owner = hashlib.sha256(self.principal_name.encode()).hexdigest()[:16]
-        return StreamProducer(f"{self.scope}/{owner}/{self.name}", self.sequence)
-
-
 class _FlushState:
     """The time of the last flush of a table, and the flush that is running."""
 
@@ -159,7 +114,7 @@ class _FlushState:
 
 
 class Streams:
-    """The stream tables of a server. An instance belongs to one event loop. `open_streams` opens it."""
+    """The stream tables of a server. Belongs to one event loop; opened by `metaserver/streams/opening.py`."""
 
     def __init__(
         self,
@@ -170,6 +125,7 @@ class Streams:
         row_files: RowFiles,
         search: RowSearch,
         owners: StreamOwners,
+        keyring: Keyring,
     ) -> None:
         self._context = catalog.context
         self._catalog = catalog
@@ -178,13 +134,14 @@ class Streams:
         self._owners = owners
         self.row_files = row_files
         self.gets = KeyedGets(row_files, search)
-        self._stream_tables = CatalogTables(catalog, commits, search)
+        self.stream_tables = CatalogTables(catalog, commits, search, logs)
         self._tables: dict[str, StreamTable] = {}
         self._opening: SingleFlight[str, StreamTable] = SingleFlight()
         self._flushes: dict[str, _FlushState] = {}
         self.snapshots = NamedSnapshots(
             objects,
             Manifests.of(objects, catalog.context.settings),
+            SharedSnapshots(objects, keyring, catalog.context.clock),
             catalog.context.clock,
             retention_s=catalog.context.settings.stream_fresh_retention_s,
         )
@@ -192,6 +149,7 @@ class Streams:
         """Until when a table with rows in the log is not opened again after a failure, by UUID."""
         self.pauses = Pauses()
         self.counts = StreamCounts()
+        self.topic_counts = TopicCounts()
         self._next_shard = 0
         # The threads of `asyncio.to_thread` are not used: they make the plans for which these threads wait.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="streams")
@@ -207,6 +165,10 @@ class Streams:
     def size_bytes(self) -> int:
         """The memory of rows that are not flushed."""
         return sum(table.size_bytes for table in self._tables.values())
+
+    def input_topic_of(self, uuid: str) -> str | None:
+        """Return the name of the input topic of a table; None if the log is not in Kafka."""
+        return self._logs.input_topic_of(uuid)
 
     @property
     def has_log(self) -> bool:
@@ -228,8 +190,10 @@ class Streams:
             offsets.setdefault(shard.stream, {})[shard.number] = state.watermark
         return offsets
 
-    async def append(self, appends: Sequence[TableRows], producer: ProducerKey | None) -> Acknowledgement:
-        """Append all rows or no rows to the tables. The rows are durable on return.
+    async def append(
+        self, appends: Sequence[TableRows], producer: ProducerKey | TopicProducer | None
+    ) -> Acknowledgement:
+        """Append rows to tables, all or none; they are durable on return.
 
         Args:
             appends: The rows, of each table once. Without rows, the append only records the number of its producer.
@@ -248,7 +212,9 @@ class Streams:
             self.counts.refused += 1
             raise
 
-    async def _append(self, appends: Sequence[TableRows], producer: ProducerKey | None) -> Acknowledgement:
+    async def _append(
+        self, appends: Sequence[TableRows], producer: ProducerKey | TopicProducer | None
+    ) -> Acknowledgement:
         named = None if producer is None else producer.to_producer()
         if not appends:
             return await (await self._logs.open()).append({}, named)
@@ -272,9 +238,9 @@ class Streams:
         for loaded, _ in appends:
             assert loaded.entry is not None
             state = self._flushes.get(loaded.entry.uuid)
-            if state is not None:  # Otherwise, the table was dropped in the meantime.
-                state.interval_ms = _read_interval_ms(loaded.metadata)
-                # Engines do not request a plan of a table without a snapshot. A running flush adds the first snapshot.
+            if state is not None:  # else the table was dropped meanwhile
+                state.interval_ms = interval_ms_of(loaded.metadata)
+                # Engines do not ask for a plan of a table without a snapshot. A running flush gives it one.
                 if loaded.metadata.current_snapshot_id is None and state.task is None:
                     state.is_due = True
         return acknowledged
@@ -343,9 +309,13 @@ class Streams:
                 continue
             if not fresh.parts:
                 return FreshTable(LoadedTable(entry, metadata), None, fresh.offsets)
-            snapshot = await self.snapshots.make(table, entry, metadata, fresh, _locate_fresh_folder(metadata))
+            snapshot = await self.snapshots.make(table, entry, metadata, fresh, fresh_folder_of(metadata))
             return FreshTable(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot, fresh.offsets)
         raise RetryLater("The table was flushed again and again while the plan was made; try again")
+
+    async def find_fresh_snapshot(self, entry: Entry, metadata: TableMetadata, snapshot_id: int) -> Snapshot | None:
+        """Return a fresh snapshot that an earlier answer of any process had; None if it can no longer be named."""
+        return await self.snapshots.find(entry.uuid, snapshot_id, fresh_folder_of(metadata))
 
     async def open(self, entry: Entry) -> StreamTable:
         """Return the open stream of a table that has flushed offsets.
@@ -378,13 +348,13 @@ class Streams:
             await self._context.store.transact([OpenStream(entry.uuid, shards, log.identity)])
         except LogUnavailable as error:
             raise LogElsewhere(error.message) from None
-        entry, metadata = await self._stream_tables.load(entry.uuid)
+        entry, metadata = await self.stream_tables.load(entry.uuid)
         settings = self._context.settings
-        folder = _locate_fresh_folder(metadata)
+        folder = fresh_folder_of(metadata)
         table = StreamTable(
             entry,
             log,
-            self._stream_tables,
+            self.stream_tables,
             self.row_files,
             self._objects,
             self._context.clock,
@@ -413,7 +383,7 @@ class Streams:
         oldest_ms = self._context.clock.now_ms() - _FOREIGN_FILES_MS if self._logs.is_shared else 1 << 62
         table.give_up_files([info.location for info in listed if info.modified_ms < oldest_ms])
         self._tables[entry.uuid] = table
-        self._flushes.setdefault(entry.uuid, _FlushState()).interval_ms = _read_interval_ms(metadata)
+        self._flushes.setdefault(entry.uuid, _FlushState()).interval_ms = interval_ms_of(metadata)
         return table
 
     def _run_in_thread(self, work: Callable[[], T]) -> Awaitable[T]:
@@ -423,9 +393,12 @@ class Streams:
         """Flush a table now; return the number of rows.
 
         Raises:
-            CommitConflict: Concurrent commits conflicted in every attempt.
+            CommitConflict: Other commits were faster in all attempts.
+            ReadOnlyServer: This server has the role read.
         """
-        entry, metadata = await self._stream_tables.load(uuid)
+        if self._context.settings.role == READ:
+            raise refuse_change(self._context.settings, "a statement that changes rows of a stream table")
+        entry, metadata = await self.stream_tables.load(uuid)
         table = await self._open(entry, metadata)
         if (state := self._flushes.get(uuid)) is not None:
             state.is_due = False
@@ -470,7 +443,7 @@ class Streams:
         if not entry.flushed:
             return
         try:
-            loaded, metadata = await self._stream_tables.load(entry.uuid)
+            loaded, metadata = await self.stream_tables.load(entry.uuid)
             table = await self._open(loaded, metadata)
         except LogElsewhere:  # No reader of this process has seen these rows.
             return
@@ -478,7 +451,7 @@ class Streams:
         await table.load_watermarks()
         (is_repeated,) = await store.transact([TakeRemovalFlush(entry.uuid, read_snapshot_id)])
         if not is_repeated and await self._flush_and_count(table):
-            _, metadata = await self._stream_tables.load(entry.uuid)
+            _, metadata = await self.stream_tables.load(entry.uuid)
             if metadata.current_snapshot_id is not None:
                 await store.transact([RecordRemovalFlush(entry.uuid, metadata.current_snapshot_id)])
 
@@ -508,7 +481,7 @@ class Streams:
             if not self._owners.is_owner(uuid):
                 continue
             try:
-                entry, metadata = await self._stream_tables.load(uuid)
+                entry, metadata = await self.stream_tables.load(uuid)
                 await self._open(entry, metadata)
             except NoSuchTable:
                 self._closed[uuid] = now_s + _OPEN_S / 2
@@ -629,69 +602,3 @@ class Streams:
         await asyncio.gather(*tasks, return_exceptions=True)
         self._threads.shutdown(wait=False)
         self.gets.close()
-
-
-def shards_of(loaded: LoadedTable) -> int:
-    """Return the number of shards that a table has, or gets with its first row."""
-    assert loaded.entry is not None
-    shards = as_int(loaded.metadata.properties, SHARDS, 1)
-    return len(loaded.entry.parse_flushed_offsets()) or min(max(1, shards), SHARDS_MAX)
-
-
-def is_stream_table(metadata: TableMetadata) -> bool:
-    return as_bool(metadata.properties, ENABLED, False)
-
-
-def check_stream_table(metadata: TableMetadata, subject: str) -> None:
-    """Check that rows can be appended to the table.
-
-    Raises:
-        BadRequest: Rows cannot be appended; the message has the reason.
-    """
-    if not is_stream_table(metadata):
-        raise BadRequest(f"{subject} is not a stream table; set its property {ENABLED} to true")
-    if metadata.format_version < _FORMAT_VERSION_MIN:
-        raise BadRequest(
-            f"{subject} has format version {metadata.format_version}; a stream table needs version 2 or 3. Upgrade it"
-        )
-    if not as_int(metadata.properties, FLUSH_INTERVAL, FLUSH_INTERVAL_MS_MIN) >= FLUSH_INTERVAL_MS_MIN:
-        interval = metadata.properties[FLUSH_INTERVAL]
-        raise BadRequest(
-            f"{subject}: {FLUSH_INTERVAL} is {interval!r}; it has to be at least {FLUSH_INTERVAL_MS_MIN} ms"
-        )
-    if not 1 <= as_int(metadata.properties, SHARDS, 1) <= SHARDS_MAX:
-        raise BadRequest(
-            f"{subject}: {SHARDS} is {metadata.properties[SHARDS]!r}; it is a number from 1 to {SHARDS_MAX}"
-        )
-
-
-def _read_interval_ms(metadata: TableMetadata) -> int | None:
-    """Return the table's own flush interval, or None if it has no valid interval."""
-    text = metadata.properties.get(FLUSH_INTERVAL, "")
-    return max(FLUSH_INTERVAL_MS_MIN, int(text)) if text.isdecimal() and len(text) < 10 else None
-
-
-def _locate_fresh_folder(metadata: TableMetadata) -> str:
-    return f"{metadata.location.rstrip('/')}/{FRESH_FOLDER}"
-
-
-@asynccontextmanager
-async def open_streams(
-    catalog: Catalog, commits: Commits, objects: ObjectStore, row_files: RowFiles, search: RowSearch
-) -> AsyncIterator[Streams]:
-    """Open the stream tables over the log of the settings, and flush them in the background.
-
-    Raises:
-        ConfigError: The settings of the log are invalid.
-    """
-    settings, store, clock = catalog.context.settings, catalog.context.store, catalog.context.clock
-    async with (
-        open_log_source(settings, clock) as logs,
-        open_owners(settings, store, clock, is_shared=logs.is_shared) as owners,
-    ):
-        streams = Streams(catalog, commits, objects, logs, row_files, search, owners)
-        try:
-            async with run_in_background("streams", streams.run):
-                yield streams
-        finally:
-            await streams.close()

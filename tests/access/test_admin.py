@@ -14,11 +14,11 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer, Api
 from tests.api.plans.planned import append, file_of
-from tests.server.rig import Running, running, some_settings
+from tests.server.rig import RunningServer, running, some_settings
 
 
 class AdminServer:
-    def __init__(self, server: Running, secrets: dict[str, str]) -> None:
+    def __init__(self, server: RunningServer, secrets: dict[str, str]) -> None:
         self.server = server
         self.secrets = secrets
 
@@ -72,16 +72,16 @@ async def test_pages_of_listings_have_every_item_once(admin_server: AdminServer)
         )
     await admin_server.server.components.audit.flush()
     for path, items, expected in (("tokens", "tokens", 7), ("grants", "grants", 7), ("audit", "records", 4)):
-        seen: list[Any] = []
+        listed: list[Any] = []
         token: str | None = ""
         while token is not None:
             status, page = await admin_server.call("root", "GET", f"/api/v1/{path}?pageSize=3&pageToken={token}")
             assert status == 200
             assert len(page[items]) <= 3
-            seen += page[items]
+            listed += page[items]
             token = page["next-page-token"]
-        assert len(seen) == expected
-        assert len({str(item) for item in seen}) == expected
+        assert len(listed) == expected
+        assert len({str(item) for item in listed}) == expected
 
 
 async def test_grants_take_effect_with_the_next_request(admin_server: AdminServer) -> None:
@@ -162,7 +162,7 @@ async def test_invalid_request_is_a_400_with_the_reason(admin_server: AdminServe
         ("POST", "/api/v1/tokens", {"name": "t", "grants": [{"role": "reader", "namespace": "a"}]}),
         ("POST", "/api/v1/tokens", {"name": "t", "grant": []}),
         ("PUT", "/api/v1/grants", None),
-        ("PUT", "/api/v1/grants", {"principal": "a:b", "role": "reader"}),
+        ("PUT", "/api/v1/grants", {"principal": "A:b", "role": "reader"}),
         ("PUT", "/api/v1/grants", {"principal": "oidc:", "role": "reader"}),
         ("PUT", "/api/v1/grants", {"principal": "x", "role": "Reader"}),
         ("PUT", "/api/v1/grants", {"principal": "x", "role": "reader", "namespace": ["\x00"]}),
@@ -183,7 +183,7 @@ async def test_invalid_request_is_a_400_with_the_reason(admin_server: AdminServe
         assert answer["error"]["message"], path
 
 
-class LoggedIn(Api):
+class UserApi(Api):
     def __init__(self, admin_server: AdminServer, principal: str) -> None:
         super().__init__(admin_server.server)
         self.login = {"Authorization": f"Bearer {admin_server.secrets[principal]}"}
@@ -195,7 +195,7 @@ class LoggedIn(Api):
 
 async def test_view_of_a_plan_belongs_to_the_principal_that_asks_first(admin_server: AdminServer) -> None:
     """The planner evicts views of a principal with more than half of its budget."""
-    root, bob = LoggedIn(admin_server, "root"), LoggedIn(admin_server, "bob")
+    root, bob = UserApi(admin_server, "root"), UserApi(admin_server, "bob")
     await root.table()
     await append(root, "t", [file_of("file:///t/data/0.parquet", 0, 9)], snapshot_id=1)
     for item in (bob, root):

@@ -34,17 +34,17 @@ class FailingStore:
         failure = self.failures.pop() if self.failures else ""
         if failure == "before":
             raise RetryLater("the database is away")
-        done = await self.store.transact(operations)
+        results = await self.store.transact(operations)
         if failure == "after":
             raise CommitUnknown("the connection was lost")
         [save] = operations
         assert isinstance(save, SaveAudit)
         self.sizes.append(len(save.records))
-        return done
+        return results
 
 
 @pytest.fixture
-def moody(store: PointerStore, monkeypatch: pytest.MonkeyPatch) -> Any:
+def failing_store(store: PointerStore, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("seamark.metaserver.access.audit._RETRY_S", 0.01)
     return FailingStore(store)
 
@@ -91,47 +91,51 @@ async def test_reads_are_recorded_if_the_setting_enables_it(store: PointerStore,
     assert [item.action for item in await list_records(store)] == ["loadTable"]
 
 
-async def test_audit_records_are_written_in_batches(moody: Any, clock: SimulatedClock) -> None:
-    moody.gate.clear()
-    async with open_audit(moody, clock, batch=10) as audit:
+async def test_audit_records_are_written_in_batches(failing_store: Any, clock: SimulatedClock) -> None:
+    failing_store.gate.clear()
+    async with open_audit(failing_store, clock, batch=10) as audit:
         for number in range(35):
             await record(audit, request_id=str(number))
         assert audit.waiting == 35
-        moody.gate.set()
+        failing_store.gate.set()
         await audit.flush()
         assert audit.waiting == 0
-    assert len(moody.sizes) <= 5
-    assert [item.request_id for item in await list_records(moody.store)] == [str(number) for number in range(35)]
+    assert len(failing_store.sizes) <= 5
+    assert [item.request_id for item in await list_records(failing_store.store)] == [
+        str(number) for number in range(35)
+    ]
 
 
-async def test_changes_and_refusals_wait_for_space_and_reads_are_dropped(moody: Any, clock: SimulatedClock) -> None:
-    moody.gate.clear()
-    async with open_audit(moody, clock, reads=True, capacity=5, batch=5) as audit:
+async def test_changes_and_refusals_wait_for_space_and_reads_are_dropped(
+    failing_store: Any, clock: SimulatedClock
+) -> None:
+    failing_store.gate.clear()
+    async with open_audit(failing_store, clock, reads=True, capacity=5, batch=5) as audit:
         waiters = [asyncio.create_task(record(audit, "createTable")) for _ in range(30)]
         waiters += [asyncio.create_task(record(audit, "loadTable", 403)) for _ in range(30)]
         await asyncio.sleep(0.05)
         assert 0 < sum(waiter.done() for waiter in waiters) <= 10
         await asyncio.wait_for(record(audit, "loadTable", 200), 60)
         assert audit.dropped == 1
-        moody.gate.set()
+        failing_store.gate.set()
         await asyncio.gather(*waiters)
     assert audit.dropped == 1
-    assert len(await list_records(moody.store)) == 60
+    assert len(await list_records(failing_store.store)) == 60
 
 
-async def test_failing_database_loses_and_duplicates_no_audit_record(moody: Any, clock: SimulatedClock) -> None:
-    moody.failures = ["before", "after", "before", "after", "after"]
-    async with open_audit(moody, clock, batch=3) as audit:
+async def test_failing_database_loses_and_duplicates_no_audit_record(failing_store: Any, clock: SimulatedClock) -> None:
+    failing_store.failures = ["before", "after", "before", "after", "after"]
+    async with open_audit(failing_store, clock, batch=3) as audit:
         for number in range(9):
             await record(audit, request_id=str(number))
-    assert [item.request_id for item in await list_records(moody.store)] == [str(number) for number in range(9)]
+    assert [item.request_id for item in await list_records(failing_store.store)] == [str(number) for number in range(9)]
     assert audit.dropped == 0
 
 
-async def test_closing_has_a_time_limit_and_reports_lost_records(moody: Any, clock: SimulatedClock) -> None:
-    moody.gate.clear()
+async def test_closing_has_a_time_limit_and_reports_lost_records(failing_store: Any, clock: SimulatedClock) -> None:
+    failing_store.gate.clear()
     with structlog.testing.capture_logs() as logs:
-        async with open_audit(moody, clock, batch=4, close_timeout_s=0.05) as audit:
+        async with open_audit(failing_store, clock, batch=4, close_timeout_s=0.05) as audit:
             for _ in range(7):
                 await record(audit)
     assert audit.dropped == 7
@@ -187,18 +191,20 @@ async def test_unknown_clients_of_a_thousand_addresses_share_a_limit(
     assert total + sum(item.action == "loadTable" for item in result) == 30_000
 
 
-async def test_actions_of_principals_are_recorded_during_a_flood_of_refusals(moody: Any, clock: SimulatedClock) -> None:
-    moody.gate.clear()
-    async with open_audit(moody, clock, capacity=5, batch=5) as audit:
+async def test_actions_of_principals_are_recorded_during_a_flood_of_refusals(
+    failing_store: Any, clock: SimulatedClock
+) -> None:
+    failing_store.gate.clear()
+    async with open_audit(failing_store, clock, capacity=5, batch=5) as audit:
         for number in range(1000):
             await asyncio.wait_for(
                 record(audit, "loadTable", 401, principal_name="anonymous", remote=f"10.0.{number}.1"), 60
             )
         acts = [asyncio.create_task(record(audit, "createTable", 200, principal_name="ann")) for _ in range(700)]
         await asyncio.sleep(0)
-        moody.gate.set()
+        failing_store.gate.set()
         await asyncio.gather(*acts)
-    assert sum(item.principal_name == "ann" for item in await list_records(moody.store)) == 700
+    assert sum(item.principal_name == "ann" for item in await list_records(failing_store.store)) == 700
 
 
 async def test_refusals_of_a_principal_are_limited_and_the_rest_is_counted(

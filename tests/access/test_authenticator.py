@@ -25,11 +25,11 @@ from seamark.metaserver.store.port import PointerStore
 from tests.access.issuer import forge_token, local_issuer, rsa_key
 from tests.access.keyrings import make_fixed_keyring
 
-Open = Callable[..., Any]
+MakeAuthenticator = Callable[..., Any]
 
 
 @pytest.fixture
-async def opened(store: PointerStore, clock: SimulatedClock) -> AsyncIterator[Open]:
+async def make_authenticator(store: PointerStore, clock: SimulatedClock) -> AsyncIterator[MakeAuthenticator]:
     async with AsyncExitStack() as stack:
 
         async def make(**options: Any) -> Authenticator:
@@ -50,8 +50,10 @@ async def check_rejected(authenticator: Authenticator, token: str, reason: str) 
         await authenticator.authenticate(bearer(token), None)
 
 
-async def test_request_with_two_logins_is_rejected(opened: Open, store: PointerStore, clock: SimulatedClock) -> None:
-    authenticator = await opened()
+async def test_request_with_two_logins_is_rejected(
+    make_authenticator: MakeAuthenticator, store: PointerStore, clock: SimulatedClock
+) -> None:
+    authenticator = await make_authenticator()
     headers = CIMultiDict[str]()
     for name in ("ann", "bob"):
         secret = await create_token(store, clock, name, None, [Grant(name, "reader")])
@@ -60,16 +62,18 @@ async def test_request_with_two_logins_is_rejected(opened: Open, store: PointerS
         await authenticator.authenticate(CIMultiDictProxy(headers), None)
 
 
-async def test_everyone_is_an_admin_without_logins(opened: Open) -> None:
-    authenticator = await opened(auth="none")
+async def test_everyone_is_an_admin_without_logins(make_authenticator: MakeAuthenticator) -> None:
+    authenticator = await make_authenticator(auth="none")
     for headers in ({}, {"Authorization": "Bearer anything"}, {"Host": "localhost:8181"}):
         principal = await authenticator.authenticate(headers, "127.0.0.1")
         assert (principal.name, principal.grants) == ("anonymous", (Grant("anonymous", "admin"),))
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost:1", "[::1]:8181", "x.localhost", "127.9.9.9:80", "LOCALHOST"])
-async def test_server_without_logins_accepts_the_names_of_this_machine(opened: Open, host: str) -> None:
-    authenticator = await opened(auth="none")
+async def test_server_without_logins_accepts_the_names_of_this_machine(
+    make_authenticator: MakeAuthenticator, host: str
+) -> None:
+    authenticator = await make_authenticator(auth="none")
     await authenticator.authenticate({"Host": host}, "127.0.0.1")
     await authenticator.authenticate({"Host": host, "Origin": f"http://{host}"}, "::1")
 
@@ -90,31 +94,33 @@ async def test_server_without_logins_accepts_the_names_of_this_machine(opened: O
         {"Origin": "http://localhost.evil.example"},
     ],
 )
-async def test_server_without_logins_rejects_browsers_from_other_sites(opened: Open, headers: dict[str, str]) -> None:
+async def test_server_without_logins_rejects_browsers_from_other_sites(
+    make_authenticator: MakeAuthenticator, headers: dict[str, str]
+) -> None:
     with pytest.raises(Forbidden, match="configure auth"):
-        await (await opened(auth="none")).authenticate(headers, "127.0.0.1")
+        await (await make_authenticator(auth="none")).authenticate(headers, "127.0.0.1")
 
 
-async def test_server_without_logins_rejects_other_machines(opened: Open) -> None:
+async def test_server_without_logins_rejects_other_machines(make_authenticator: MakeAuthenticator) -> None:
     for remote in ("10.0.0.1", "::ffff:10.0.0.1", "2001:db8::1", "nonsense"):
         with pytest.raises(Forbidden, match="own machine"):
-            await (await opened(auth="none")).authenticate({}, remote)
+            await (await make_authenticator(auth="none")).authenticate({}, remote)
 
 
 @pytest.mark.parametrize("auth", ["token", "token+oidc"])
-async def test_server_with_logins_treats_no_client_as_local(auth: str, opened: Open) -> None:
+async def test_server_with_logins_treats_no_client_as_local(auth: str, make_authenticator: MakeAuthenticator) -> None:
     """The middleware checks an open server only, without a coroutine."""
-    authenticator = await opened(auth=auth, oidc_issuer="https://issuer.example", oidc_audience="a")
+    authenticator = await make_authenticator(auth=auth, oidc_issuer="https://issuer.example", oidc_audience="a")
     assert not authenticator.open
     with pytest.raises(RuntimeError, match="requires logins"):
         authenticator.identify_local({}, "127.0.0.1")
 
 
 async def test_token_identifies_its_principal_with_current_grants(
-    opened: Open, store: PointerStore, clock: SimulatedClock
+    make_authenticator: MakeAuthenticator, store: PointerStore, clock: SimulatedClock
 ) -> None:
     secret = await create_token(store, clock, "ann", None, [Grant("ann", "reader", ("a",))])
-    authenticator = await opened()
+    authenticator = await make_authenticator()
     principal = await authenticator.authenticate(bearer(secret), None)
     assert (principal.name, principal.via) == ("ann", "token")
     assert principal.grants == (Grant("ann", "reader", ("a",)),)
@@ -141,26 +147,26 @@ async def test_token_identifies_its_principal_with_current_grants(
     ],
 )
 async def test_error_of_a_missing_or_unknown_login_says_what_to_send(
-    opened: Open, header: str | None, reason: str
+    make_authenticator: MakeAuthenticator, header: str | None, reason: str
 ) -> None:
     headers = {} if header is None else {"Authorization": header}
     with pytest.raises(Unauthenticated, match=reason):
-        await (await opened()).authenticate(headers, None)
+        await (await make_authenticator()).authenticate(headers, None)
 
 
 @pytest.mark.parametrize("scheme", ["bearer", "BEARER", "Bearer "])
 async def test_authentication_scheme_is_read_in_any_case(
-    opened: Open, store: PointerStore, clock: SimulatedClock, scheme: str
+    make_authenticator: MakeAuthenticator, store: PointerStore, clock: SimulatedClock, scheme: str
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
-    await (await opened()).authenticate({"Authorization": f"{scheme} {secret}"}, None)
+    await (await make_authenticator()).authenticate({"Authorization": f"{scheme} {secret}"}, None)
 
 
 async def test_revoked_token_is_rejected_on_every_replica(
-    opened: Open, store: PointerStore, clock: SimulatedClock, tmp_path: Path
+    make_authenticator: MakeAuthenticator, store: PointerStore, clock: SimulatedClock, tmp_path: Path
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
-    authenticator = await opened()
+    authenticator = await make_authenticator()
     issued, _ = authenticator.issuer.issue((await authenticator.login(secret)).token)
     async with (
         open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=clock) as other,
@@ -177,10 +183,10 @@ async def test_revoked_token_is_rejected_on_every_replica(
 
 
 async def test_expired_token_and_tokens_issued_from_it_are_rejected(
-    opened: Open, store: PointerStore, clock: SimulatedClock
+    make_authenticator: MakeAuthenticator, store: PointerStore, clock: SimulatedClock
 ) -> None:
     secret = await create_token(store, clock, "ann", 100, None)
-    authenticator = await opened(oauth_token_ttl_s=3600)
+    authenticator = await make_authenticator(oauth_token_ttl_s=3600)
     issued, ttl_s = authenticator.issuer.issue((await authenticator.login(secret)).token)
     assert ttl_s == 100
     clock.advance(99_999)
@@ -193,10 +199,10 @@ async def test_expired_token_and_tokens_issued_from_it_are_rejected(
 
 
 async def test_issued_token_lives_as_long_as_the_setting_says(
-    opened: Open, store: PointerStore, clock: SimulatedClock
+    make_authenticator: MakeAuthenticator, store: PointerStore, clock: SimulatedClock
 ) -> None:
     secret = await create_token(store, clock, "ann", None, [Grant("ann", "writer")])
-    authenticator = await opened(oauth_token_ttl_s=10)
+    authenticator = await make_authenticator(oauth_token_ttl_s=10)
     issued, ttl_s = authenticator.issuer.issue((await authenticator.login(secret)).token)
     assert ttl_s == 10
     assert secret not in issued
@@ -207,10 +213,10 @@ async def test_issued_token_lives_as_long_as_the_setting_says(
 
 
 async def test_issued_token_with_a_foreign_signature_is_rejected(
-    opened: Open, store: PointerStore, clock: SimulatedClock
+    make_authenticator: MakeAuthenticator, store: PointerStore, clock: SimulatedClock
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
-    authenticator = await opened()
+    authenticator = await make_authenticator()
     login = await authenticator.login(secret)
     assert login.token is not None
     claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": login.token.digest}
@@ -226,10 +232,10 @@ async def test_issued_token_with_a_foreign_signature_is_rejected(
 
 
 async def test_signature_for_another_purpose_is_not_an_access_token(
-    opened: Open, store: PointerStore, clock: SimulatedClock
+    make_authenticator: MakeAuthenticator, store: PointerStore, clock: SimulatedClock
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
-    authenticator = await opened()
+    authenticator = await make_authenticator()
     key_id, secret_key = make_fixed_keyring(clock=clock).signing_key(PURPOSE)
     key, header = OctKey.import_key(secret_key), {"alg": "HS256", "kid": key_id.hex()}
     claims = {"iss": ISSUER, "aud": ISSUER, "sub": "ann", "exp": 9_999_999_999, "token": digest_of(secret)}
@@ -241,20 +247,22 @@ async def test_signature_for_another_purpose_is_not_an_access_token(
         await check_rejected(authenticator, jwt.encode({"alg": "HS256", **unknown}, claims, key), "does not have")
 
 
-async def test_token_issued_without_logins_is_rejected_once_logins_are_required(opened: Open) -> None:
-    issued, _ = (await opened(auth="none")).issuer.issue(None)
-    await check_rejected(await opened(), issued, "required no login")
+async def test_token_issued_without_logins_is_rejected_once_logins_are_required(
+    make_authenticator: MakeAuthenticator,
+) -> None:
+    issued, _ = (await make_authenticator(auth="none")).issuer.issue(None)
+    await check_rejected(await make_authenticator(), issued, "required no login")
 
 
 async def test_each_mode_accepts_only_its_own_kinds_of_login(
-    opened: Open, store: PointerStore, clock: SimulatedClock
+    make_authenticator: MakeAuthenticator, store: PointerStore, clock: SimulatedClock
 ) -> None:
     secret = await create_token(store, clock, "ann", None, None)
     async with local_issuer(clock) as issuer:
         issuer.publish(rsa_key())
         options = {"oidc_issuer": issuer.url, "oidc_audience": "seamark-test"}
-        tokens, oidc = await opened(), await opened(auth="oidc", **options)
-        both = await opened(auth="token+oidc", **options)
+        tokens, oidc = await make_authenticator(), await make_authenticator(auth="oidc", **options)
+        both = await make_authenticator(auth="token+oidc", **options)
         issued, _ = tokens.issuer.issue((await tokens.login(secret)).token)
         foreign = issuer.token(rsa_key())
         await check_rejected(tokens, foreign, "only its own")
@@ -274,12 +282,12 @@ async def test_replica_with_a_slow_clock_accepts_a_new_token(
     settings = Settings(auth="token")
     early = SimulatedClock(seed=1)
     async with (
-        open_authenticator(settings, store, make_fixed_keyring(), clock) as here,
+        open_authenticator(settings, store, make_fixed_keyring(), clock) as issuing_authenticator,
         open_authenticator(settings, store, make_fixed_keyring(), early) as authenticator,
     ):
         early.advance(clock.now_ms() - early.now_ms())
         clock.advance(behind_s * 1000)
-        issued, _ = here.issuer.issue((await here.login(secret)).token)
+        issued, _ = issuing_authenticator.issuer.issue((await issuing_authenticator.login(secret)).token)
         if believed:
             assert (await authenticator.login(issued)).principal.name == "ann"
         else:

@@ -49,9 +49,9 @@ def rights(grants: list[Grant]) -> set[tuple[str, NamespacePath]]:
 
 @given(grants, st.sampled_from(sorted(RULES)), st.sampled_from(PATHS))
 def test_allowed_operations_equal_those_of_the_model(
-    held: list[Grant], operation: str, namespace: NamespacePath
+    user_grants: list[Grant], operation: str, namespace: NamespacePath
 ) -> None:
-    principal, rule, model = Principal("p", tuple(held)), RULES[operation], rights(held)
+    principal, rule, model = Principal("p", tuple(user_grants)), RULES[operation], rights(user_grants)
     if rule.scope is Scope.LOGIN:
         expected = True
     elif rule.scope is Scope.CATALOG:
@@ -71,15 +71,17 @@ def test_allowed_operations_equal_those_of_the_model(
 
 
 @given(grants, st.sampled_from(PATHS))
-def test_namespace_is_visible_exactly_if_a_grant_is_on_its_path(held: list[Grant], namespace: NamespacePath) -> None:
-    model = rights(held)
+def test_namespace_is_visible_exactly_if_a_grant_is_on_its_path(
+    user_grants: list[Grant], namespace: NamespacePath
+) -> None:
+    model = rights(user_grants)
     expected = any(("reader", path) in model and path[: len(namespace)] == namespace for path in PATHS)
-    assert AUTHORIZER.visible(Principal("p", tuple(held)), namespace) is expected
+    assert AUTHORIZER.visible(Principal("p", tuple(user_grants)), namespace) is expected
 
 
 @given(grants, st.sampled_from(PATHS))
-def test_visible_children_equal_those_checked_one_by_one(held: list[Grant], namespace: NamespacePath) -> None:
-    principal = Principal("p", tuple(held))
+def test_visible_children_equal_those_checked_one_by_one(user_grants: list[Grant], namespace: NamespacePath) -> None:
+    principal = Principal("p", tuple(user_grants))
     for parent in (namespace, namespace[:-1], ()):
         names = AUTHORIZER.visible_children(principal, parent)
         for name in {"a", "b", "c", "no-grant", *(path[len(parent)] for path in PATHS if len(path) > len(parent))}:
@@ -88,10 +90,10 @@ def test_visible_children_equal_those_checked_one_by_one(held: list[Grant], name
 
 @given(grants, grants, st.sampled_from(sorted(RULES)), st.sampled_from(PATHS))
 def test_more_grants_never_allow_less(
-    held: list[Grant], more: list[Grant], operation: str, namespace: NamespacePath
+    user_grants: list[Grant], more: list[Grant], operation: str, namespace: NamespacePath
 ) -> None:
-    if AUTHORIZER.allows(Principal("p", tuple(held)), operation, namespace):
-        assert AUTHORIZER.allows(Principal("p", (*held, *more)), operation, namespace)
+    if AUTHORIZER.allows(Principal("p", tuple(user_grants)), operation, namespace):
+        assert AUTHORIZER.allows(Principal("p", (*user_grants, *more)), operation, namespace)
 
 
 def test_every_route_that_needs_a_login_has_a_rule() -> None:
@@ -162,8 +164,22 @@ def test_ambiguous_token_names_are_rejected(name: str) -> None:
         check_token_name(name)
 
 
-@pytest.mark.parametrize("name", ["oidc:", "oidc:a\nb", "other:ann", "anonymous", "OIDC:ann"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "oidc:",
+        "oidc:a\nb",
+        "service:ann",
+        "oidc-group:",
+        "oidc-group-group:ann",
+        ":ann",
+        "9:ann",
+        "anonymous",
+        "OIDC:ann",
+    ],
+)
 def test_grants_require_a_possible_principal_name(name: str) -> None:
     with pytest.raises(BadRequest):
         make_grant(name, "reader", ())
-    assert check_principal_name("oidc:auth0|5 f:g") == "oidc:auth0|5 f:g"
+    for possible in ("oidc:auth0|5 f:g", "corp:ann", "oidc-group:engineers", "k8s:system:serviceaccount:etl:loader"):
+        assert check_principal_name(possible) == possible

@@ -178,7 +178,7 @@ def test_operators_commands_are_audited(tmp_path: Path) -> None:
         (("token", "create", "ann", "--expires-in", "999y"), 1, "seconds"),
         (("token", "create", "ann", "--role", "reader", "--namespace", "a..b"), 1, "namespace"),
         (("token", "revoke", "ann"), 1, "does not exist"),
-        (("grant", "add", "a:b", "reader"), 1, "oidc:<subject>"),
+        (("grant", "add", "A:b", "reader"), 1, "<issuer>:<subject>"),
         (("token", "list", "--database", "mysql://x"), 2, "sqlite"),
     ],
 )

@@ -66,7 +66,7 @@ async def test_server_with_a_stolen_database_and_no_key_file_cannot_sign(
                 pass
         assert not (thief / KEY_FILE_NAME).exists()
         other = some_settings(thief, encryption_key=make_key(clock))
-        with pytest.raises(ConfigError, match=r"encrypted with the key [0-9a-f]{16}, not with that of"):
+        with pytest.raises(ConfigError, match=r"encrypted with the key [0-9a-f]{16}, not with the key of"):
             async with open_keyring(other, stolen, clock):
                 pass
 

@@ -17,7 +17,7 @@ from seamark.metaserver.access.tokens import create_token, revoke_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.access.issuer import AUDIENCE, local_issuer, rsa_key
-from tests.server.rig import LateClock, Running, running, some_settings
+from tests.server.rig import OffsetClock, RunningServer, running, some_settings
 
 EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"
 ACCESS_TOKEN = "urn:ietf:params:oauth:token-type:access_token"
@@ -34,7 +34,7 @@ async def secrets(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-async def server(tmp_path: Path, secrets: dict[str, str]) -> AsyncIterator[Running]:
+async def server(tmp_path: Path, secrets: dict[str, str]) -> AsyncIterator[RunningServer]:
     async with running(tmp_path, auth="token", oauth_token_ttl_s=600) as first_server:
         yield first_server
 
@@ -43,14 +43,14 @@ def basic(credential: str) -> dict[str, str]:
     return {"Authorization": "Basic " + base64.b64encode(credential.encode()).decode()}
 
 
-async def ask(server: Running, form: dict[str, str], headers: dict[str, str] | None = None) -> tuple[int, Any]:
+async def ask(server: RunningServer, form: dict[str, str], headers: dict[str, str] | None = None) -> tuple[int, Any]:
     async with server.http.post(f"{server.url}/v1/oauth/tokens", data=form, headers=headers) as answer:
         assert answer.headers["Cache-Control"] == "no-store"
         assert (answer.status == 401) is ("WWW-Authenticate" in answer.headers)
         return answer.status, await answer.json()
 
 
-async def name_of(server: Running, token: str) -> str | None:
+async def name_of(server: RunningServer, token: str) -> str | None:
     """Return the principal of a token, by the audit log, or None if the server rejects the token."""
     headers = {"Authorization": f"Bearer {token}"}
     async with server.http.get(f"{server.url}/v1/config", headers=headers) as answer:
@@ -65,7 +65,7 @@ def make_scoped_exchange(subject: str, **options: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("way", ["form", "basic", "secret only", "basic secret only"])
-async def test_client_credentials_return_a_token(server: Running, secrets: dict[str, str], way: str) -> None:
+async def test_client_credentials_return_a_token(server: RunningServer, secrets: dict[str, str], way: str) -> None:
     form = {"grant_type": "client_credentials", "scope": "catalog"}
     headers = {}
     if way == "form":
@@ -83,7 +83,9 @@ async def test_client_credentials_return_a_token(server: Running, secrets: dict[
     assert await name_of(server, body["access_token"]) == "ann"
 
 
-async def test_issued_token_ends_with_the_token_it_was_made_from(server: Running, secrets: dict[str, str]) -> None:
+async def test_issued_token_ends_with_the_token_it_was_made_from(
+    server: RunningServer, secrets: dict[str, str]
+) -> None:
     _, body = await ask(server, {"grant_type": "client_credentials", "client_secret": secrets["bob"]})
     _, refreshed = await ask(server, make_scoped_exchange(body["access_token"]))
     await revoke_token(server.components.store, server.components.clock, "bob")
@@ -93,7 +95,7 @@ async def test_issued_token_ends_with_the_token_it_was_made_from(server: Running
     assert (status, refusal["error"]) == (400, "invalid_grant")
 
 
-async def test_java_clients_refresh_by_token_exchange(server: Running, secrets: dict[str, str]) -> None:
+async def test_java_clients_refresh_by_token_exchange(server: RunningServer, secrets: dict[str, str]) -> None:
     _, first = await ask(server, {"grant_type": "client_credentials", "client_secret": secrets["ann"]})
     bearer = {"Authorization": f"Bearer {first['access_token']}"}
     status, second = await ask(server, make_scoped_exchange(first["access_token"]), bearer)
@@ -127,7 +129,7 @@ async def test_expired_token_is_refreshed_only_with_its_holders_credentials(
         assert (status, body["error"]) == (401, "invalid_client")
 
 
-async def test_errors_have_oauths_form(server: Running) -> None:
+async def test_errors_have_oauths_form(server: RunningServer) -> None:
     cases: list[tuple[dict[str, str], int, str]] = [
         ({}, 400, "unsupported_grant_type"),
         ({"grant_type": "password"}, 400, "unsupported_grant_type"),
@@ -150,14 +152,14 @@ async def test_errors_have_oauths_form(server: Running) -> None:
         assert body["error_description"], form
 
 
-async def test_secret_under_another_name_is_rejected(server: Running, secrets: dict[str, str]) -> None:
+async def test_secret_under_another_name_is_rejected(server: RunningServer, secrets: dict[str, str]) -> None:
     form = {"grant_type": "client_credentials", "client_id": "bob", "client_secret": secrets["ann"]}
     assert (await ask(server, form))[0] == 401
     status, body = await ask(server, form | {"client_id": "ann"}, basic(f"bob:{secrets['bob']}"))
     assert (status, body["error"]) == (400, "invalid_request")
 
 
-async def test_bodies_that_are_not_forms_are_rejected(server: Running) -> None:
+async def test_bodies_that_are_not_forms_are_rejected(server: RunningServer) -> None:
     cases: list[tuple[bytes, str | None, str]] = [
         (b'{"grant_type": "client_credentials"}', "application/json", "invalid_request"),
         (b"grant_type=client_credentials&grant_type=x", None, "invalid_request"),
@@ -175,7 +177,7 @@ async def test_bodies_that_are_not_forms_are_rejected(server: Running) -> None:
 
 
 @pytest.mark.parametrize("header", ["Basic", "Basic !!!", "Basic /////w==", "Basic eA"])
-async def test_invalid_basic_credentials_are_rejected(server: Running, header: str) -> None:
+async def test_invalid_basic_credentials_are_rejected(server: RunningServer, header: str) -> None:
     status, body = await ask(server, {"grant_type": "client_credentials"}, {"Authorization": header})
     assert (status, body["error"]) == (401, "invalid_client")
 
@@ -207,12 +209,12 @@ async def test_token_of_the_oidc_issuer_is_returned_with_its_remaining_time(tmp_
             assert (status, body["error"]) == (400, "invalid_grant")
 
 
-async def test_token_endpoint_is_listed_for_clients(server: Running, secrets: dict[str, str]) -> None:
+async def test_token_endpoint_is_listed_for_clients(server: RunningServer, secrets: dict[str, str]) -> None:
     _, config = await server.get("/v1/config", headers={"Authorization": f"Bearer {secrets['ann']}"})
     assert "POST /v1/oauth/tokens" in config["endpoints"]
 
 
-async def test_pyiceberg_logs_in_with_a_credential(server: Running, secrets: dict[str, str]) -> None:
+async def test_pyiceberg_logs_in_with_a_credential(server: RunningServer, secrets: dict[str, str]) -> None:
     def use(credential: str) -> list[Any]:
         with pytest.warns(DeprecationWarning, match="OAuth|oauth"):
             catalog = RestCatalog("c", uri=server.url, credential=credential)
@@ -228,7 +230,7 @@ async def test_pyiceberg_logs_in_with_a_credential(server: Running, secrets: dic
 
 
 async def test_access_token_alone_does_not_extend_a_login(tmp_path: Path, secrets: dict[str, str]) -> None:
-    clock = LateClock()
+    clock = OffsetClock()
     async with running(tmp_path, clock=clock, auth="token", oauth_token_ttl_s=3600) as server:
         form = {"grant_type": "client_credentials", "client_secret": secrets["ann"]}
         token = (await ask(server, form))[1]["access_token"]
@@ -246,12 +248,12 @@ async def test_access_token_alone_does_not_extend_a_login(tmp_path: Path, secret
         assert (status, answer["expires_in"]) == (200, 3600)
 
 
-async def test_exchanged_bearer_token_is_returned_unchanged(server: Running, secrets: dict[str, str]) -> None:
+async def test_exchanged_bearer_token_is_returned_unchanged(server: RunningServer, secrets: dict[str, str]) -> None:
     status, answer = await ask(server, exchange(secrets["ann"]), {"Authorization": f"Bearer {secrets['ann']}"})
     assert (status, answer["access_token"], answer["expires_in"]) == (200, secrets["ann"], 600)
 
 
-async def test_extended_login_ends_with_its_secret(server: Running, secrets: dict[str, str]) -> None:
+async def test_extended_login_ends_with_its_secret(server: RunningServer, secrets: dict[str, str]) -> None:
     form = {"grant_type": "client_credentials", "client_secret": secrets["bob"]}
     token = (await ask(server, form))[1]["access_token"]
     token = (await ask(server, exchange(token)))[1]["access_token"]

@@ -27,7 +27,7 @@ from seamark.metaserver.store.port import PointerStore
 from tests.access.issuer import AUDIENCE, LocalIssuer, ec_key, forge_token, local_issuer, okp_key, rsa_key
 from tests.access.keyrings import make_fixed_keyring
 
-Open = Callable[..., Any]
+MakeAuthenticator = Callable[..., Any]
 
 
 @pytest.fixture
@@ -38,7 +38,9 @@ async def issuer(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
 
 
 @pytest.fixture
-async def opened(issuer: LocalIssuer, store: PointerStore, clock: SimulatedClock) -> AsyncIterator[Open]:
+async def make_authenticator(
+    issuer: LocalIssuer, store: PointerStore, clock: SimulatedClock
+) -> AsyncIterator[MakeAuthenticator]:
     """Yield `await opened(**settings)`, which returns an authenticator that trusts the issuer."""
     async with AsyncExitStack() as stack:
 
@@ -59,45 +61,49 @@ async def check_rejected(authenticator: Authenticator, token: str, reason: str) 
         await login(authenticator, token)
 
 
-async def test_subject_has_a_prefix_that_no_token_name_can_have(issuer: LocalIssuer, opened: Open) -> None:
-    principal = await login(await opened(), issuer.token(rsa_key(), sub="admin"))
+async def test_subject_has_a_prefix_that_no_token_name_can_have(
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator
+) -> None:
+    principal = await login(await make_authenticator(), issuer.token(rsa_key(), sub="admin"))
     assert (principal.name, principal.via, principal.grants) == ("oidc:admin", "oidc", ())
 
 
-async def test_every_kind_of_key_is_accepted_with_its_own_algorithm(issuer: LocalIssuer, opened: Open) -> None:
+async def test_every_kind_of_key_is_accepted_with_its_own_algorithm(
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator
+) -> None:
     elliptic, edwards = ec_key(), okp_key()
     issuer.publish(rsa_key(), elliptic, edwards)
-    authenticator = await opened()
+    authenticator = await make_authenticator()
     for key, algorithm in ((rsa_key(), "RS256"), (elliptic, "ES256"), (edwards, "Ed25519")):
         assert (await login(authenticator, issuer.token(key, algorithm))).name == "oidc:ann"
     assert issuer.fetches == 1
 
 
 @pytest.mark.filterwarnings("ignore:EdDSA is deprecated")  # The test's signing side
-async def test_old_name_of_eddsa_is_accepted_too(issuer: LocalIssuer, opened: Open) -> None:
+async def test_old_name_of_eddsa_is_accepted_too(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
     edwards = okp_key()
     issuer.publish(edwards)
-    assert (await login(await opened(), issuer.token(edwards, "EdDSA"))).name == "oidc:ann"
+    assert (await login(await make_authenticator(), issuer.token(edwards, "EdDSA"))).name == "oidc:ann"
 
 
 async def test_roles_come_from_the_claim_and_from_stored_grants(
-    issuer: LocalIssuer, opened: Open, store: PointerStore
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator, store: PointerStore
 ) -> None:
     await store.transact([SaveGrant(Grant("oidc:ann", "admin", ("z",))), SaveGrant(Grant("ann", "admin", ()))])
     roles = ["reader", r"writer:a.b\.c", "offline_access", "admin:", "admin:..", "root", 7, None, "ADMIN"]
     token = issuer.token(rsa_key(), realm={"roles": roles})
-    principal = await login(await opened(oidc_roles_claim="realm.roles"), token)
+    principal = await login(await make_authenticator(oidc_roles_claim="realm.roles"), token)
     assert principal.grants == (
         Grant("oidc:ann", "reader"),
         Grant("oidc:ann", "writer", ("a", "b.c")),
         Grant("oidc:ann", "admin", ("z",)),
     )
-    without = await login(await opened(), token)
+    without = await login(await make_authenticator(), token)
     assert without.grants == (Grant("oidc:ann", "admin", ("z",)),)
 
 
-async def test_another_claim_can_name_the_principal(issuer: LocalIssuer, opened: Open) -> None:
-    authenticator = await opened(oidc_principal_claim="email")
+async def test_another_claim_can_name_the_principal(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
+    authenticator = await make_authenticator(oidc_principal_claim="email")
     assert (await login(authenticator, issuer.token(rsa_key(), email="a@x"))).name == "oidc:a@x"
     for nobody in (None, "", 7, ["a"], "a\nb", "a" * 300):
         await check_rejected(authenticator, issuer.token(rsa_key(), email=nobody), "email|principal")
@@ -126,19 +132,19 @@ async def test_another_claim_can_name_the_principal(issuer: LocalIssuer, opened:
     ],
 )
 async def test_wrong_claims_are_rejected(
-    issuer: LocalIssuer, opened: Open, claims: dict[str, Any], reason: str
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator, claims: dict[str, Any], reason: str
 ) -> None:
-    await check_rejected(await opened(), issuer.token(rsa_key(), **claims), reason)
+    await check_rejected(await make_authenticator(), issuer.token(rsa_key(), **claims), reason)
 
 
-async def test_one_matching_audience_is_sufficient(issuer: LocalIssuer, opened: Open) -> None:
-    await login(await opened(), issuer.token(rsa_key(), aud=["another", AUDIENCE]))
+async def test_one_matching_audience_is_sufficient(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
+    await login(await make_authenticator(), issuer.token(rsa_key(), aud=["another", AUDIENCE]))
 
 
 async def test_times_are_checked_to_the_second_with_a_small_leeway(
-    issuer: LocalIssuer, opened: Open, clock: SimulatedClock
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator, clock: SimulatedClock
 ) -> None:
-    authenticator = await opened()
+    authenticator = await make_authenticator()
     now_s = clock.now_ms() // 1000
     leeway_s = Settings().clock_leeway_s
     token = issuer.token(rsa_key(), exp=now_s + 10, nbf=now_s + leeway_s, iat=now_s + leeway_s)
@@ -150,8 +156,10 @@ async def test_times_are_checked_to_the_second_with_a_small_leeway(
     await check_rejected(authenticator, token, "expired")
 
 
-async def test_token_without_a_signature_is_rejected(issuer: LocalIssuer, opened: Open) -> None:
-    authenticator = await opened()
+async def test_token_without_a_signature_is_rejected(
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator
+) -> None:
+    authenticator = await make_authenticator()
     for algorithm in ("none", "None", "NONE", "", None, 5):
         await check_rejected(
             authenticator, forge_token({"alg": algorithm, "kid": "rsa-0"}, issuer.claims()), "must be signed with"
@@ -160,8 +168,8 @@ async def test_token_without_a_signature_is_rejected(issuer: LocalIssuer, opened
     await check_rejected(authenticator, forge_token({"alg": "RS256", "kid": "rsa-0"}, issuer.claims()), "signature")
 
 
-async def test_hmac_with_the_public_key_is_rejected(issuer: LocalIssuer, opened: Open) -> None:
-    authenticator = await opened()
+async def test_hmac_with_the_public_key_is_rejected(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
+    authenticator = await make_authenticator()
     public = rsa_key().as_pem(private=False)
     for algorithm in ("HS256", "RS256"):
         unsigned = forge_token({"alg": algorithm, "kid": "rsa-0"}, issuer.claims()).rpartition(".")[0]
@@ -170,43 +178,53 @@ async def test_hmac_with_the_public_key_is_rejected(issuer: LocalIssuer, opened:
         await check_rejected(authenticator, token, "must be signed with RS256" if algorithm == "HS256" else "signature")
 
 
-async def test_algorithm_that_does_not_belong_to_the_key_is_rejected(issuer: LocalIssuer, opened: Open) -> None:
+async def test_algorithm_that_does_not_belong_to_the_key_is_rejected(
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator
+) -> None:
     elliptic = ec_key()
     issuer.publish(rsa_key(), elliptic)
-    authenticator = await opened()
+    authenticator = await make_authenticator()
     await check_rejected(authenticator, issuer.token(elliptic, "ES256", {"kid": "rsa-0"}), "must be signed with RS256")
     await check_rejected(authenticator, issuer.token(rsa_key(), "RS256", {"kid": "ec"}), "must be signed with ES256")
     await check_rejected(authenticator, issuer.token(rsa_key(), "RS512"), "must be signed with RS256")
     await check_rejected(authenticator, issuer.token(rsa_key(), "PS256"), "must be signed with RS256")
 
 
-async def test_another_key_under_a_known_kid_is_rejected(issuer: LocalIssuer, opened: Open) -> None:
-    await check_rejected(await opened(), issuer.token(rsa_key(1), header={"kid": "rsa-0"}), "signature")
+async def test_another_key_under_a_known_kid_is_rejected(
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator
+) -> None:
+    await check_rejected(await make_authenticator(), issuer.token(rsa_key(1), header={"kid": "rsa-0"}), "signature")
 
 
-async def test_changed_claim_invalidates_the_signature(issuer: LocalIssuer, opened: Open) -> None:
+async def test_changed_claim_invalidates_the_signature(
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator
+) -> None:
     head, _, signature = issuer.token(rsa_key()).split(".")
     claims = forge_token({}, issuer.claims(sub="root")).split(".")[1]
-    await check_rejected(await opened(), f"{head}.{claims}.{signature}", "signature")
+    await check_rejected(await make_authenticator(), f"{head}.{claims}.{signature}", "signature")
 
 
-async def test_keys_within_the_token_itself_are_ignored(issuer: LocalIssuer, opened: Open) -> None:
+async def test_keys_within_the_token_itself_are_ignored(
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator
+) -> None:
     mine = rsa_key(1)
     header = {"kid": None, "jwk": mine.as_dict(private=False), "jku": f"{issuer.url}/keys"}
-    await check_rejected(await opened(), issuer.token(mine, header=header), "signature")
+    await check_rejected(await make_authenticator(), issuer.token(mine, header=header), "signature")
 
 
-async def test_critical_extensions_are_rejected(issuer: LocalIssuer, opened: Open) -> None:
-    authenticator = await opened()
+async def test_critical_extensions_are_rejected(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
+    authenticator = await make_authenticator()
     for header in ({"crit": ["b64"], "b64": False}, {"crit": ["exp"]}, {"b64": False}):
         await check_rejected(
             authenticator, forge_token({"alg": "RS256", "kid": "rsa-0", **header}, issuer.claims()), "extension"
         )
 
 
-async def test_unknown_header_fields_of_real_issuers_are_ignored(issuer: LocalIssuer, opened: Open) -> None:
+async def test_unknown_header_fields_of_real_issuers_are_ignored(
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator
+) -> None:
     header = {"typ": "at+jwt", "x5t": "abc", "nonce": "n", "pi.atm": "1", "x5c": ["A" * 2000]}
-    await login(await opened(), issuer.token(rsa_key(), header=header))
+    await login(await make_authenticator(), issuer.token(rsa_key(), header=header))
 
 
 @pytest.mark.parametrize(
@@ -217,14 +235,16 @@ async def test_unknown_header_fields_of_real_issuers_are_ignored(issuer: LocalIs
     ],
 )  # fmt: skip
 async def test_malformed_token_is_rejected_without_a_request_to_the_issuer(
-    issuer: LocalIssuer, opened: Open, token: str
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator, token: str
 ) -> None:
-    await check_rejected(await opened(), token, "token")
+    await check_rejected(await make_authenticator(), token, "token")
     assert issuer.fetches == 0
 
 
-async def test_huge_token_is_rejected_without_being_parsed(issuer: LocalIssuer, opened: Open) -> None:
-    authenticator = await opened()
+async def test_huge_token_is_rejected_without_being_parsed(
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator
+) -> None:
+    authenticator = await make_authenticator()
     await check_rejected(authenticator, issuer.token(rsa_key(), padding="x" * LENGTH_MAX), "the limit")
     await check_rejected(authenticator, "a" * LENGTH_MAX + ".b.c", "the limit")
     deep = base64.urlsafe_b64encode(b"[" * 6000).decode()
@@ -236,9 +256,9 @@ async def test_huge_token_is_rejected_without_being_parsed(issuer: LocalIssuer, 
 
 
 async def test_new_key_is_fetched_when_its_first_token_arrives(
-    issuer: LocalIssuer, opened: Open, clock: SimulatedClock
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator, clock: SimulatedClock
 ) -> None:
-    authenticator = await opened()
+    authenticator = await make_authenticator()
     await login(authenticator, issuer.token(rsa_key(0)))
     issuer.publish(rsa_key(0), rsa_key(1))
     clock.advance(61_000)
@@ -248,9 +268,9 @@ async def test_new_key_is_fetched_when_its_first_token_arrives(
 
 
 async def test_unknown_keys_cause_at_most_one_fetch_a_minute(
-    issuer: LocalIssuer, opened: Open, clock: SimulatedClock
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator, clock: SimulatedClock
 ) -> None:
-    authenticator = await opened()
+    authenticator = await make_authenticator()
     await login(authenticator, issuer.token(rsa_key()))
     unknown = [forge_token({"alg": "RS256", "kid": f"no-{number}"}, issuer.claims()) for number in range(30)]
     for round_of in (1, 2, 3):
@@ -262,14 +282,16 @@ async def test_unknown_keys_cause_at_most_one_fetch_a_minute(
         ]
 
 
-async def test_first_tokens_share_one_fetch(issuer: LocalIssuer, opened: Open) -> None:
-    authenticator = await opened()
+async def test_first_tokens_share_one_fetch(issuer: LocalIssuer, make_authenticator: MakeAuthenticator) -> None:
+    authenticator = await make_authenticator()
     await asyncio.gather(*(login(authenticator, issuer.token(rsa_key())) for _ in range(20)))
     assert (issuer.discoveries, issuer.fetches) == (1, 1)
 
 
-async def test_withdrawn_key_is_soon_rejected(issuer: LocalIssuer, opened: Open, clock: SimulatedClock) -> None:
-    authenticator = await opened()
+async def test_withdrawn_key_is_soon_rejected(
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator, clock: SimulatedClock
+) -> None:
+    authenticator = await make_authenticator()
     await login(authenticator, issuer.token(rsa_key(0)))
     issuer.publish(rsa_key(1))
     clock.advance(int(room.FRESH_S * 1000))
@@ -277,9 +299,9 @@ async def test_withdrawn_key_is_soon_rejected(issuer: LocalIssuer, opened: Open,
 
 
 async def test_failing_issuer_does_not_lock_out_users_with_known_keys(
-    issuer: LocalIssuer, opened: Open, clock: SimulatedClock
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator, clock: SimulatedClock
 ) -> None:
-    authenticator = await opened()
+    authenticator = await make_authenticator()
     await login(authenticator, issuer.token(rsa_key()))
     issuer.broken = web.Response(status=500)
     clock.advance(int(room.FRESH_S * 1000))
@@ -314,41 +336,45 @@ async def test_failing_issuer_does_not_lock_out_users_with_known_keys(
     ids=["500", "redirect", "html", "list", "number", "empty", "no-keys", "huge"],
 )
 async def test_issuer_without_usable_keys_is_a_503(
-    issuer: LocalIssuer, opened: Open, answer: web.StreamResponse
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator, answer: web.StreamResponse
 ) -> None:
     issuer.broken = answer
     with pytest.raises(RetryLater, match="keys of the issuer") as caught:
-        await login(await opened(), issuer.token(rsa_key()))
+        await login(await make_authenticator(), issuer.token(rsa_key()))
     assert caught.value.retry_after_s >= 1
 
 
-async def test_unavailable_issuer_is_a_503(opened: Open, issuer: LocalIssuer, unused_tcp_port: int) -> None:
+async def test_unavailable_issuer_is_a_503(
+    make_authenticator: MakeAuthenticator, issuer: LocalIssuer, unused_tcp_port: int
+) -> None:
     removed_url = f"http://127.0.0.1:{unused_tcp_port}"
     with pytest.raises(RetryLater):
-        await login(await opened(oidc_issuer=removed_url), issuer.token(rsa_key(), iss=removed_url))
+        await login(await make_authenticator(oidc_issuer=removed_url), issuer.token(rsa_key(), iss=removed_url))
 
 
 @pytest.mark.parametrize(
     "discovery", [{"issuer": "https://else.example"}, {"jwks_uri": 7}, {"jwks_uri": "file:///etc/passwd"}]
 )
 async def test_discovery_document_of_another_issuer_is_rejected(
-    issuer: LocalIssuer, opened: Open, discovery: dict[str, Any]
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator, discovery: dict[str, Any]
 ) -> None:
     issuer.discovery = discovery
     with pytest.raises(RetryLater):
-        await login(await opened(), issuer.token(rsa_key()))
+        await login(await make_authenticator(), issuer.token(rsa_key()))
     assert issuer.fetches == 0
 
 
-async def test_configured_jwks_url_needs_no_discovery(issuer: LocalIssuer, opened: Open) -> None:
-    await login(await opened(oidc_jwks_url=f"{issuer.url}/keys"), issuer.token(rsa_key()))
+async def test_configured_jwks_url_needs_no_discovery(
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator
+) -> None:
+    await login(await make_authenticator(oidc_jwks_url=f"{issuer.url}/keys"), issuer.token(rsa_key()))
     assert issuer.discoveries == 0
 
 
 async def test_token_without_a_kid_is_checked_only_if_there_is_one_key(
-    issuer: LocalIssuer, opened: Open, clock: SimulatedClock
+    issuer: LocalIssuer, make_authenticator: MakeAuthenticator, clock: SimulatedClock
 ) -> None:
-    authenticator = await opened()
+    authenticator = await make_authenticator()
     token = issuer.token(rsa_key(), header={"kid": None})
     await login(authenticator, token)
     issuer.publish(rsa_key(0), rsa_key(1))

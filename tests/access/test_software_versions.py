@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 
 REPO = Path(__file__).resolve().parents[2]
 PASSED_ON = {"connector/trino/protocol/forwarder.py"}
@@ -34,6 +34,6 @@ async def test_answers_name_the_server_without_a_version(tmp_path: Path) -> None
             assert (stream.status, stream.headers["Server"]) == (200, "seamark")
 
 
-async def _server_of(server: Running, path: str) -> str:
+async def _server_of(server: RunningServer, path: str) -> str:
     async with server.http.get(server.url + path, allow_redirects=False) as answer:
         return str(answer.headers["Server"])

@@ -15,7 +15,7 @@ from seamark.metaserver.store.model import Entry, EntryKind, Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace, RemoveGrant
 from seamark.metaserver.store.port import PointerStore
-from tests.server.rig import LateClock, Running, running, some_settings
+from tests.server.rig import OffsetClock, RunningServer, running, some_settings
 
 GRANT = Grant("ann", "reader", ("db",))
 STREAM = {"Accept": "text/event-stream"}
@@ -30,7 +30,7 @@ async def secret(tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def server(tmp_path: Path, secret: str) -> AsyncIterator[Running]:
+async def server(tmp_path: Path, secret: str) -> AsyncIterator[RunningServer]:
     async with running(tmp_path, auth="token", rights_recheck_s=0.2) as first_server:
         await first_server.record()
         yield first_server
@@ -52,7 +52,7 @@ async def read_on(answer: aiohttp.ClientResponse) -> bytes:
 @pytest.mark.parametrize(("end", "message"), [(revoke, b"was revoked"), (take_grant, b"may not listTableTimeline")])
 @pytest.mark.parametrize("quiet", [True, False])
 async def test_event_stream_ends_with_the_token_or_the_right_and_delivers_nothing_after(
-    server: Running, secret: str, end: object, message: bytes, quiet: bool
+    server: RunningServer, secret: str, end: object, message: bytes, quiet: bool
 ) -> None:
     assert callable(end)
     headers = {**STREAM, "Authorization": f"Bearer {secret}"}
@@ -70,7 +70,7 @@ async def test_event_stream_ends_with_the_token_or_the_right_and_delivers_nothin
 
 
 async def test_event_stream_ends_when_its_access_token_expires(tmp_path: Path, secret: str) -> None:
-    clock = LateClock()
+    clock = OffsetClock()
     async with running(tmp_path, clock=clock, auth="token", rights_recheck_s=0.2, oauth_token_ttl_s=60) as server:
         await server.record()
         login = await server.components.authenticator.login(secret)
@@ -82,7 +82,7 @@ async def test_event_stream_ends_when_its_access_token_expires(tmp_path: Path, s
             assert b"has expired" in await read_on(answer)
 
 
-async def test_long_poll_reveals_nothing_once_its_token_is_revoked(server: Running, secret: str) -> None:
+async def test_long_poll_reveals_nothing_once_its_token_is_revoked(server: RunningServer, secret: str) -> None:
     headers = {"Authorization": f"Bearer {secret}"}
 
     async def poll() -> tuple[int, bytes]:
@@ -99,7 +99,7 @@ async def test_long_poll_reveals_nothing_once_its_token_is_revoked(server: Runni
     assert b"secret-action" not in body
 
 
-async def test_events_of_a_table_in_a_hidden_namespace_are_not_sent(server: Running, secret: str) -> None:
+async def test_events_of_a_table_in_a_hidden_namespace_are_not_sent(server: RunningServer, secret: str) -> None:
     entry = Entry(EntryKind.TABLE, ("db",), "t", "uuid-of-t", "file:///m", None, 1, 0, 0)
     await server.components.store.transact([CreateNamespace(path=("hidden",), properties={}), CreateEntry(entry)])
     await server.record(namespace=("hidden",), action="moved-here")

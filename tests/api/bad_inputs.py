@@ -41,7 +41,7 @@ BAD_INPUTS = tuple(bad for group in _GROUPS for bad in group())
 
 
 @dataclass(frozen=True)
-class Prepared:
+class PreparedServer:
     """A server with the table `db.t` and the view `db.v`, and the values that bodies may refer to."""
 
     api: Api
@@ -61,11 +61,11 @@ class Prepared:
         return [self._fill_placeholders(one) for one in value] if isinstance(value, list) else value
 
 
-async def prepare(api: Api) -> Prepared:
+async def prepare(api: Api) -> PreparedServer:
     location = (await api.table())["metadata-location"]
     view = (await api.view())["metadata-location"]
     warehouse = api.server.components.settings.warehouse_uri()
-    return Prepared(api, {"location": location, "view": view, "warehouse": warehouse})
+    return PreparedServer(api, {"location": location, "view": view, "warehouse": warehouse})
 
 
 def page(answers: list[tuple[BadInput, Answer]], warehouse: str) -> str:
@@ -93,7 +93,7 @@ def page(answers: list[tuple[BadInput, Answer]], warehouse: str) -> str:
             ]
         path = bad.path if len(bad.path) <= 70 else bad.path[:67] + "…"
         message = _stable(answer.json["error"]["message"], warehouse)
-        cells = (f"`{bad.method} {path}`", bad.what, str(answer.status), answer.json["error"]["type"], message)
+        cells = (f"`{bad.method} {path}`", bad.case, str(answer.status), answer.json["error"]["type"], message)
         lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(lines) + "\n"
 

@@ -13,7 +13,7 @@ import aiohttp
 from yarl import URL
 
 from seamark.formats.runtime.clock import SystemClock
-from tests.server.rig import Running
+from tests.server.rig import RunningServer
 
 SCHEMA: dict[str, Any] = {
     "type": "struct",
@@ -77,7 +77,7 @@ class Answer:
 
 
 class Api:
-    def __init__(self, server: Running) -> None:
+    def __init__(self, server: RunningServer) -> None:
         self.server = server
 
     async def __call__(

@@ -19,7 +19,7 @@ async def api(tmp_path: Path) -> AsyncIterator[Api]:
 
 
 @pytest.fixture
-async def planned(api: Api) -> Api:
+async def api_with_files(api: Api) -> Api:
     """Return the API of a server where `db.t` has 30 files in 3 manifests."""
     await api.table()
     await append(api, "t", tens(30), snapshot_id=1, manifests=3)

@@ -50,7 +50,7 @@ class LiveTable:
     schema: dict[str, Any]
     parts: tuple[PartitionField, ...]
     snapshots: list[Snapshot] = field(default_factory=list)
-    made: int = 0
+    file_count: int = 0
     next_row_id: int = 0
 
     @classmethod
@@ -82,8 +82,8 @@ class LiveTable:
 
     def path(self, ending: str) -> Path:
         """Return the path of the next file."""
-        self.made += 1
-        return self.folder / "data" / f"{self.made:05d}{ending}"
+        self.file_count += 1
+        return self.folder / "data" / f"{self.file_count:05d}{ending}"
 
     async def commit(
         self, data: Sequence[DataFile] = (), deletes: Sequence[DeleteFile] = (), removed: Iterable[str] = ()
@@ -94,9 +94,9 @@ class LiveTable:
         loaded = (await self.api("GET", f"/v1/namespaces/db/tables/{self.name}")).json["metadata"]
         sequence, snapshot_id = loaded["last-sequence-number"] + 1, len(self.snapshots) + 1
         before = self.snapshots[-1] if self.snapshots else Snapshot(0, [], [])
-        gone = set(removed)
+        removed_paths = set(removed)
         fresh = [replace(one, sequence=sequence, snapshot_id=snapshot_id) for one in (*data, *deletes)]
-        remaining_files = [one for one in (*before.data, *before.deletes) if one.path not in gone]
+        remaining_files = [one for one in (*before.data, *before.deletes) if one.path not in removed_paths]
         live = [*remaining_files, *fresh]
         snapshot = Snapshot(
             snapshot_id,

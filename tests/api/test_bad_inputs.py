@@ -16,7 +16,7 @@ from tests.server.rig import running
 async def test_inputs_are_rejected_as_the_table_and_the_reference_page_say(tmp_path: Path) -> None:
     answers, warehouse = await ask(tmp_path)
     wrong = [
-        (bad.group, bad.what, answer.status, answer.raw[:300])
+        (bad.group, bad.case, answer.status, answer.raw[:300])
         for bad, answer in answers
         if (answer.status, answer.json.get("error", {}).get("type")) != (bad.status, bad.type)
     ]
@@ -46,9 +46,9 @@ async def test_errors_reveal_nothing_about_the_server(tmp_path: Path) -> None:
     answers, _ = await ask(tmp_path)
     for bad, answer in answers:
         for secret in (b"Traceback", b".py", b"sqlite", b"SELECT ", b"secret"):
-            assert secret not in answer.raw, (bad.what, secret)
+            assert secret not in answer.raw, (bad.case, secret)
 
 
 def test_no_case_is_duplicated() -> None:
-    names = [(bad.group, bad.what) for bad in BAD_INPUTS]
+    names = [(bad.group, bad.case) for bad in BAD_INPUTS]
     assert len(set(names)) == len(names)

@@ -71,8 +71,8 @@ async def test_repeat_with_its_idempotency_key_gets_the_first_answer(api: Api) -
     body, key = {"add": [lake.data([(1, 0, "a")])]}, new_key()
     first = await lake.commit(body, key=key)
     await lake.append([(2, 0, "b")])
-    again = await lake.commit(body, key=key)
-    assert {**again, "metadata-location": ""} == {**first, "metadata-location": ""}
+    second_answer = await lake.commit(body, key=key)
+    assert {**second_answer, "metadata-location": ""} == {**first, "metadata-location": ""}
     assert await read(api) == [(1, 0, "a"), (2, 0, "b")]
     other = await lake.send({"add": [lake.data([(9, 0, "z")])]}, key=key)
     assert other.status == 422
@@ -104,8 +104,8 @@ async def test_files_are_removed_by_name_and_replaced_by_others(api: Api, versio
     assert await read_by_specification(lake) == [(1, 0, "A")]
     if version == 2:
         assert await read(api) == [(1, 0, "A")]
-    again = await lake.send(overwrite(third, remove=[{"file-path": two["file-path"]}]))
-    assert again.error[:2] == (409, "CommitFailedException")
+    second_answer = await lake.send(overwrite(third, remove=[{"file-path": two["file-path"]}]))
+    assert second_answer.error[:2] == (409, "CommitFailedException")
 
 
 async def test_position_deletes_remove_rows(api: Api) -> None:
@@ -228,8 +228,8 @@ async def test_live_file_is_not_added_twice(api: Api) -> None:
     lake = await Lake.create(api)
     body = {"add": [lake.data([(1, 0, "a")])]}
     await lake.commit(body)
-    again = await lake.send(body)
-    assert again.error[:2] == (409, "AlreadyExistsException")
+    second_answer = await lake.send(body)
+    assert second_answer.error[:2] == (409, "AlreadyExistsException")
     assert await read_by_specification(lake) == [(1, 0, "a")]
 
 
@@ -343,13 +343,13 @@ async def test_change_for_a_table_that_was_dropped_and_recreated_is_rejected(api
     body = {"add": [lake.data([(2, 0, "b")])], "table-uuid": uuid}
     assert (await api("DELETE", "/v1/namespaces/db/tables/t")).status == 204
     assert (await lake.send(body)).error[:2] == (404, "NoSuchTableException")
-    again = await Lake.create(api)
-    assert (await again.send(body)).error[:2] == (409, "CommitFailedException")
+    new_lake = await Lake.create(api)
+    assert (await new_lake.send(body)).error[:2] == (409, "CommitFailedException")
     # The index file is in the folder of the dropped table. The answer is a conflict, because the client is not at
     # fault.
     index_file = {"location": f"file://{lake.folder}/_seamark/index/w/x.puffin", "size-in-bytes": 10}
-    assert (await again.send({**body, "index-files": [index_file]})).error[:2] == (409, "CommitFailedException")
-    assert (await again.commit({**body, "table-uuid": None}))["table-uuid"] != uuid
+    assert (await new_lake.send({**body, "index-files": [index_file]})).error[:2] == (409, "CommitFailedException")
+    assert (await new_lake.commit({**body, "table-uuid": None}))["table-uuid"] != uuid
 
 
 async def test_properties_of_writers_are_in_the_summary_and_on_the_timeline(api: Api) -> None:
@@ -511,8 +511,8 @@ async def test_request_for_an_earlier_answer_never_commits(api: Api) -> None:
     request = {"producer": body["producer"], "repeats-only": True}
     assert (await lake.send(request)).error[:2] == (409, "CommitFailedException")
     first = await lake.commit(body)
-    again = await lake.commit(request)
-    assert (again["snapshot-id"], again["duplicate"]) == (first["snapshot-id"], True)
+    second_answer = await lake.commit(request)
+    assert (second_answer["snapshot-id"], second_answer["duplicate"]) == (first["snapshot-id"], True)
     later = {**request, "producer": {"id": "job", "sequence": 8}, "add": [lake.data([(2, 0, "b")])]}
     assert (await lake.send(later)).status == 409
     assert (await lake.send({"repeats-only": True})).error[0] == 400

@@ -48,8 +48,10 @@ def _standard() -> dict[str, Any]:
     spec = copy.deepcopy(document())
     paths = {}
     for template, methods in spec["paths"].items():
-        kept = [parameter for parameter in methods.get("parameters", ()) if not parameter["$ref"].endswith("/prefix")]
-        paths[template.replace("/{prefix}/", "/")] = {**methods, "parameters": kept}
+        parameters = [
+            parameter for parameter in methods.get("parameters", ()) if not parameter["$ref"].endswith("/prefix")
+        ]
+        paths[template.replace("/{prefix}/", "/")] = {**methods, "parameters": parameters}
     del spec["components"]["schemas"]["CompletedPlanningWithIDResult"]["allOf"][1]["required"]
     return {**spec, "paths": paths, "servers": [{"url": "/"}]}
 

@@ -44,8 +44,18 @@ keys = st.sampled_from(
     ]
 )
 numbers = ["int", "long", "float", "double", "decimal(9,2)", "decimal(38,10)", "date", "timestamp", "timestamptz_ns"]
-others = ["string", "binary", "fixed[4]", "uuid", "boolean", "unknown", "variant", "geometry", "geography(srid:4326)"]
-primitives = st.sampled_from([*numbers, *others])
+other_types = [
+    "string",
+    "binary",
+    "fixed[4]",
+    "uuid",
+    "boolean",
+    "unknown",
+    "variant",
+    "geometry",
+    "geography(srid:4326)",
+]
+primitives = st.sampled_from([*numbers, *other_types])
 
 
 def fields_of(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:

@@ -29,10 +29,10 @@ def test_logged_error_shows_its_place_and_no_variable(log_format: str) -> None:
             structlog.get_logger().exception("unexpected error")
         """
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert "it broke" in done.stderr
-    assert "fails" in done.stderr
-    assert "secret-key" not in done.stderr
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "it broke" in completed.stderr
+    assert "fails" in completed.stderr
+    assert "secret-key" not in completed.stderr
 
 
 @pytest.mark.parametrize("name", ["asyncio", "aiohttp.server", "aiohttp.web"])
@@ -54,8 +54,8 @@ def test_logs_of_libraries_quote_nothing_of_a_failed_request(name: str) -> None:
             logging.getLogger("{name}").error(f"Error handling request\\ntask: {{error!r}}", exc_info=error)
         """
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
-    assert "verysecret" not in done.stderr
-    assert "Error handling request" in done.stderr
-    assert "ValueError" in done.stderr
-    assert "fails" in done.stderr
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "verysecret" not in completed.stderr
+    assert "Error handling request" in completed.stderr
+    assert "ValueError" in completed.stderr
+    assert "fails" in completed.stderr

@@ -63,23 +63,23 @@ async def test_each_path_has_the_route_that_aiohttp_finds() -> None:
 
 
 async def test_only_short_paths_with_a_route_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept_router = Router()
-    _add_routes(kept_router)
+    router = Router()
+    _add_routes(router)
     monkeypatch.setattr(dispatch, "PATHS_MAX", 3)
     for path in ("/nowhere", "/v1/namespaces/" + "x" * PATH_CHARACTERS_MAX):
-        await _resolve(kept_router, "GET", path)
-    await _resolve(kept_router, "DELETE", "/v1/namespaces")
-    assert len(kept_router._found) == 0
+        await _resolve(router, "GET", path)
+    await _resolve(router, "DELETE", "/v1/namespaces")
+    assert len(router._found) == 0
     for number in range(10):
-        actual = await _resolve(kept_router, "GET", f"/v1/namespaces/n{number}")
+        actual = await _resolve(router, "GET", f"/v1/namespaces/n{number}")
         assert actual == ({"namespace": f"n{number}"}, "/v1/namespaces/{namespace}", ())
-        assert 1 <= len(kept_router._found) <= 3
+        assert 1 <= len(router._found) <= 3
 
 
 async def test_requests_share_no_variables() -> None:
-    kept_router = Router()
-    _add_routes(kept_router)
-    first, second, third = [await kept_router.resolve(make_mocked_request("GET", "/v1/namespaces/a")) for _ in range(3)]
+    router = Router()
+    _add_routes(router)
+    first, second, third = [await router.resolve(make_mocked_request("GET", "/v1/namespaces/a")) for _ in range(3)]
     first["namespace"] = second["namespace"] = "b"
     assert dict(third) == {"namespace": "a"}
-    assert dict(await kept_router.resolve(make_mocked_request("GET", "/v1/namespaces/a"))) == {"namespace": "a"}
+    assert dict(await router.resolve(make_mocked_request("GET", "/v1/namespaces/a"))) == {"namespace": "a"}

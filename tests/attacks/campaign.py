@@ -29,7 +29,7 @@ class Campaign:
     """Operation ids"""
     hints: dict[str, list[str]] = field(default_factory=dict)
     """The hints that the attacker has."""
-    made: int = 0
+    name_count: int = 0
 
     def hand_out(self, kinds: tuple[str, ...] | None = None) -> None:
         """Give the attacker some kinds of hints; in one of four campaigns, none."""
@@ -49,8 +49,8 @@ class Campaign:
         return self.rng.choice(result) if result else otherwise or f"guess{self.rng.getrandbits(40):010x}"
 
     def new_name(self, prefix: str) -> str:
-        self.made += 1
-        return f"{prefix}{self.made}"
+        self.name_count += 1
+        return f"{prefix}{self.name_count}"
 
     async def ask(
         self,

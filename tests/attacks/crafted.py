@@ -240,11 +240,11 @@ async def statistics(c: Campaign) -> None:
     manifest = write_manifest(c, f"{location}/metadata/m0.avro", [own_parquet(c, f"{location}/data/0.parquet", [1, 2])])
     await commit_snapshot(c, name, write_list(c, f"{location}/metadata/snap.avro", [manifest]))
     place = c.hint(c.rng.choice(("data file", "manifest", "metadata file")), f"{location}/x.puffin")
-    which = c.rng.choice(("statistics", "partition-statistics"))
+    property_name = c.rng.choice(("statistics", "partition-statistics"))
     about: dict[str, Any] = {"snapshot-id": 7, "statistics-path": place, "file-size-in-bytes": 1000}
-    if which == "statistics":
+    if property_name == "statistics":
         about |= {"file-footer-size-in-bytes": 100, "blob-metadata": []}
-    update = {"action": f"set-{which}", which: about}
+    update = {"action": f"set-{property_name}", property_name: about}
     await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
     await harvest(c, name)
     await c.ask("mallory", "DELETE", f"{NAMES}/tables/{name}?purgeRequested=true")
@@ -265,7 +265,7 @@ async def foreign_location(c: Campaign) -> None:
     elif way == 2:
         await own_table(c, "base")
         update = {"action": "set-location", "location": place}
-        name = f"base{c.made}"
+        name = f"base{c.name_count}"
         await c.ask("mallory", "POST", f"{NAMES}/tables/{name}", {"requirements": [], "updates": [update]})
     elif way == 3:
         key = f"write.{c.rng.choice(('data', 'metadata', 'object-storage', 'folder-storage'))}.path"
@@ -472,9 +472,9 @@ async def swap_view(c: Campaign) -> None:
     c.world.write(loaded.json["metadata-location"], json.dumps(forged).encode())
     c.world.server.components.catalog.documents.cache.clear()
     c.steps.append(f"writes over {loaded.json['metadata-location']}: {json.dumps(forged)[:1500]}")
-    again = await c.ask("riley", "GET", f"{NAMES}/views/{name}")
-    if again.status == 200:
-        metadata = again.json["metadata"]
+    second_answer = await c.ask("riley", "GET", f"{NAMES}/views/{name}")
+    if second_answer.status == 200:
+        metadata = second_answer.json["metadata"]
         if "root" in metadata["properties"].values():
             c.report("a view of the attacker's runs by the rights of root")
         if metadata["properties"] and metadata["versions"] != loaded.json["metadata"]["versions"]:

@@ -36,18 +36,18 @@ _ZSTD = b"\x28\xb5\x2f\xfd"
 
 @dataclass(frozen=True)
 class Secret:
-    what: str
+    description: str
     text: str
     is_value: bool
 
     def __str__(self) -> str:
-        return f"{self.what} {self.text!r}"
+        return f"{self.description} {self.text!r}"
 
 
 @dataclass
 class Secrets:
     planted: list[Secret] = field(default_factory=list)
-    known: set[Secret] = field(default_factory=set)
+    known_secrets: set[Secret] = field(default_factory=set)
     """Handles that the attacker has been given."""
     _forms: dict[Secret, tuple[bytes, ...]] = field(default_factory=dict)
 
@@ -71,7 +71,7 @@ class Secrets:
         for text in texts:
             for secret in self._find_secrets(text.encode()):
                 assert not secret.is_value, f"a hint holds the {secret}"
-                self.known.add(secret)
+                self.known_secrets.add(secret)
 
     def find_leaks(self, body: bytes, headers: Mapping[str, str] | None = None) -> set[Secret]:
         """Return the secrets in an answer that the attacker has not been given."""
@@ -80,7 +80,7 @@ class Secrets:
         for piece in (lines.encode("utf-8", "surrogateescape"), body):
             for blob in unpack(piece):
                 secrets |= self._find_secrets(blob)
-        return secrets - self.known
+        return secrets - self.known_secrets
 
     def _find_secrets(self, blob: bytes) -> set[Secret]:
         return {secret for secret, forms in self._forms.items() if any(form in blob for form in forms)}

@@ -46,7 +46,7 @@ _PARTS_MAX, _BEGINNINGS_MAX = 14, 8
 
 
 @dataclass(frozen=True)
-class Use:
+class PatternUse:
     """One expression, its place, and how it is applied."""
 
     where: str
@@ -54,7 +54,7 @@ class Use:
     methods: frozenset[str]
 
 
-def uses() -> Iterator[Use]:
+def uses() -> Iterator[PatternUse]:
     """Yield each call of `re` in the packages.
 
     Raises:
@@ -67,11 +67,11 @@ def uses() -> Iterator[Use]:
                 yield from _uses_in(file, ast.parse(source))
 
 
-def _uses_in(file: str, tree: ast.Module) -> Iterator[Use]:
+def _uses_in(file: str, tree: ast.Module) -> Iterator[PatternUse]:
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_of_re(node)]
     if not calls:
         return
-    names = {id(value): name for name, value in _assigned_names(tree)}
+    names = {id(value): name for name, value in _find_assignments(tree)}
     module = importlib.import_module("seamark." + file.removesuffix(".py").replace("/", "."))
     names_of = {**vars(module), **VARIABLES.get(file, {})}
     for call in calls:
@@ -88,7 +88,7 @@ def _uses_in(file: str, tree: ast.Module) -> Iterator[Use]:
                 f"{context}: add examples of the variables in this call to VARIABLES in {__file__}"
             ) from None
         methods = _methods(tree, names.get(id(call))) if call.func.attr == "compile" else {call.func.attr}
-        yield Use(context, re.compile(text, flags), frozenset(_method(method) for method in methods))
+        yield PatternUse(context, re.compile(text, flags), frozenset(_method(method) for method in methods))
 
 
 def _is_of_re(call: ast.Call) -> bool:
@@ -105,7 +105,7 @@ def _evaluate(node: ast.expr, names: dict[str, Any]) -> Any:
     return eval(compile(ast.Expression(node), "pattern", "eval"), names)
 
 
-def _assigned_names(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
+def _find_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:
     """Yield the names to which modules assign values, also in `a, b = …`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and len(node.targets) == 1:
@@ -143,8 +143,8 @@ def hostile_texts(pattern: re.Pattern[Any], characters: int) -> Iterator[Any]:
     """Yield texts of about `characters` characters that make the expression try many ways."""
     source = pattern.pattern
     tree = parser.parse(source, pattern.flags & ~re.DEBUG)
-    parts = _first_of(_parts(tree), _PARTS_MAX)
-    beginnings = _first_of(("", *_beginnings(tree, "")), _BEGINNINGS_MAX)
+    parts = _take_first(_parts(tree), _PARTS_MAX)
+    beginnings = _take_first(("", *_beginnings(tree, "")), _BEGINNINGS_MAX)
     for beginning in beginnings:
         for part in parts:
             for end in _ENDS:
@@ -152,7 +152,7 @@ def hostile_texts(pattern: re.Pattern[Any], characters: int) -> Iterator[Any]:
                 yield text.encode("utf-8", "surrogatepass") if isinstance(source, bytes) else text
 
 
-def _first_of(texts: Iterable[str], count: int) -> list[str]:
+def _take_first(texts: Iterable[str], count: int) -> list[str]:
     return list(dict.fromkeys(texts))[:count]
 
 
@@ -319,7 +319,7 @@ def _apply(pattern: re.Pattern[Any], method: str, text: Any) -> None:
         getattr(pattern, method)(text)
 
 
-def superlinear(use: Use) -> Iterator[str]:
+def superlinear(use: PatternUse) -> Iterator[str]:
     """Yield a text for which the expression needs more than linear time."""
     for texts in by_size(partial(hostile_texts, use.pattern), TEXT_CHARACTERS):
         for method in sorted(use.methods):

@@ -146,10 +146,10 @@ def _spellings(place: str) -> tuple[str, ...]:
     """Return spellings of a location that may look equal with other letters, schemes, slashes or characters."""
     scheme, _, path = place.partition("://")
     folder, _, name = path.rpartition("/")
-    again = {"s3": ("s3a", "s3n", "S3"), "file": ("FILE", "File", "s3")}.get(scheme, ("s3a",))
+    other_schemes = {"s3": ("s3a", "s3n", "S3"), "file": ("FILE", "File", "s3")}.get(scheme, ("s3a",))
     wide = "".join(chr(ord(letter) + 0xFEE0) if letter.isascii() and letter.isalnum() else letter for letter in name)
     return (
-        *(f"{other}://{path}" for other in again),
+        *(f"{other}://{path}" for other in other_schemes),
         f"{scheme}:{path}",
         f"{scheme}://{folder}//{name}",
         f"{scheme}://{folder}/{name.upper()}",
@@ -435,7 +435,7 @@ _BODILESS = """
     listReplicas listTokens revokeToken loadTableHealth loadTablePolicy cancelStatement adviseTtl listRunningJobs
     loadQueryHistory listQueryHistory adviseTable
     listRunningTableJobs loadSqlState loadStream flushRows listStreams
-    loadStreamPosition readRows resumeStream
+    loadStreamPosition loadStreamTopic readRows resumeStream
 """
 BODILESS = frozenset(_BODILESS.split())
 """Operations that have only a path and a query to draw."""

@@ -35,7 +35,7 @@ from seamark.formats.protocol.wire import encode_json, fold_name, fold_path
 from seamark.formats.runtime.decoding import from_json
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.store.operations import CreateNamespace
-from tests.attacks.patterns import Use, by_size, grows_too_fast, superlinear
+from tests.attacks.patterns import PatternUse, by_size, grows_too_fast, superlinear
 from tests.attacks.world import SCHEMA
 from tests.server.rig import running
 
@@ -116,8 +116,8 @@ def test_no_function_of_text_takes_more_than_linear_time() -> None:
     ],
 )
 def test_measurement_finds_expressions_that_are_not_linear(pattern: str, method: str) -> None:
-    assert list(superlinear(Use("here", re.compile(pattern), frozenset([method]))))
-    linear = Use("here", re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)"), frozenset([method]))
+    assert list(superlinear(PatternUse("here", re.compile(pattern), frozenset([method]))))
+    linear = PatternUse("here", re.compile(r"[+-]?(?:\d++(?:\.\d*+)?|\.\d++)"), frozenset([method]))
     assert not list(superlinear(linear))
 
 

@@ -16,9 +16,9 @@ from seamark.metaserver import server as server_module
 from seamark.metaserver.api.http.slots import WorkerLimits
 from tests.api.client import SCHEMA, Api
 from tests.api.plans.planned import append, tens
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.server.test_bodies import encode_chunk, head_of, make_tokens
-from tests.server.test_connections import Wire
+from tests.server.test_connections import RawConnection
 from tests.waits import until
 
 NAMES, OURS = "/v1/namespaces/db/tables", "/api/v1/tables/db/t"
@@ -57,10 +57,10 @@ def request_of(rng: random.Random, secrets: dict[str, str]) -> bytes:
     return head_of(method, path, *headers, f"Content-Length: {len(data)}") + data
 
 
-async def leave(server: Running, secrets: dict[str, str], seed: int) -> None:
+async def leave(server: RunningServer, secrets: dict[str, str], seed: int) -> None:
     rng = random.Random(seed)
     data = request_of(rng, secrets)
-    async with await Wire.open(server) as wire:
+    async with await RawConnection.open(server) as wire:
         try:
             async with asyncio.timeout(60):
                 match rng.randrange(4):
@@ -81,13 +81,13 @@ async def leave(server: Running, secrets: dict[str, str], seed: int) -> None:
 
 
 async def in_groups(work: Callable[[int], Awaitable[None]], seeds: range, at_once: int) -> None:
-    remaining_iter = iter(seeds)
+    seed_iterator = iter(seeds)
 
-    async def next_ones() -> None:
-        for seed in remaining_iter:
+    async def run_next_seeds() -> None:
+        for seed in seed_iterator:
             await work(seed)
 
-    await asyncio.gather(*(next_ones() for _ in range(at_once)))
+    await asyncio.gather(*(run_next_seeds() for _ in range(at_once)))
 
 
 @pytest.mark.timeout(300)

@@ -33,18 +33,18 @@ class _Fakes:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.known: dict[str, str] = {}
+        self.known_secrets: dict[str, str] = {}
 
     def of(self, text: str) -> str:
         return _ATOM.sub(lambda found: self._atom(found[0]), text)
 
     def _atom(self, atom: str) -> str:
-        if atom not in self.known:
+        if atom not in self.known_secrets:
             fake = self._replace(atom)
             while atom.isdigit() and int(fake) > _LONG_MAX >= int(atom):
                 fake = self._replace(atom)
-            self.known[atom] = fake
-        return self.known[atom]
+            self.known_secrets[atom] = fake
+        return self.known_secrets[atom]
 
     def _replace(self, atom: str) -> str:
         digits = "123456789" if atom.isdigit() else "123456789abcdef"

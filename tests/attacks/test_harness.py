@@ -48,13 +48,13 @@ async def test_answer_with_a_planted_leak_is_detected(tmp_path: Path, monkeypatc
         assert not c.findings
         real = World.ask
 
-        async def leaking(self: World, *args: Any, **more: Any) -> Any:
+        async def answer_with_leak(self: World, *args: Any, **more: Any) -> Any:
             answer = await real(self, *args, **more)
             answer.raw += f" {self.hints['data file'][0]}".encode()
             return answer
 
         with monkeypatch.context() as patched:
-            patched.setattr(World, "ask", leaking)
+            patched.setattr(World, "ask", answer_with_leak)
             await c.ask("mallory", "GET", "/v1/config")
         assert "data file" in c.verdict()
         assert "seed 3" in c.verdict()

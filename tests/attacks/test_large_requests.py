@@ -26,7 +26,7 @@ from seamark.metaserver.catalog import documents, large_requests, values
 from seamark.metaserver.commit.engine_commits import engine_commits
 from tests.api.client import VIEW_VERSION, Answer, Api
 from tests.attacks.world import SCHEMA
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.server.test_bodies import make_tokens
 
 NAMES = "/v1/namespaces/db"
@@ -62,7 +62,7 @@ SHORT = {"requirements": [], "updates": [{"action": "set-properties", "updates":
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Running]:
+async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
     async with running(tmp_path) as server:
         for path, body in (
             (f"{NAMES}/tables", {"name": "t", "schema": SCHEMA}),
@@ -75,18 +75,18 @@ async def server(tmp_path: Path) -> AsyncIterator[Running]:
 
 @pytest.mark.parametrize("name", [*REQUESTS, STORED])
 async def test_others_are_answered_while_a_large_request_is_checked(
-    server: Running, name: str, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, answered = asyncio.Event(), threading.Event()
     loop, original = asyncio.get_running_loop(), asyncio.to_thread
 
     async def to_thread(work: Callable[[], Any]) -> Any:
-        def waiting() -> Any:
+        def wait_and_work() -> Any:
             loop.call_soon_threadsafe(started.set)
             assert answered.wait(60)
             return work()
 
-        return await original(waiting)
+        return await original(wait_and_work)
 
     monkeypatch.setattr(fair_lock, "_in_thread", to_thread)
     path, body = REQUESTS.get(name, (f"{NAMES}/tables/stored", SHORT))
@@ -107,9 +107,9 @@ async def test_updates_of_a_large_commit_are_checked_off_the_event_loop(
     secrets = await make_tokens(tmp_path)
     threads: dict[str, set[int]] = {}
     for module, name in ((values, "read_updates"), (engine_commits, "check_requirements")):
-        kept_getattr = getattr(module, name)
+        function = getattr(module, name)
 
-        def note_thread(*args: Any, name: str = name, original: Callable[..., Any] = kept_getattr) -> Any:
+        def note_thread(*args: Any, name: str = name, original: Callable[..., Any] = function) -> Any:
             threads.setdefault(name, set()).add(threading.get_ident())
             return original(*args)
 

@@ -27,7 +27,7 @@ from seamark.connector.write.appends import append
 from seamark.metaserver.services.launching.launchers import JobRequest
 from tests.api.client import Api
 from tests.connector.lake import catalog_at
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 
 SECRET = "the-other-tenants-value"
 SCHEMA = pa.schema([("id", pa.int64()), ("text", pa.string())])
@@ -133,8 +133,11 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
             copy_names(own, other, fitting)
             before = digests(warehouse / "theirs")
             with Swapper(own, other, seed * 100 + turn) as swapper:
-                answers = [await act(server, warehouse, action) for action in rng.sample(ACTIONS * 2, 8)]
-                answers += [await act(server, warehouse, "purge"), await act(server, warehouse, "housekeep")]
+                answers = [await send_request(server, warehouse, action) for action in rng.sample(ACTIONS * 2, 8)]
+                answers += [
+                    await send_request(server, warehouse, "purge"),
+                    await send_request(server, warehouse, "housekeep"),
+                ]
             swaps += swapper.swaps
             assert digests(warehouse / "theirs") == before
             assert not any(SECRET in answer for answer in answers)
@@ -148,7 +151,7 @@ async def test_no_file_of_another_tenant_is_read_changed_or_deleted(
 ACTIONS = ["load", "plan", "sql", "join", "expire", "orphans", "commit", "append", "compaction", "statistics"]
 
 
-async def act(server: Running, warehouse: Path, action: str) -> str:
+async def send_request(server: RunningServer, warehouse: Path, action: str) -> str:
     """Send a request, and return the answer as text.
 
     It may be an error, because the writer breaks its own files.

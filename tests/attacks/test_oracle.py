@@ -83,7 +83,7 @@ def test_handle_given_to_the_attacker_is_not_a_leak_but_its_neighbours_are() -> 
     secrets.plant("folder", "secret-folder")
     secrets.plant("file", "secret-file-0001")
     secrets.tell("s3://lake/secret-folder/x")
-    assert {item.what for item in secrets.find_leaks(b"s3://lake/secret-folder/secret-file-0001")} == {"file"}
+    assert {item.description for item in secrets.find_leaks(b"s3://lake/secret-folder/secret-file-0001")} == {"file"}
 
 
 def test_value_cannot_be_given_as_a_hint() -> None:

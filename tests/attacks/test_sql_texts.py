@@ -13,7 +13,7 @@ import pytest
 from seamark.formats.runtime import fair_lock
 from tests.api.client import Answer, Api
 from tests.attacks.world import SCHEMA
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 
 TABLE = "/api/v1/tables/db/t"
 WHERE = " OR ".join(["id = 1"] * 200)
@@ -34,7 +34,7 @@ TEXTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Running]:
+async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
     async with running(tmp_path) as server:
         assert (await Api(server)("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})).status == 200
         yield server
@@ -42,7 +42,7 @@ async def server(tmp_path: Path) -> AsyncIterator[Running]:
 
 @pytest.mark.parametrize("name", TEXTS)
 async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
-    server: Running, name: str, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     started, answered = asyncio.Event(), threading.Event()
     loop, original = asyncio.get_running_loop(), asyncio.to_thread
@@ -52,13 +52,13 @@ async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
         at_once[0] += 1
         at_once[1] = max(at_once)
 
-        def waiting() -> Any:
+        def wait_and_work() -> Any:
             loop.call_soon_threadsafe(started.set)
             assert answered.wait(60)
             return work()
 
         try:
-            return await original(waiting)
+            return await original(wait_and_work)
         finally:
             at_once[0] -= 1
 
@@ -76,7 +76,7 @@ async def test_one_text_is_parsed_at_a_time_and_others_are_answered(
     assert at_once == [0, 1]
 
 
-async def test_short_text_is_parsed_without_a_thread(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_short_text_is_parsed_without_a_thread(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     def to_thread(*args: object) -> None:
         raise AssertionError("a thread takes longer than the text")
 

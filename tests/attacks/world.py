@@ -30,7 +30,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import VIEW_VERSION, Answer, Api, function_document, new_key
 from tests.attacks.oracle import Secrets
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.services.process import free_port
 from tests.services.s3 import S3
 
@@ -52,7 +52,7 @@ HOSTILE = ("mallory", "morgan", "riley", "nobody", "")
 
 @dataclass
 class World:
-    server: Running
+    server: RunningServer
     api: Api
     secrets: Secrets
     tokens: dict[str, str]

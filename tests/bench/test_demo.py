@@ -19,7 +19,7 @@ from rich.console import Console
 
 from bench import connect
 from bench.demo.options import DemoFailed, Options, home
-from bench.demo.queries import COLUMNS, Comparison, Measured, Query
+from bench.demo.queries import COLUMNS, Comparison, Query, QueryMeasurement
 from bench.demo.screen import show
 from bench.ssb.queries import QUERIES
 from seamark.commands.demo.demo import DemoLookup, DemoResult
@@ -78,7 +78,7 @@ def _render_screens(width: int, scale: float) -> str:
     queries = [Query(name, int(388 * scale)) for name in QUERIES]
     for query in queries:
         for column in COLUMNS:
-            query.answers[column].append(Measured(int(400 * scale), int(106_400_000 * scale), 0.97 * scale))
+            query.answers[column].append(QueryMeasurement(int(400 * scale), int(106_400_000 * scale), 0.97 * scale))
     show([Comparison("Spark", queries), Comparison("Trino", queries)], 0.5, console)
     rows = pa.table({"id": range(9)})
     show_lookup(DemoResult(2000, 9, DemoLookup(2000, 1.551, rows), DemoLookup(9, 0.025, rows), 1.1), console)
@@ -110,16 +110,16 @@ def test_demo_gives_right_answers_from_fewer_files_and_a_kept_server_runs_the_pr
     tmp_path: Path,
 ) -> None:
     kept_home = tmp_path / "kept"
-    new_demo = demo(KEEP="1", DEMO_HOME=str(kept_home), DEMO_REPORT=str(tmp_path / "demo.html"))
-    assert new_demo.returncode == 0, new_demo.stdout + new_demo.stderr
+    result = demo(KEEP="1", DEMO_HOME=str(kept_home), DEMO_REPORT=str(tmp_path / "demo.html"))
+    assert result.returncode == 0, result.stdout + result.stderr
     document = json.loads((kept_home / "kept.json").read_text())
     try:
-        check_table(new_demo.stdout)
+        check_table(result.stdout)
         check_report((tmp_path / "demo.html").read_text())
-        assert f"kill {document['pid']}" in new_demo.stdout
-        assert f"{document['url']}/" in new_demo.stdout.partition("The console")[2]
+        assert f"kill {document['pid']}" in result.stdout
+        assert f"{document['url']}/" in result.stdout.partition("The console")[2]
         for engine in ("Spark", "PyIceberg", "Trino", "DuckDB"):
-            assert engine in new_demo.stdout
+            assert engine in result.stdout
         second_demo = demo(KEEP="1", DEMO_HOME=str(kept_home))
         assert second_demo.returncode == 1
         assert f"kill {document['pid']}" in second_demo.stdout

@@ -15,10 +15,10 @@ pytestmark = [*NEEDS_TRINO, pytest.mark.spark, pytest.mark.slow, pytest.mark.tim
 
 def test_demo_runs_the_queries_on_trino_too(tmp_path: Path) -> None:
     # Trino's jvm.config chooses a garbage collector; a JVM with a second one does not start.
-    new_demo = demo(TRINO="1", DEMO_REPORT=str(tmp_path / "demo.html"), JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1")
-    assert new_demo.returncode == 0, new_demo.stdout + new_demo.stderr
-    check_table(new_demo.stdout)
-    part = new_demo.stdout.partition("The same 13 queries in Trino")[2]
+    result = demo(TRINO="1", DEMO_REPORT=str(tmp_path / "demo.html"), JDK_JAVA_OPTIONS="-XX:TieredStopAtLevel=1")
+    assert result.returncode == 0, result.stdout + result.stderr
+    check_table(result.stdout)
+    part = result.stdout.partition("The same 13 queries in Trino")[2]
     actual = ("stock Iceberg", "with Seamark, files as written", "with Seamark's layout")
     iceberg, untouched, clustered = (int(re.search(rf"{name} +([\d,]+)", part)[1].replace(",", "")) for name in actual)
     assert iceberg > untouched > clustered

@@ -15,7 +15,7 @@ def test_figures_on_the_page_equal_those_of_the_simulation() -> None:
 
 def test_replica_that_joins_or_leaves_moves_about_its_share() -> None:
     fleet = Fleet(replicas=20)
-    actual_shares = shares(fleet, keys=8000)
-    assert 0.75 < actual_shares.least < 1 < actual_shares.most < 1.25
-    assert abs(actual_shares.moved_by_join - 1 / 21) < 0.01
-    assert abs(actual_shares.moved_by_leave - 1 / 20) < 0.01
+    key_shares = shares(fleet, keys=8000)
+    assert 0.75 < key_shares.least < 1 < key_shares.most < 1.25
+    assert abs(key_shares.moved_by_join - 1 / 21) < 0.01
+    assert abs(key_shares.moved_by_leave - 1 / 20) < 0.01

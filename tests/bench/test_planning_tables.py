@@ -41,15 +41,15 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(cache: Path) -> Table:
+def generated_table(cache: Path) -> Table:
     return table(FILES, cache=cache)
 
 
 @pytest.fixture(scope="module")
-def entries(made: Table) -> list[dict[str, Any]]:
+def entries(generated_table: Table) -> list[dict[str, Any]]:
     """Return all entries in file order, as fastavro reads them, with maps as dictionaries."""
     results = []
-    for path in sorted((made.folder / "metadata").glob("*-m0.avro")):
+    for path in sorted((generated_table.folder / "metadata").glob("*-m0.avro")):
         with path.open("rb") as file:
             results += [entry["data_file"] for entry in fastavro.reader(file)]
     for entry in results:
@@ -72,9 +72,9 @@ def test_varint_has_avros_encoding(value: int) -> None:
 )
 def test_decimal_bound_has_the_fewest_bytes(value: int) -> None:
     cells = ragged.unscaled_decimal(np.array([value], np.int64))
-    got = cells.matrix[cells.mask()].tobytes()
-    assert int.from_bytes(got, "big", signed=True) == value
-    assert len(got) == 1 or not _fits(value, len(got) - 1)
+    content = cells.matrix[cells.mask()].tobytes()
+    assert int.from_bytes(content, "big", signed=True) == value
+    assert len(content) == 1 or not _fits(value, len(content) - 1)
 
 
 def _fits(value: int, size: int) -> bool:
@@ -119,8 +119,10 @@ def test_every_file_has_counts_and_bounds_of_every_column(entries: list[dict[str
     assert 0 < without < FILES // 10
 
 
-def test_lower_bounds_are_not_above_upper_bounds_in_any_type(made: Table, entries: list[dict[str, Any]]) -> None:
-    schema = StaticTable.from_metadata(made.metadata_location).schema()
+def test_lower_bounds_are_not_above_upper_bounds_in_any_type(
+    generated_table: Table, entries: list[dict[str, Any]]
+) -> None:
+    schema = StaticTable.from_metadata(generated_table.metadata_location).schema()
     kinds = set()
     for field in schema.fields:
         kinds.add(type(field.field_type).__name__)
@@ -152,7 +154,9 @@ def test_one_column_is_ordered_one_is_clustered_and_one_is_neither(entries: list
     assert abs(np.corrcoef(order, user_id)[0, 1]) < 0.1
 
 
-def test_partitions_paths_and_summaries_agree_with_the_day_column(made: Table, entries: list[dict[str, Any]]) -> None:
+def test_partitions_paths_and_summaries_agree_with_the_day_column(
+    generated_table: Table, entries: list[dict[str, Any]]
+) -> None:
     assert len({entry["file_path"] for entry in entries}) == FILES
     for entry in entries:
         day, bucket = entry["partition"]["day"], entry["partition"]["user_id_bucket"]
@@ -162,13 +166,13 @@ def test_partitions_paths_and_summaries_agree_with_the_day_column(made: Table, e
         (ts,) = struct.unpack("<q", entry["lower_bounds"][1])
         assert ts // 86_400_000_000 == days
         assert 0 <= bucket < 16
-    snapshot = StaticTable.from_metadata(made.metadata_location).current_snapshot()
+    snapshot = StaticTable.from_metadata(generated_table.metadata_location).current_snapshot()
     assert snapshot is not None
     with Path(urlsplit(snapshot.manifest_list).path).open("rb") as file:
         manifests = list(fastavro.reader(file))
     assert [m["added_files_count"] for m in reversed(manifests)] == [1000, 1000, 500]
     assert sum(m["added_rows_count"] for m in manifests) == sum(entry["record_count"] for entry in entries)
-    assert sum(m["manifest_length"] for m in manifests) == made.metadata_bytes
+    assert sum(m["manifest_length"] for m in manifests) == generated_table.metadata_bytes
     for manifest in manifests:
         path = Path(urlsplit(manifest["manifest_path"]).path)
         assert path.stat().st_size == manifest["manifest_length"]
@@ -178,28 +182,28 @@ def test_partitions_paths_and_summaries_agree_with_the_day_column(made: Table, e
         assert [low, high] == [(end - datetime.date(1970, 1, 1)).days for end in (min(days), max(days))]
 
 
-def test_spec_buckets_a_long_like_other_implementations(made: Table) -> None:
-    spec = StaticTable.from_metadata(made.metadata_location).spec()
+def test_spec_buckets_a_long_like_other_implementations(generated_table: Table) -> None:
+    spec = StaticTable.from_metadata(generated_table.metadata_location).spec()
     assert [str(field.transform) for field in spec.fields] == ["identity", "bucket[16]"]
     assert BucketTransform(16).transform(LongType())(34) == 3  # Spec, appendix B: hash 2017239379
 
 
-def test_existing_table_is_reused_unless_it_was_moved(made: Table, cache: Path, tmp_path: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in made.folder.rglob("*")}
+def test_existing_table_is_reused_unless_it_was_moved(generated_table: Table, cache: Path, tmp_path: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in generated_table.folder.rglob("*")}
     steps: list[int] = []
-    assert table(FILES, cache=cache, progress=lambda done, of: steps.append(done)) == made
+    assert table(FILES, cache=cache, progress=lambda done, of: steps.append(done)) == generated_table
     assert steps == []
-    assert {path: path.stat().st_mtime_ns for path in made.folder.rglob("*")} == before
-    moved = tmp_path / made.folder.name
+    assert {path: path.stat().st_mtime_ns for path in generated_table.folder.rglob("*")} == before
+    moved = tmp_path / generated_table.folder.name
     moved.mkdir()
-    (moved / "made.json").write_text((made.folder / "made.json").read_text())
+    (moved / "made.json").write_text((generated_table.folder / "made.json").read_text())
     second_table = table(FILES, cache=tmp_path, workers=1, progress=lambda done, of: steps.append(done))
     assert steps == [3]
     assert second_table.folder == moved
 
 
 def test_same_table_has_the_same_statistics_at_any_location(
-    made: Table, entries: list[dict[str, Any]], tmp_path: Path
+    generated_table: Table, entries: list[dict[str, Any]], tmp_path: Path
 ) -> None:
     second_table = table(FILES, cache=tmp_path)
     (first,) = (second_table.folder / "metadata").glob(f"{_first_manifest(second_table)}")
@@ -217,7 +221,7 @@ def _first_manifest(table: Table) -> str:
 
 
 def test_interrupted_table_leaves_no_file(tmp_path: Path) -> None:
-    def interrupt(done: int, of: int) -> None:
+    def interrupt(files_done: int, of: int) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -236,17 +240,17 @@ def test_wider_table_repeats_the_columns_under_new_names(tmp_path: Path) -> None
 
 
 @pytest.mark.slow  # This starts a separate JVM; tests/planner/ compares both planners with ours too.
-def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(made: Table, tmp_path: Path) -> None:
-    python = PyIcebergPlanner(made.metadata_location)
-    with java_planner(made.metadata_location, FILES, tmp_path / "java.log") as java:
+def test_pyiceberg_and_java_keep_the_same_files_by_every_filter(generated_table: Table, tmp_path: Path) -> None:
+    python = PyIcebergPlanner(generated_table.metadata_location)
+    with java_planner(generated_table.metadata_location, FILES, tmp_path / "java.log") as java:
         assert java.plan(True).answer == python.plan(True).answer
         assert java.plan(True).files == FILES
         for expected in FILTERS.values():
-            theirs = java.plan(expected.expression(made))
-            theirs.check_same(python.plan(expected.expression(made)), expected.name)
-            for plan in (theirs, java.plan(expected.expression(made, turn=2000))):
+            theirs = java.plan(expected.expression(generated_table))
+            theirs.check_same(python.plan(expected.expression(generated_table)), expected.name)
+            for plan in (theirs, java.plan(expected.expression(generated_table, turn=2000))):
                 assert 0 < plan.files < FILES, expected.name
-        assert 0 < java.plan(small(made)).files < 20
+        assert 0 < java.plan(small(generated_table)).files < 20
 
 
 @pytest.mark.slow

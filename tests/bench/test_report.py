@@ -100,11 +100,11 @@ def test_every_claim_of_the_readme_names_a_row_of_its_bench() -> None:
 
 def test_namespace_tree_has_the_counts_of_the_polaris_benchmarks() -> None:
     """N-ary tree of width N and depth D: (N^D - 1)/(N - 1) namespaces, N^(D-1) leaves."""
-    new_tree = tree("NS_0", width=3, depth=4, tables=5, views=2)
-    assert len(set(new_tree.namespaces)) == (3**4 - 1) // 2
-    assert len(set(new_tree.tables)) == 3**3 * 5
-    assert len(set(new_tree.views)) == 3**3 * 2
-    assert {len(leaf) for leaf, _ in new_tree.tables} == {4}
+    dataset = tree("NS_0", width=3, depth=4, tables=5, views=2)
+    assert len(set(dataset.namespaces)) == (3**4 - 1) // 2
+    assert len(set(dataset.tables)) == 3**3 * 5
+    assert len(set(dataset.views)) == 3**3 * 2
+    assert {len(leaf) for leaf, _ in dataset.tables} == {4}
 
 
 def test_long_history_is_metadata_that_pyiceberg_accepts(tmp_path: Path) -> None:

@@ -205,7 +205,7 @@ def test_same_scale_gives_the_same_data_and_is_generated_once(folder: Path, tmp_
 
 @pytest.mark.slow
 def test_interrupted_generation_leaves_no_partial_folder(tmp_path: Path) -> None:
-    def interrupt(step: str, done: int, total: int) -> None:
+    def interrupt(step: str, rows_done: int, total: int) -> None:
         if step == "SSB part":
             raise KeyboardInterrupt
 

@@ -90,19 +90,19 @@ def answer(wall_ms: float, files: int, splits: int) -> Answer:
 
 def test_query_counts_as_slower_beyond_a_fraction_and_some_milliseconds() -> None:
     case = Case(LAYOUTS[0], "Q1.1", total=100, bound=10)
-    case.taken = {DIRECT: [answer(1000, 100, 80)] * 3, OURS: [answer(1040, 12, 11), answer(990, 11, 10)] * 2}
+    case.answers = {DIRECT: [answer(1000, 100, 80)] * 3, OURS: [answer(1040, 12, 11), answer(990, 11, 10)] * 2}
     assert (case.files, case.over_bound, case.fewer) == (12, 1.2, 80 / 10.5)
     assert case.slower_ms == 0
-    case.taken[OURS] = [answer(1080, 12, 12)]
+    case.answers[OURS] = [answer(1080, 12, 12)]
     assert case.slower_ms == pytest.approx(30)
-    case.taken[DIRECT] = [answer(100, 100, 100)]
-    case.taken[OURS] = [answer(121, 100, 100)]
+    case.answers[DIRECT] = [answer(100, 100, 100)]
+    case.answers[OURS] = [answer(121, 100, 100)]
     assert case.slower_ms == pytest.approx(1)
 
 
 def test_reading_nothing_counts_as_one_file() -> None:
     case = Case(LAYOUTS[0], "Q1.1", total=100, bound=0)
-    case.taken = {DIRECT: [answer(10, 100, 0)], OURS: [answer(10, 0, 0)]}
+    case.answers = {DIRECT: [answer(10, 100, 0)], OURS: [answer(10, 0, 0)]}
     assert (case.over_bound, case.fewer) == (1, 1)
 
 

@@ -47,7 +47,7 @@ def rows() -> pa.Table:
     )
 
 
-def written(**form: Any) -> bytes:
+def encode_rows(**form: Any) -> bytes:
     out = io.BytesIO()
     pq.write_table(rows(), out, **form)
     return out.getvalue()
@@ -84,8 +84,8 @@ def with_chunks(data: bytes, change: Callable[[Fields], None]) -> bytes:
 
 def repeat_field(encoded: bytes, number: int, kind: int, value: object) -> bytes:
     """Return the structure with a field repeated at its end."""
-    again = thrift.write({1: (I64, number)})[1:-1] + thrift.write({1: (kind, value)})[1:-1]
-    return encoded[:-1] + bytes([kind]) + again + b"\0"
+    repeated_field = thrift.write({1: (I64, number)})[1:-1] + thrift.write({1: (kind, value)})[1:-1]
+    return encoded[:-1] + bytes([kind]) + repeated_field + b"\0"
 
 
 def dictionary_of_another_type(chunk: Fields) -> None:
@@ -112,19 +112,19 @@ def test_chunks_that_pyarrow_cannot_represent_do_not_end_the_process(
     tmp_path: Path, change: Callable[[Fields], None], message: str
 ) -> None:
     path = tmp_path / "f.parquet"
-    path.write_bytes(with_chunks(written(), change))
+    path.write_bytes(with_chunks(encode_rows(), change))
     assert message in peak_of(outcome, path)[1]
 
 
 def test_chunk_whose_dictionary_page_pyarrow_skips_is_rejected() -> None:
-    data = with_chunks(written(use_dictionary=False), dictionary_of_another_type)
+    data = with_chunks(encode_rows(use_dictionary=False), dictionary_of_another_type)
     with pytest.raises(Unreadable, match="have another type"):
         read(data)
 
 
 def test_footer_with_two_lists_of_row_groups_is_rejected() -> None:
     """pyarrow reads the last list, whose memory would not be limited if we checked the first."""
-    data = written(compression="none")
+    data = encode_rows(compression="none")
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer = repeat_field(data[begin:-8], 4, *thrift.read(data, begin)[0][4])
     with pytest.raises(Unreadable, match="a field is repeated"):
@@ -133,7 +133,7 @@ def test_footer_with_two_lists_of_row_groups_is_rejected() -> None:
 
 def test_page_that_states_its_size_twice_is_rejected() -> None:
     """pyarrow skips the field with the other type."""
-    data = written(compression="none", use_dictionary=False)
+    data = encode_rows(compression="none", use_dictionary=False)
     page, end = thrift.read(data, 4)
     with pytest.raises(ValueError, match="the field 2 is repeated"):
         page_sizes(repeat_field(thrift.write(page), 2, I64, 1) + data[end:], ROWS)
@@ -141,7 +141,7 @@ def test_page_that_states_its_size_twice_is_rejected() -> None:
 
 def test_page_whose_number_of_values_exceeds_32_bits_is_rejected() -> None:
     """pyarrow uses the last 32 bits and reads the following pages, whose memory would not be limited."""
-    data = written(compression="none", use_dictionary=False)
+    data = encode_rows(compression="none", use_dictionary=False)
     page, end = thrift.read(data, 4)
     fields = page[5][1]
     fields[1] = I32, fields[1][1] + (1 << 32)
@@ -189,7 +189,7 @@ def add_field(fields: Fields, number: int) -> Fields:
 @pytest.mark.parametrize("name", STATED)
 def test_list_that_states_another_type_of_its_items_is_rejected(name: str) -> None:
     """pyarrow ignores the stated type, and would read other fields after the list."""
-    data = written()
+    data = encode_rows()
     begin = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
     footer, _ = thrift.read(data, begin)
     STATED[name](footer)
@@ -207,7 +207,7 @@ def in_order(value: Any) -> Any:
 def outcomes(seed: str) -> str:
     """Return the unexpected outcomes of damaged files: neither errors nor rows."""
     rng, results = random.Random(seed), []
-    files = [written(**form) for form in FORMS]
+    files = [encode_rows(**form) for form in FORMS]
     for _ in range(250):
         data = bytearray(rng.choice(files))
         for _ in range(rng.choice((1, 1, 2, 3))):

@@ -12,8 +12,8 @@ from seamark.formats.iceberg.types.schema import Field, Schema
 from seamark.formats.index.keys.hashing import hash_halves
 from seamark.formats.index.keys.terms import resolve
 from seamark.formats.runtime.errors import BadRequest, TooLarge
-from seamark.metaserver.api.formats.arrow_body import read_stream
 from seamark.metaserver.planner.rows.lookup_keys import arrays_of, keys_of_arrays
+from seamark.metaserver.streams.incoming.arrow_body import read_stream
 from tests.bombs.peak import peak_of
 
 ROWS = 60

@@ -189,8 +189,8 @@ def of_footer(path: Path, change: Callable[[thrift.Fields], None]) -> Path:
     return path
 
 
-def _make_list(count: int, one: object, kind: int = thrift.STRUCT) -> tuple[int, tuple[int, list[object]]]:
-    return thrift.LIST, (kind, [one] * count)
+def _make_list(count: int, metadata: object, kind: int = thrift.STRUCT) -> tuple[int, tuple[int, list[object]]]:
+    return thrift.LIST, (kind, [metadata] * count)
 
 
 def _group(footer: thrift.Fields) -> thrift.Fields:
@@ -208,8 +208,8 @@ def claim_chunks(footer: thrift.Fields) -> None:
 
 
 def groups(footer: thrift.Fields) -> None:
-    one = {1: _make_list(0, None), 2: (thrift.I64, 0), 3: (thrift.I64, 0)}
-    footer[4] = _make_list(700_000, one)
+    metadata = {1: _make_list(0, None), 2: (thrift.I64, 0), 3: (thrift.I64, 0)}
+    footer[4] = _make_list(700_000, metadata)
 
 
 def pairs(footer: thrift.Fields) -> None:

@@ -49,15 +49,15 @@ def test_values_in_use_do_not_change_while_others_are_read(tmp_path: Path) -> No
     with closing(DiskTier(tmp_path, 8 << 20, mapped_max=0, map_bytes_min=1 << 62, reused_bytes=SIZE)) as tier:
         for key, value in values.items():
             assert tier.put(key, value)
-        held: list[tuple[str, memoryview]] = []
+        buffers: list[tuple[str, memoryview]] = []
         for _ in range(400):
             key = rng.choice(list(values))
             # None if the pages are not in the kernel's memory: then they are read in another way.
             result = tier.get_resident(key)
             if result is not None:
-                held.append((key, result[: rng.randrange(1, SIZE)] if rng.random() < 0.3 else result))
-            while len(held) > 12 or (held and rng.random() < 0.4):
-                held.pop(rng.randrange(len(held)))
-            for name, view in held:
+                buffers.append((key, result[: rng.randrange(1, SIZE)] if rng.random() < 0.3 else result))
+            while len(buffers) > 12 or (buffers and rng.random() < 0.4):
+                buffers.pop(rng.randrange(len(buffers)))
+            for name, view in buffers:
                 assert values[name].startswith(view)
                 assert view.readonly

@@ -33,13 +33,13 @@ def fill(tier: DiskTier) -> None:
 
 def right_or_missing(tier: DiskTier) -> set[str]:
     """Return the keys that are found; a wrong value fails."""
-    held_keys = set()
+    stored_keys = set()
     for key, size in SIZES.items():
         view = tier.get(key)
         if view is not None:
             assert view == payload_of(key, size), f"a wrong value for {key}"
-            held_keys.add(key)
-    return held_keys
+            stored_keys.add(key)
+    return stored_keys
 
 
 def flip(data: bytearray, source: random.Random) -> None:
@@ -58,11 +58,11 @@ def zero(data: bytearray, source: random.Random) -> None:
     data[start : start + len(cut)] = bytes(len(cut))
 
 
-def cut_data(data: bytearray, source: random.Random) -> None:
+def truncate(data: bytearray, source: random.Random) -> None:
     del data[source.randrange(len(data)) :]
 
 
-def empty_data(data: bytearray, source: random.Random) -> None:
+def clear(data: bytearray, source: random.Random) -> None:
     data.clear()
 
 
@@ -70,7 +70,7 @@ def grow(data: bytearray, source: random.Random) -> None:
     data += source.randbytes(source.randint(1, 5_000))
 
 
-DAMAGES: list[Callable[[bytearray, random.Random], None]] = [flip, overwrite, zero, cut_data, empty_data, grow]
+DAMAGES: list[Callable[[bytearray, random.Random], None]] = [flip, overwrite, zero, truncate, clear, grow]
 
 
 @pytest.mark.each_value
@@ -154,7 +154,7 @@ def test_full_disk_loses_only_puts_until_there_is_space(tmp_path: Path) -> None:
             assert right_or_missing(tier) == set(SIZES)
             tier.discard("large")
             assert tier.get("large") is None
-            disk.free()
+            disk.free_space()
             assert tier.put("more", payload_of("more", 1 << 20)), tier.stats().last_error
             tier.discard("more")
             fill(tier)
@@ -169,7 +169,7 @@ def test_disk_that_is_full_from_the_start_only_misses(tmp_path: Path) -> None:
             assert tier.get("small") is None
             assert not tier.put("small", b"x")
             assert tier.stats().errors >= 2
-            disk.free()
+            disk.free_space()
             fill(tier)
             assert right_or_missing(tier) == set(SIZES)
 
@@ -187,7 +187,7 @@ def test_folder_that_becomes_read_only_still_serves_its_values(tmp_path: Path) -
             assert right_or_missing(late) == set(SIZES)
             assert "ead-only" in late.stats().last_error
         subprocess.run(["mount", "-o", "remount,rw", str(disk.root)], check=True)
-        disk.free()
+        disk.free_space()
         assert tier.put("more", b"x")
         tier.check_invariants()
 

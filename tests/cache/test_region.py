@@ -118,7 +118,7 @@ def test_readers_see_the_same_bytes_while_memory_is_replaced(tmp_path: Path) -> 
     tier.close()
 
 
-def mapping_flags(payload: memoryview) -> list[str]:
+def read_mapping_flags(payload: memoryview) -> list[str]:
     """Return the kernel's flags of the mapping that has the address of a payload."""
     address = np.frombuffer(payload, dtype=np.uint8).__array_interface__["data"][0]
     inside = False
@@ -145,7 +145,7 @@ def test_mapped_file_has_no_huge_pages_and_no_descriptor(tmp_path: Path) -> None
         assert str(path) not in map(os.path.realpath, Path("/proc/self/fd").iterdir())
         assert tier.map_over("k", region)
         for payload in (opened, region.payload):
-            assert "nh" in mapping_flags(payload) or not Path("/sys/kernel/mm/transparent_hugepage").exists()
-            assert "wr" not in mapping_flags(payload)
+            assert "nh" in read_mapping_flags(payload) or not Path("/sys/kernel/mm/transparent_hugepage").exists()
+            assert "wr" not in read_mapping_flags(payload)
     del tier
     assert opened == data, "the view keeps the mapping"

@@ -158,8 +158,10 @@ class Appender:
         self.parent = next((s for s in self.metadata.get("snapshots", []) if s["snapshot-id"] == parent), None)
         self.folder = f"{self.metadata['location']}/metadata"
 
-    def commit(self, files: dict[str, int], gone: Collection[str] = (), deletes: Collection[str] = ()) -> Commit:
-        """Append these files with their record counts, or delete `gone`.
+    def commit(
+        self, files: dict[str, int], removed_files: Collection[str] = (), deletes: Collection[str] = ()
+    ) -> Commit:
+        """Append these files with their record counts, or delete `removed_files`.
 
         Args:
             deletes: Position delete files to add.
@@ -169,17 +171,17 @@ class Appender:
         merged = [
             row
             for number, row in enumerate(before)
-            if number < self.merge or any(file.path in gone for file in read_manifest(row))
+            if number < self.merge or any(file.path in removed_files for file in read_manifest(row))
         ]
         kept_rows = [row for row in before if row not in merged]
-        entries = [self._entry(ADDED, self._added_row(path, records), None) for path, records in files.items()]
+        entries = [self._entry(ADDED, self._make_file_row(path, records), None) for path, records in files.items()]
         for row in merged:
             for old in read_manifest(row):
                 data = {"file_path": old.path, "record_count": old.records, "first_row_id": old.first_row_id}
                 data["content"] = row["content"]
                 if old.path != self.forget:
-                    entries.append(self._entry(DELETED if old.path in gone else EXISTING, data, old))
-        entries += [self._entry(ADDED, self._added_row(path, 1) | {"content": 1}, None) for path in deletes]
+                    entries.append(self._entry(DELETED if old.path in removed_files else EXISTING, data, old))
+        entries += [self._entry(ADDED, self._make_file_row(path, 1) | {"content": 1}, None) for path in deletes]
         groups = [[entry for entry in entries if entry["data_file"]["content"] == content] for content in (0, 1)]
         if self.apart:
             apart = (True, False)
@@ -195,12 +197,16 @@ class Appender:
         self.manifest_list = f"{self.folder}/snap-{self.snapshot_id}-client.avro"
         _write(self.manifest_list, _list_schema(self.version), rows, {"snapshot-id": str(self.snapshot_id)})
         removed = [
-            file.records for row in merged if not row["content"] for file in read_manifest(row) if file.path in gone
+            file.records
+            for row in merged
+            if not row["content"]
+            for file in read_manifest(row)
+            if file.path in removed_files
         ]
         added_rows = next_row - self.metadata.get("next-row-id", 0)
         return self._request(files, removed, added_rows, is_append=not removed and not deletes)
 
-    def _added_row(self, path: str, records: int) -> Row:
+    def _make_file_row(self, path: str, records: int) -> Row:
         return {"file_path": path, "record_count": records, **self.file}
 
     def _entry(self, status: int, data: Row, old: File | None) -> Row:

@@ -60,7 +60,7 @@ SCHEMA: dict[str, Any] = {
 }
 
 
-class Failing:
+class RandomFaults:
     """Faults from a seed; with `rate` 0 nothing fails."""
 
     def __init__(self, seed: int, rate: float) -> None:
@@ -74,7 +74,7 @@ class Failing:
 class FailingStore:
     """A pointer store whose transactions may fail before their execution, or lose their reply afterwards."""
 
-    def __init__(self, store: PointerStore, faults: Failing) -> None:
+    def __init__(self, store: PointerStore, faults: RandomFaults) -> None:
         self._store = store
         self._faults = faults
 
@@ -95,7 +95,7 @@ class FailingStore:
 class FailingObjects:
     """Storage whose writes may fail before or after their execution."""
 
-    def __init__(self, objects: ObjectStore, faults: Failing) -> None:
+    def __init__(self, objects: ObjectStore, faults: RandomFaults) -> None:
         self._objects = objects
         self._faults = faults
 
@@ -130,6 +130,19 @@ class RacingStore:
             intruder, self.intruder = self.intruder, None
             await intruder()
         return await self._store.transact(operations)
+
+
+@asynccontextmanager
+async def open_racing_rigs(home: Path) -> AsyncIterator[tuple[Rig, Rig, RacingStore]]:
+    """Yield a rig, a second rig over the same database, and the store of the first, which can run an intruder."""
+    stores: list[RacingStore] = []
+
+    def wrap(store: PointerStore) -> RacingStore:
+        stores.append(RacingStore(store))
+        return stores[0]
+
+    async with open_rig(home, wrap_store=wrap) as rig, open_rig(home) as other:
+        yield rig, other, stores[0]
 
 
 @dataclass(frozen=True)
@@ -206,7 +219,7 @@ def append(snapshot_id: int, parent: int | None, sequence: int) -> tuple[list[di
     return requirements, updates
 
 
-def first_updates(uuid: str, schema: dict[str, Any]) -> list[dict[str, Any]]:
+def creation_updates(uuid: str, schema: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the updates that create an unpartitioned, unsorted table of version 2, without its location."""
     return [
         {"action": "assign-uuid", "uuid": uuid},

@@ -17,7 +17,7 @@ from seamark.formats.storage.locations import location_key, parse_location
 from seamark.metaserver.catalog.values import Caller, CreateTable, CreateView, TableChange, TableIdentifier
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.port import InstantFilter
-from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, name_freely, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, creation_updates, name_freely, open_rig
 from tests.catalog.test_confinement import VERSION
 
 CONFINED = Caller(principal_name="wa", request_id="r", confined_to=(("a",),), names_owners=False)
@@ -42,7 +42,7 @@ def _spellings(location: str) -> list[str]:
 
 def _creation_updates(uuid: str, location: str) -> list[dict[str, Any]]:
     return [
-        *first_updates(uuid, SCHEMA),
+        *creation_updates(uuid, SCHEMA),
         {"action": "set-location", "location": location},
     ]
 
@@ -145,9 +145,9 @@ async def test_only_one_of_two_concurrent_overlapping_claims_succeeds(tmp_path: 
                 namespace=("a",),
                 name=f"r{n}",
                 requirements=[{"type": "assert-create"}],
-                updates=_creation_updates(str(one.metadata.table_uuid), one.metadata.location),
+                updates=_creation_updates(str(staged_change.metadata.table_uuid), staged_change.metadata.location),
             )
-            for n, one in enumerate(staged)
+            for n, staged_change in enumerate(staged)
         ]
         outcomes = await asyncio.gather(
             *(rig.commits.commit_transaction(CALLER, [change]) for change in changes), return_exceptions=True

@@ -34,7 +34,7 @@ async def test_claims_of_older_entries_are_created_at_the_start(tmp_path: Path) 
             await check_rejected(rig, CONFINED, place)
 
 
-class _Away:
+class _UnavailableStorage:
     """Storage that may not answer, with files whose reads fail."""
 
     def __init__(self, objects: ObjectStore) -> None:
@@ -69,10 +69,10 @@ async def _prepare_old_server(home: Path) -> dict[str, str]:
 async def test_no_location_is_assigned_while_older_metadata_cannot_be_read(
     tmp_path: Path,
 ) -> None:
-    places, clock, wrapped = await _prepare_old_server(tmp_path), SimulatedClock(1), list[_Away]()
+    places, clock, wrapped = await _prepare_old_server(tmp_path), SimulatedClock(1), list[_UnavailableStorage]()
 
-    def wrap(objects: ObjectStore) -> _Away:
-        wrapped.append(_Away(objects))
+    def wrap(objects: ObjectStore) -> _UnavailableStorage:
+        wrapped.append(_UnavailableStorage(objects))
         return wrapped[-1]
 
     async with open_rig(tmp_path, clock=clock, wrap_objects=wrap) as rig:
@@ -104,10 +104,10 @@ async def test_no_location_is_assigned_while_older_metadata_cannot_be_read(
 
 async def test_purge_waits_until_all_locations_are_known(tmp_path: Path) -> None:
     await _prepare_old_server(tmp_path)
-    wrapped: list[_Away] = []
+    wrapped: list[_UnavailableStorage] = []
 
-    def wrap(objects: ObjectStore) -> _Away:
-        wrapped.append(_Away(objects))
+    def wrap(objects: ObjectStore) -> _UnavailableStorage:
+        wrapped.append(_UnavailableStorage(objects))
         return wrapped[-1]
 
     async with open_rig(tmp_path, wrap_objects=wrap) as rig:

@@ -11,7 +11,7 @@ import pytest
 from seamark.formats.iceberg.metadata.properties import configures_client
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.catalog.values import CreateTable, CreateView, TableChange
-from tests.catalog.rig import CALLER, SCHEMA, Rig, first_updates, name_freely, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, creation_updates, name_freely, open_rig
 from tests.catalog.test_confinement import VERSION
 
 STEERING = (
@@ -80,7 +80,7 @@ async def test_every_operation_rejects_properties_that_steer_clients(tmp_path: P
         view = CreateView(name="w", schema=SCHEMA, view_version=VERSION, properties=bad)
         staged = (await catalog.tables.stage(CALLER, ("db",), CreateTable(name="y", schema=SCHEMA))).metadata
         created = [
-            *first_updates(staged.table_uuid, SCHEMA),
+            *creation_updates(staged.table_uuid, SCHEMA),
             {"action": "set-location", "location": staged.location},
             update,
         ]
@@ -93,7 +93,7 @@ async def test_every_operation_rejects_properties_that_steer_clients(tmp_path: P
             "create": catalog.tables.create(CALLER, ("db",), create),
             "stage": catalog.tables.stage(CALLER, ("db",), create),
             "commit": rig.commits.commit_table(CALLER, ("db",), "t", [], [update]),
-            "commit of a staged table": rig.commits.commit_table(CALLER, ("db",), "y", *_split_change(create_change)),
+            "commit of a staged table": rig.commits.commit_table(CALLER, ("db",), "y", *_to_commit(create_change)),
             "transaction": rig.commits.commit_transaction(
                 CALLER, [TableChange(namespace=("db",), name="t", requirements=[], updates=[update])]
             ),
@@ -109,7 +109,7 @@ async def test_every_operation_rejects_properties_that_steer_clients(tmp_path: P
             assert repr(name) in error.value.message, description
 
 
-def _split_change(change: TableChange) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _to_commit(change: TableChange) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     return change.requirements, change.updates
 
 

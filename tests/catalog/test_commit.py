@@ -33,7 +33,7 @@ from seamark.metaserver.commit.publication import CommitEvent
 from seamark.metaserver.store.model import EntryKind
 from seamark.metaserver.store.operations import AdvanceProducer
 from seamark.metaserver.store.port import IdempotencyTaken, InstantFilter
-from tests.catalog.rig import CALLER, SCHEMA, RacingStore, Rig, append, open_rig
+from tests.catalog.rig import CALLER, SCHEMA, Rig, append, open_racing_rigs, open_rig
 
 DB = ("db",)
 
@@ -129,19 +129,13 @@ async def test_commit_on_an_old_base_is_a_conflict_and_leaves_no_file(tmp_path: 
 
 
 async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path) -> None:
-    racing: list[RacingStore] = []
-
-    def wrap(store: Any) -> RacingStore:
-        racing.append(RacingStore(store))
-        return racing[0]
-
-    async with open_rig(tmp_path / "a", wrap_store=wrap) as rig, open_rig(tmp_path / "a") as other:
+    async with open_racing_rigs(tmp_path / "a") as (rig, other, racing_store):
         await rig.table()
 
         async def intrude() -> None:
             await other.commits.commit_table(CALLER, DB, "t", [], properties(theirs="1"))
 
-        racing[0].intruder = intrude
+        racing_store.intruder = intrude
         table = await rig.commits.commit_table(CALLER, DB, "t", [], properties(ours="1"))
         assert {"ours", "theirs"} <= set(table.metadata.properties)
         await rig.publisher.close()
@@ -151,19 +145,13 @@ async def test_lost_swap_is_repeated_while_its_requirements_hold(tmp_path: Path)
 
 
 async def test_lost_swap_whose_requirement_no_longer_holds_is_a_conflict(tmp_path: Path) -> None:
-    racing: list[RacingStore] = []
-
-    def wrap(store: Any) -> RacingStore:
-        racing.append(RacingStore(store))
-        return racing[0]
-
-    async with open_rig(tmp_path / "a", wrap_store=wrap) as rig, open_rig(tmp_path / "a") as other:
+    async with open_racing_rigs(tmp_path / "a") as (rig, other, racing_store):
         await rig.table()
 
         async def intrude() -> None:
             await other.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))
 
-        racing[0].intruder = intrude
+        racing_store.intruder = intrude
         with pytest.raises(CommitConflict):
             await rig.commits.commit_table(CALLER, DB, "t", *append(2, None, 1))
         assert (await rig.catalog.tables.load(DB, "t")).metadata.current_snapshot_id == 1
@@ -377,21 +365,21 @@ async def test_publication_changes_the_table_with_an_instant_for_each_snapshot(t
         await rig.table()
         loaded = await rig.catalog.tables.load(DB, "t")
         assert loaded.entry is not None
-        new_publish = await publish(rig, loaded, 7, 8, 9)
+        publication = await publish(rig, loaded, 7, 8, 9)
         stands = await rig.catalog.tables.load(DB, "t")
-        assert new_publish.entry is not None
+        assert publication.entry is not None
         assert stands.entry is not None
-        assert (stands.entry.metadata_location, stands.entry.version) == (new_publish.entry.metadata_location, 2)
+        assert (stands.entry.metadata_location, stands.entry.version) == (publication.entry.metadata_location, 2)
         assert [log.metadata_file for log in stands.metadata.metadata_log] == [loaded.entry.metadata_location]
         assert [snapshot.parent_snapshot_id for snapshot in stands.metadata.snapshots] == [None, 7, 8]
-        assert await rig.files() == {loaded.entry.metadata_location, new_publish.entry.metadata_location}
+        assert await rig.files() == {loaded.entry.metadata_location, publication.entry.metadata_location}
         instants = (await rig.store.instants(InstantFilter(uuid=stands.entry.uuid), 10))[1:]
         assert [(instant.action, instant.snapshot_id, instant.principal_name) for instant in instants] == [
             ("commit", 7, "ann"),
             ("commit", 8, "bob"),
             ("commit", 9, "ann"),
         ]
-        assert {instant.metadata_location for instant in instants} == {new_publish.entry.metadata_location}
+        assert {instant.metadata_location for instant in instants} == {publication.entry.metadata_location}
         assert instants[0].summary == {
             "request-id": "request-of-ann",
             "updates": ["add-snapshot", "set-snapshot-ref"],
@@ -485,11 +473,11 @@ async def test_publications_and_commits_of_one_process_take_turns(tmp_path: Path
             waiting = asyncio.create_task(rig.commits.commit_table(CALLER, DB, "t", [], properties(x="1")))
             for _ in range(20):
                 await asyncio.sleep(0.001)
-            new_publish = await publish(rig, loaded, 7)
+            publication = await publish(rig, loaded, 7)
         after = await waiting
         await rig.publisher.close()
         assert after.metadata.current_snapshot_id == 7
         assert after.entry is not None
-        assert new_publish.entry is not None
-        assert after.entry.previous_location == new_publish.entry.metadata_location
+        assert publication.entry is not None
+        assert after.entry.previous_location == publication.entry.metadata_location
         assert len(await rig.files()) == 3, "nobody has written in vain"

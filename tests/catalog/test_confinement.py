@@ -70,7 +70,7 @@ async def test_every_operation_rejects_a_forbidden_location(tmp_path: Path) -> N
         assert (await tables.load(("a",), "mine")).metadata.location == inside
 
 
-def _staged_creation(metadata: TableMetadata, **changed: str) -> TableChange:
+def _make_staged_creation(metadata: TableMetadata, **changed: str) -> TableChange:
     """Return the change that a client sends to create a staged table."""
     document = {"uuid": metadata.table_uuid, "location": metadata.location, **changed}
     updates: list[dict[str, Any]] = [
@@ -91,8 +91,8 @@ async def test_staged_tables_use_the_location_that_an_admin_gave_the_namespace(t
         await rig.catalog.namespaces.create(CALLER, ("a", "sub"), {"location": far})
         staged = (await rig.catalog.tables.stage(CONFINED, ("a", "sub"), CreateTable(name="t", schema=SCHEMA))).metadata
         with pytest.raises(Forbidden, match="wa"):
-            await rig.commits.commit_transaction(CONFINED, [_staged_creation(staged, location=theirs)])
-        await rig.commits.commit_transaction(CONFINED, [_staged_creation(staged)])
+            await rig.commits.commit_transaction(CONFINED, [_make_staged_creation(staged, location=theirs)])
+        await rig.commits.commit_transaction(CONFINED, [_make_staged_creation(staged)])
         assert (await rig.catalog.tables.load(("a", "sub"), "t")).metadata.location.startswith(f"{far}/t-")
 
 
@@ -104,7 +104,7 @@ async def test_table_cannot_take_the_uuid_and_history_of_another_table(tmp_path:
         victim = (await rig.catalog.tables.entry(("b",), "t")).uuid
         for _ in ("live", "dropped"):
             with pytest.raises(BadRequest, match=victim):
-                await rig.commits.commit_transaction(CONFINED, [_staged_creation(staged, uuid=victim)])
+                await rig.commits.commit_transaction(CONFINED, [_make_staged_creation(staged, uuid=victim)])
             if await rig.catalog.tables.exists(("b",), "t"):
                 await rig.catalog.tables.drop(CALLER, ("b",), "t", purge=False)
 

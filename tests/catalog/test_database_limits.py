@@ -28,14 +28,14 @@ from seamark.metaserver.store.operations import (
 )
 from tests.api.client import Answer, Api, new_key
 from tests.attacks.world import SCHEMA
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.store.samples import make_instant
 
 GRANTS = (Grant("ann", "writer", ("a",)), Grant("bob", "writer", ("b",)))
 
 
 @asynccontextmanager
-async def _tenants(home: Path, **settings: Any) -> AsyncIterator[tuple[Running, Any]]:
+async def _tenants(home: Path, **settings: Any) -> AsyncIterator[tuple[RunningServer, Any]]:
     """Open a server with two tenants, and a function that sends a request of one of them."""
     async with running(home) as admin:
         store, clock = admin.components.store, admin.components.clock
@@ -73,8 +73,8 @@ async def test_entries_are_limited_for_each_namespace_separately(
         moved = {"source": {"namespace": ["a"], "name": "t0"}, "destination": {"namespace": ["a", "x"], "name": "t"}}
         assert (await ask("ann", "POST", "/v1/tables/rename", moved)).status == 204
         assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx/tables/t")).status == 204
-        again = await ask("ann", "POST", "/v1/namespaces/a/tables", {"name": "t2", "schema": SCHEMA})
-        assert again.status == 403  # A dropped table is retained, and counts.
+        second_answer = await ask("ann", "POST", "/v1/namespaces/a/tables", {"name": "t2", "schema": SCHEMA})
+        assert second_answer.status == 403  # A dropped table is retained, and counts.
         (dropped,) = (await ask("ann", "GET", "/api/v1/dropped?namespace=a%1Fx")).json["dropped"]
         assert (await ask("ann", "POST", f"/api/v1/dropped/{dropped['id']}/undrop", {})).status == 200
         assert (await ask("ann", "DELETE", "/v1/namespaces/a%1Fx/tables/t")).status == 204

@@ -131,7 +131,7 @@ async def test_purge_spares_files_of_a_table_registered_again_from_them(tmp_path
 
 
 async def test_interrupted_purge_is_finished_later(tmp_path: Path) -> None:
-    class Jammed:
+    class DyingObjects:
         def __init__(self, objects: Any) -> None:
             self._objects = objects
             self.left = 2
@@ -146,7 +146,7 @@ async def test_interrupted_purge_is_finished_later(tmp_path: Path) -> None:
             await self._objects.delete(location)
 
     with pytest.raises(KeyboardInterrupt):
-        await _die(tmp_path / "a", Jammed)
+        await _die(tmp_path / "a", DyingObjects)
     async with open_rig(tmp_path / "a", drop_retention_s=0) as rig:
         assert await rig.files() != set()
         assert await rig.catalog.dropped.purge_expired() == 1
@@ -163,7 +163,7 @@ async def _die(home: Path, jam: Any) -> None:
 
 
 async def test_file_that_cannot_be_deleted_is_counted_and_the_rest_is_deleted(tmp_path: Path) -> None:
-    class Stubborn:
+    class ObjectsWithDeniedDelete:
         def __init__(self, objects: Any) -> None:
             self._objects = objects
 
@@ -175,7 +175,7 @@ async def test_file_that_cannot_be_deleted_is_counted_and_the_rest_is_deleted(tm
                 raise StorageError("injected: permission denied")
             await self._objects.delete(location)
 
-    async with open_rig(tmp_path, drop_retention_s=0, wrap_objects=Stubborn) as rig:
+    async with open_rig(tmp_path, drop_retention_s=0, wrap_objects=ObjectsWithDeniedDelete) as rig:
         await _create_filled_table(rig, "t")
         await rig.catalog.tables.drop(CALLER, DB, "t", purge=True)
         await rig.catalog.dropped.purge_expired()
@@ -232,7 +232,7 @@ async def test_broken_manifest_does_not_delay_other_purges(tmp_path: Path, kind:
 
 
 async def test_purge_waits_for_unavailable_storage(tmp_path: Path) -> None:
-    class Away:
+    class UnavailableObjects:
         def __init__(self, objects: Any) -> None:
             self._objects = objects
             self.call = ""
@@ -250,10 +250,10 @@ async def test_purge_waits_for_unavailable_storage(tmp_path: Path) -> None:
                 raise RetryLater("injected: slow down")
             await self._objects.delete(location)
 
-    stores: list[Away] = []
+    stores: list[UnavailableObjects] = []
 
-    def wrap(objects: Any) -> Away:
-        stores.append(Away(objects))
+    def wrap(objects: Any) -> UnavailableObjects:
+        stores.append(UnavailableObjects(objects))
         return stores[0]
 
     async with open_rig(tmp_path, drop_retention_s=0, wrap_objects=wrap) as rig:
@@ -275,7 +275,7 @@ async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Pa
     a new one.
     """
 
-    class Swapped:
+    class StoreWithIntruder:
         def __init__(self, store: Any) -> None:
             self._store = store
             self.intruder: Any = None
@@ -289,10 +289,10 @@ async def test_drop_and_rename_apply_to_the_requested_table_or_fail(tmp_path: Pa
                 await intruder()
             return await self._store.transact(operations)
 
-    stores: list[Swapped] = []
+    stores: list[StoreWithIntruder] = []
 
-    def wrap(store: Any) -> Swapped:
-        stores.append(Swapped(store))
+    def wrap(store: Any) -> StoreWithIntruder:
+        stores.append(StoreWithIntruder(store))
         return stores[0]
 
     async with open_rig(tmp_path / "a", wrap_store=wrap) as rig, open_rig(tmp_path / "a") as other:

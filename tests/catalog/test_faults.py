@@ -21,7 +21,7 @@ from seamark.formats.runtime.errors import (
     StorageError,
 )
 from seamark.metaserver.store.model import EntryKind
-from tests.catalog.rig import CALLER, Failing, FailingObjects, FailingStore, Rig, append, open_rig
+from tests.catalog.rig import CALLER, FailingObjects, FailingStore, RandomFaults, Rig, append, open_rig
 from tests.seeds import quick
 
 DB = ("db",)
@@ -49,7 +49,7 @@ async def _writer(rig: Rig, number: int, rounds: int, outcomes: dict[int, str]) 
 
 
 async def _campaign(home: Path, seed: int, rate: float, writers: int, rounds: int) -> dict[int, str]:
-    faults = Failing(seed, 0)
+    faults = RandomFaults(seed, 0)
     outcomes: dict[int, str] = {}
     async with open_rig(
         home,
@@ -98,7 +98,7 @@ async def test_no_acknowledged_commit_is_lost_over_many_seeds_and_more_faults(tm
 
 @pytest.mark.parametrize("seed", range(4))
 async def test_client_that_repeats_until_an_answer_commits_exactly_once(tmp_path: Path, seed: int) -> None:
-    faults = Failing(seed, 0)
+    faults = RandomFaults(seed, 0)
     async with open_rig(
         tmp_path,
         wrap_store=lambda store: FailingStore(store, faults),
@@ -124,7 +124,7 @@ async def test_client_that_repeats_until_an_answer_commits_exactly_once(tmp_path
 
 
 async def test_commit_without_any_answer_keeps_its_file_and_reports_unknown(tmp_path: Path) -> None:
-    class Silent:
+    class SilencedStore:
         """A store that commits, and then never answers again."""
 
         def __init__(self, store: Any) -> None:
@@ -143,7 +143,7 @@ async def test_commit_without_any_answer_keeps_its_file_and_reports_unknown(tmp_
                 raise CommitUnknown("injected: the reply was lost")
             return result
 
-    async with open_rig(tmp_path / "a", wrap_store=Silent) as rig:
+    async with open_rig(tmp_path / "a", wrap_store=SilencedStore) as rig:
         await rig.table()
         with pytest.raises(CommitUnknown):
             await rig.commits.commit_table(CALLER, DB, "t", *append(1, None, 1))

@@ -176,10 +176,10 @@ async def test_repeat_of_a_corrected_commit_gets_the_first_answer(tmp_path: Path
     async with open_rig(tmp_path) as rig:
         await create(rig, 2)
         client = Appender(await load(rig), file=WRONG[0][0])
-        new_commit = client.commit({"file:///data/a": 3})
-        first = await commit(rig, new_commit)
-        again = await commit(rig, new_commit)
-        assert first.metadata.current_snapshot_id == again.metadata.current_snapshot_id == client.snapshot_id
+        request = client.commit({"file:///data/a": 3})
+        first = await commit(rig, request)
+        second_commit = await commit(rig, request)
+        assert first.metadata.current_snapshot_id == second_commit.metadata.current_snapshot_id == client.snapshot_id
         assert len((await load(rig))["snapshots"]) == 1
 
 

@@ -46,63 +46,61 @@ def shares(**more: int) -> PlanShares:
 
 
 def test_short_lease_counts_exactly_for_its_granted_time() -> None:
-    kept_shares = shares()
+    quota = shares()
     for second in range(
         0, 7200, 6
     ):  # Ten at once, for hours: with leases of an hour and a grace period, only a few would be possible.
-        assert kept_shares.find_exhausted_limit("trino", second) is None, second
-        kept_shares.grant("trino", second, second, second + 45, 20_000)
+        assert quota.find_exhausted_limit("trino", second) is None, second
+        quota.grant("trino", second, second, second + 45, 20_000)
     for number in range(10):
-        kept_shares.grant("rita", number, 0, 3600, 1)
-    assert kept_shares.find_exhausted_limit("rita", 3599) == "leases of one principal"
-    assert kept_shares.find_exhausted_limit("rita", 3605) is None
-    kept_shares.check_invariants()
+        quota.grant("rita", number, 0, 3600, 1)
+    assert quota.find_exhausted_limit("rita", 3599) == "leases of one principal"
+    assert quota.find_exhausted_limit("rita", 3605) is None
+    quota.check_invariants()
 
 
 def test_withdrawn_lease_no_longer_counts_and_a_renewed_lease_counts_on() -> None:
-    kept_shares = shares()
+    quota = shares()
     for number in range(10):
-        kept_shares.grant("trino", number, 0, 60, 1)
-    assert kept_shares.find_exhausted_limit("trino", 1) == "leases of one principal"
-    kept_shares.withdraw("trino", [3, 4, 99], 1)
-    assert kept_shares.find_exhausted_limit("trino", 1, 2) is None
-    assert kept_shares.find_exhausted_limit("trino", 1, 3) == "leases of one principal"
+        quota.grant("trino", number, 0, 60, 1)
+    assert quota.find_exhausted_limit("trino", 1) == "leases of one principal"
+    quota.withdraw("trino", [3, 4, 99], 1)
+    assert quota.find_exhausted_limit("trino", 1, 2) is None
+    assert quota.find_exhausted_limit("trino", 1, 3) == "leases of one principal"
     for number in range(5, 10):
-        kept_shares.grant("trino", number, 50, 110)
-    assert kept_shares.count_new_leases("trino", [3, 5, 99], 50) == 2
-    assert kept_shares.find_exhausted_limit("trino", 70, 5) is None
-    assert kept_shares.find_exhausted_limit("trino", 70, 6) == "leases of one principal"
-    assert kept_shares.find_exhausted_limit("trino", 116, 10) is None
-    kept_shares.check_invariants()
+        quota.grant("trino", number, 50, 110)
+    assert quota.count_new_leases("trino", [3, 5, 99], 50) == 2
+    assert quota.find_exhausted_limit("trino", 70, 5) is None
+    assert quota.find_exhausted_limit("trino", 70, 6) == "leases of one principal"
+    assert quota.find_exhausted_limit("trino", 116, 10) is None
+    quota.check_invariants()
 
 
 def test_lease_counts_for_the_principal_who_renewed_it_last() -> None:
-    kept_shares = shares()
+    quota = shares()
     for number in range(10):
-        kept_shares.grant("trino", number, 0, 60, 1)
-        kept_shares.grant("mallory", number, 0, 3600)
-    assert kept_shares.find_exhausted_limit("trino", 66) is None
-    assert kept_shares.find_exhausted_limit("mallory", 66) == "leases of one principal"
+        quota.grant("trino", number, 0, 60, 1)
+        quota.grant("mallory", number, 0, 3600)
+    assert quota.find_exhausted_limit("trino", 66) is None
+    assert quota.find_exhausted_limit("mallory", 66) == "leases of one principal"
 
 
 def test_bytes_count_until_the_files_are_deleted_and_each_plan_has_a_minimum() -> None:
-    kept_shares = shares(leases=10**6, size_bytes=20 * PLAN_BYTES_MIN)
+    quota = shares(leases=10**6, size_bytes=20 * PLAN_BYTES_MIN)
     for number in range(10):
-        assert kept_shares.find_exhausted_limit("rita", 0) is None
-        kept_shares.grant("rita", number, 0, 60, 1)
-    assert kept_shares.find_exhausted_limit("rita", 0) == "bytes of one principal"
-    kept_shares.withdraw("rita", range(10), 10)
-    assert kept_shares.find_exhausted_limit("rita", 3600) == "bytes of one principal", (
-        "the files are there for the grace"
-    )
-    assert kept_shares.find_exhausted_limit("rita", 3616) is None
+        assert quota.find_exhausted_limit("rita", 0) is None
+        quota.grant("rita", number, 0, 60, 1)
+    assert quota.find_exhausted_limit("rita", 0) == "bytes of one principal"
+    quota.withdraw("rita", range(10), 10)
+    assert quota.find_exhausted_limit("rita", 3600) == "bytes of one principal", "the files are there for the grace"
+    assert quota.find_exhausted_limit("rita", 3616) is None
     for number in range(20):
-        assert kept_shares.find_exhausted_limit(ANONYMOUS_NAME, 3700) is None, "without a login nobody has a share"
-        kept_shares.grant(ANONYMOUS_NAME, number, 3700, 3760, 1)
-        kept_shares.grant(ANONYMOUS_NAME, number, 3700, 3790)
-    assert kept_shares.find_exhausted_limit(ANONYMOUS_NAME, 3700) == "bytes"
-    assert kept_shares.find_exhausted_limit("ron", 3700) == "bytes"
-    kept_shares.check_invariants()
+        assert quota.find_exhausted_limit(ANONYMOUS_NAME, 3700) is None, "without a login nobody has a share"
+        quota.grant(ANONYMOUS_NAME, number, 3700, 3760, 1)
+        quota.grant(ANONYMOUS_NAME, number, 3700, 3790)
+    assert quota.find_exhausted_limit(ANONYMOUS_NAME, 3700) == "bytes"
+    assert quota.find_exhausted_limit("ron", 3700) == "bytes"
+    quota.check_invariants()
 
 
 def test_default_quota_allows_300_one_minute_plans_and_a_40_kb_plan_each_three_seconds() -> None:
@@ -115,8 +113,8 @@ def test_default_quota_allows_300_one_minute_plans_and_a_40_kb_plan_each_three_s
 
 
 def test_expired_leases_are_forgotten() -> None:
-    kept_shares = shares(leases=10**6)
+    quota = shares(leases=10**6)
     for number in range(40_000):
-        kept_shares.grant("trino", number, number, number + 10, 1)
-    assert len(kept_shares._granted) < 20_001
-    kept_shares.check_invariants()
+        quota.grant("trino", number, number, number + 10, 1)
+    assert len(quota._granted) < 20_001
+    quota.check_invariants()

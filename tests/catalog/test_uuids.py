@@ -17,7 +17,7 @@ from tests.catalog.rig import CALLER, SCHEMA, Rig, open_rig
 CONFINED = Caller(principal_name="wa", request_id="r", confined_to=(("a",),))
 
 
-async def _staged_with(rig: Rig, uuid: str | None = None) -> TableChange:
+async def _stage_with_uuid(rig: Rig, uuid: str | None = None) -> TableChange:
     """Return the change that creates a staged table of namespace `a` with this UUID."""
     staged = (await rig.catalog.tables.stage(CONFINED, ("a",), CreateTable(name="t", schema=SCHEMA))).metadata
     updates: list[dict[str, Any]] = [
@@ -45,10 +45,10 @@ async def test_uuid_of_a_purged_table_cannot_be_reused(tmp_path: Path, ending: s
         else:
             await rig.catalog.tables.unregister(CALLER, ("b",), "t")
         with pytest.raises(BadRequest, match="UUID"):
-            await rig.commits.commit_transaction(CONFINED, [await _staged_with(rig, victim)])
+            await rig.commits.commit_transaction(CONFINED, [await _stage_with_uuid(rig, victim)])
         assert not await rig.catalog.tables.exists(("a",), "t")
         assert {instant.namespace for instant in await rig.store.instants(InstantFilter(uuid=victim), 100)} == {("b",)}
-        await rig.commits.commit_transaction(CONFINED, [await _staged_with(rig)])
+        await rig.commits.commit_transaction(CONFINED, [await _stage_with_uuid(rig)])
         if ending == "unregistered":  # A caller who may register restores the table with its own UUID.
             location = theirs.entry.metadata_location if theirs.entry else ""
             back = await rig.catalog.tables.register(CALLER, ("b",), "again", location, overwrite=False)
@@ -76,7 +76,7 @@ async def test_create_that_the_database_lost_can_be_repeated_with_its_uuid(tmp_p
     """The timeline of the first attempt is rolled back, and has the UUID too."""
     async with open_rig(tmp_path, wrap_store=_LosesFirst) as rig:
         await rig.catalog.namespaces.create(CALLER, ("a",), {})
-        change = await _staged_with(rig)
+        change = await _stage_with_uuid(rig)
         with pytest.raises(RetryLater):
             await rig.commits.commit_transaction(CONFINED, [change])
         uuid = change.updates[0]["uuid"]

@@ -43,8 +43,8 @@ async def delete(rig: Rig, client: Appender, entries: list[Row]) -> dict[str, tu
     await commit(rig, client._request({}, [], 0, is_append=False))
     (listed_row,) = (row for row in read_list(head(await load(rig))) if row["content"] == 1)
     assert listed_row["sequence_number"] == client.sequence
-    actual_rows = _rows(listed_row["manifest_path"])
-    numbers = [client.sequence if item["sequence_number"] is None else item["sequence_number"] for item in actual_rows]
+    rows_read = _rows(listed_row["manifest_path"])
+    numbers = [client.sequence if item["sequence_number"] is None else item["sequence_number"] for item in rows_read]
     assert listed_row["min_sequence_number"] == min(numbers)
     return {
         f"{item['data_file']['file_path']} {item['data_file']['content_offset']}": (
@@ -53,7 +53,7 @@ async def delete(rig: Rig, client: Appender, entries: list[Row]) -> dict[str, tu
             item["sequence_number"],
             item["file_sequence_number"],
         )
-        for item in actual_rows
+        for item in rows_read
     }
 
 

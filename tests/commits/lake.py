@@ -209,7 +209,7 @@ def _metrics(columns: Sequence[Sequence[Any]]) -> dict[str, Any]:
         present = [value for value in column if value is not None]
         if present:
             lower[number], upper[number] = _hex(kind, min(present)), _hex(kind, max(present))
-    return {name: {"keys": list(found), "values": list(found.values())} for name, found in (
+    return {name: {"keys": list(values), "values": list(values.values())} for name, values in (
         ("value-counts", counts), ("null-value-counts", nulls), ("lower-bounds", lower), ("upper-bounds", upper),
     )}  # fmt: skip
 

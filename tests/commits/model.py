@@ -21,7 +21,7 @@ READING = ("delete", "update", "update", "count", "compact")
 
 
 @dataclass
-class Stored:
+class StoredFile:
     """A data file of the snapshot from which both changes start."""
 
     path: str
@@ -100,7 +100,7 @@ class Case:
 
     lake: Lake
     version: int
-    base: dict[str, Stored]
+    base: dict[str, StoredFile]
     snapshot_id: int
     first: Change
     second: Change
@@ -110,7 +110,7 @@ class Case:
         rng = random.Random(seed)
         version = rng.choice([2, 3])
         lake = await Lake.create(api, name, version=version, spec=BY_PART)
-        base: dict[str, Stored] = {}
+        base: dict[str, StoredFile] = {}
         snapshot_id = 0
         for _ in range(rng.randint(1, 3)):
             added = []
@@ -118,7 +118,7 @@ class Case:
                 part = rng.choice(PARTS)
                 rows = [(item, part, f"r{rng.randrange(10**6)}") for item in rng.sample(range(6), rng.randint(1, 4))]
                 data = lake.data(rows)
-                base[data["file-path"]] = Stored(data["file-path"], part, rows)
+                base[data["file-path"]] = StoredFile(data["file-path"], part, rows)
                 added.append(data)
             snapshot_id = (await lake.commit({"add": added}))["snapshot-id"]
         if rng.random() < 0.6:
@@ -168,14 +168,16 @@ class Case:
         return appended and (second.isolation == "snapshot" or second.kind == "compact")
 
 
-def _does_something(change: Change, base: dict[str, Stored]) -> bool:
+def _does_something(change: Change, base: dict[str, StoredFile]) -> bool:
     live = [row for item in base.values() if item.part == change.part for _, row in item.live]
     if change.kind in ("delete", "update"):
         return any(map(change.matches, live))
     return change.kind != "compact" or bool(live)
 
 
-async def _delete_some(lake: Lake, base: dict[str, Stored], version: int, snapshot_id: int, rng: random.Random) -> int:
+async def _delete_some(
+    lake: Lake, base: dict[str, StoredFile], version: int, snapshot_id: int, rng: random.Random
+) -> int:
     choice = rng.choice(list(base.values()))
     choice.deleted = {rng.randrange(len(choice.rows))}
     if version == 3:
@@ -236,14 +238,14 @@ def _rewrite_files(case: Case, change: Change) -> dict[str, Any]:
     touched = [item for item in case.base.values() if any(change.matches(row) for _, row in item.live)]
     update = change.kind == "update"
     if change.how == "rewrite":
-        kept = [
+        kept_rows = [
             change.update_row(row) if change.matches(row) else row
             for item in touched
             for _, row in item.live
             if update or not change.matches(row)
         ]
         return {
-            "add": [case.lake.data(kept)] if kept else [],
+            "add": [case.lake.data(kept_rows)] if kept_rows else [],
             "remove": [{"file-path": item.path} for item in touched],
         }
     hit = {item.path: {at for at, row in item.live if change.matches(row)} for item in touched}

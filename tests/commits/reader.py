@@ -108,17 +108,17 @@ def rows(snapshot: dict[str, Any] | None) -> list[Row]:
         if file.content != 0:
             continue
         table = pq.read_table(local(file.path))
-        here = list(zip(*(table.column(name).to_pylist() for name in NAMES), strict=True))
+        file_rows = list(zip(*(table.column(name).to_pylist() for name in NAMES), strict=True))
         removed: set[int] = set()
         vectors = [delete for delete in deletes if delete.offset is not None and delete.referenced == file.path]
         assert len(vectors) <= 1, f"{file.path} has {len(vectors)} deletion vectors"
         for delete in deletes:
-            removed |= _find_deleted(delete, file, here, bool(vectors))
-        rows += [row for at, row in enumerate(here) if at not in removed]
+            removed |= _find_deleted(delete, file, file_rows, bool(vectors))
+        rows += [row for at, row in enumerate(file_rows) if at not in removed]
     return sorted(rows, key=repr)
 
 
-def _find_deleted(delete: File, file: File, here: list[Row], has_vector: bool) -> set[int]:
+def _find_deleted(delete: File, file: File, file_rows: list[Row], has_vector: bool) -> set[int]:
     same = (delete.spec_id, delete.partition) == (file.spec_id, file.partition)
     path = local(delete.path)
     if delete.offset is not None:
@@ -136,7 +136,7 @@ def _find_deleted(delete: File, file: File, here: list[Row], has_vector: bool) -
     if delete.sequence <= file.sequence or not (same or not delete.partition):
         return set()
     keys = set(pq.read_table(path).column("id").to_pylist())
-    return {at for at, row in enumerate(here) if row[0] in keys}
+    return {at for at, row in enumerate(file_rows) if row[0] in keys}
 
 
 def check(metadata: dict[str, Any], snapshot_id: int | None = None) -> None:

@@ -195,13 +195,17 @@ async def test_objects_of_a_large_change_are_freed_off_the_event_loop(
 async def test_freed_objects_have_no_other_references(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[int] = []
 
-    class Freed:
+    class FreedRecorder:
         def __del__(self) -> None:
             threads.append(threading.get_ident())
 
     monkeypatch.setattr(fair_lock, "FREED_IN_LOOP", 3)
     monkeypatch.setattr(fair_lock, "_FREED_IN_STEP", 2)
-    arguments: list[Any] = [tuple(Freed() for _ in range(5)), [Freed() for _ in range(4)], (Freed(),)]
+    arguments: list[Any] = [
+        tuple(FreedRecorder() for _ in range(5)),
+        [FreedRecorder() for _ in range(4)],
+        (FreedRecorder(),),
+    ]
     fair_lock.free_later(*arguments)
     arguments.clear()
     await until(lambda: len(threads) == 10)
@@ -212,7 +216,7 @@ async def test_bytes_that_wait_for_their_write_are_limited(monkeypatch: pytest.M
     """A change of many manifests would hold them all, because encoding continues while the disk writes."""
     waiting_bytes = most_bytes = size_bytes = 0
 
-    class Disk:
+    class SlowDisk:
         async def create(self, location: str, data: bytes) -> None:
             nonlocal waiting_bytes, most_bytes, size_bytes
             waiting_bytes, size_bytes = waiting_bytes + len(data), len(data)
@@ -220,8 +224,8 @@ async def test_bytes_that_wait_for_their_write_are_limited(monkeypatch: pytest.M
             await asyncio.sleep(0.001)
             waiting_bytes -= len(data)
 
-    cached = manifests.Manifests.of(Disk(), Settings(), 4)  # type: ignore[arg-type]
-    writer = snapshot_writer.SnapshotWriter(Disk(), SimulatedClock(1), cached, "file:///w", 1, is_deferred=True)
+    cached = manifests.Manifests.of(SlowDisk(), Settings(), 4)  # type: ignore[arg-type]
+    writer = snapshot_writer.SnapshotWriter(SlowDisk(), SimulatedClock(1), cached, "file:///w", 1, is_deferred=True)
     metadata: Any = SimpleNamespace(format_version=2)
     await writer.manifest_list((), metadata, None, 1)
     await writer.settle()

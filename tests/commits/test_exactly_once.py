@@ -21,7 +21,7 @@ from tests.commits.lake import SCHEMA, Lake
 from tests.commits.reader import check, rows, snapshot_of
 from tests.faults.rigs.http import Client
 from tests.faults.rigs.lossy_proxy import FATES, choose_fates, lossy_proxy
-from tests.faults.rigs.mortal import Mortal
+from tests.faults.rigs.mortal import MortalServer
 from tests.seeds import first_seed
 from tests.server.rig import running
 
@@ -51,8 +51,8 @@ async def test_sequence_is_committed_once_and_repeats_get_its_answer(api: Api) -
     answers = [await lake.commit(body) for body in bodies]
     assert [answer["summary"]["seamark.producer-sequence"] for answer in answers] == ["3", "4", "9"]
     for body, answer in zip(bodies, answers, strict=True):
-        again = await lake.commit(body)
-        assert again == {**answer, "duplicate": True, "metadata-location": answers[-1]["metadata-location"]}
+        second_answer = await lake.commit(body)
+        assert second_answer == {**answer, "duplicate": True, "metadata-location": answers[-1]["metadata-location"]}
     never = await lake.commit(make_numbered_change(lake, 7))
     assert (never["duplicate"], never["snapshot-id"]) == (True, None)
     other = await lake.commit(make_numbered_change(lake, 1, "q"))
@@ -80,8 +80,8 @@ async def test_sequence_forgotten_by_the_database_is_found_in_the_snapshots(tmp_
     async with running(tmp_path) as server:
         lake.api = Api(server)
         for body, answer in zip(bodies, answers, strict=True):
-            again = await lake.commit(body)
-            assert (again["duplicate"], again["snapshot-id"]) == (True, answer["snapshot-id"])
+            second_answer = await lake.commit(body)
+            assert (second_answer["duplicate"], second_answer["snapshot-id"]) == (True, answer["snapshot-id"])
         assert not (await lake.commit(make_numbered_change(lake, 3)))["duplicate"]
         assert len(await read_rows(lake)) == 3
 
@@ -105,9 +105,9 @@ async def test_repeat_reports_success_after_its_table_has_left_the_name(api: Api
     uuid = (await lake.commit(body))["table-uuid"]
     await _change_table_of_name(api, how)
     refused = (409, "CommitFailedException") if how == "replaced" else (404, "NoSuchTableException")
-    for sequence, found in ((4, (500, "CommitStateUnknownException")), (5, refused)):
-        again = {**body, "table-uuid": uuid, "producer": {"id": "p", "sequence": sequence}}
-        assert (await lake.send(again)).error[:2] == found
+    for sequence, outcome in ((4, (500, "CommitStateUnknownException")), (5, refused)):
+        repeated_body = {**body, "table-uuid": uuid, "producer": {"id": "p", "sequence": sequence}}
+        assert (await lake.send(repeated_body)).error[:2] == outcome
     assert (await lake.send({**body, "table-uuid": uuid, "producer": None})).error[:2] == refused
 
 
@@ -143,25 +143,25 @@ def _ids(base_url: str, name: str) -> list[int]:
 
 
 def test_lost_requests_and_replies_lose_and_duplicate_nothing(tmp_path: Path) -> None:
-    with Mortal(tmp_path / "home") as server:
+    with MortalServer(tmp_path / "home") as server:
         server.start()
         lake = _lake(server.base_url, "t")
         with lossy_proxy(server.base_url) as proxy:
             proxy.fate = choose_fates(SEED, 0.5, applies=lambda method, path: path.endswith("/commit"))
             client = CommitClient(SeamarkClient(proxy.base_url, retries=20))
             sequence = 0
-            while sequence < 15 or not {fate for fate, *_ in proxy.seen} >= {*FATES}:
+            while sequence < 15 or not {fate for fate, *_ in proxy.requests} >= {*FATES}:
                 body = make_numbered_change(lake, sequence)
                 while True:
                     with suppress(Unreachable, ServerFailed):  # If all attempts fail, it starts again.
                         client.commit("db.t", body)
                         break
                 sequence += 1
-            before = len(proxy.seen)
+            before = len(proxy.requests)
             proxy.fate = lambda method, path: "lost reply"
             with pytest.raises(Unreachable):
                 client.commit("db.t", {"add": [lake.data([(99, 0, "x")])]})
-            assert len(proxy.seen) == before + 1, "without a producer nothing is sent twice"
+            assert len(proxy.requests) == before + 1, "without a producer nothing is sent twice"
         assert _ids(server.base_url, "t") == sorted([*range(sequence), 99]), f"FAULT_SEED={SEED}"
 
 
@@ -171,7 +171,7 @@ def test_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> 
     print(f"kills: FAULT_SEED={SEED}")
     rng = random.Random(SEED)
     steps = ("before-metadata-write", "after-metadata-write", "before-swap", "after-swap")
-    with Mortal(tmp_path / "home") as server:
+    with MortalServer(tmp_path / "home") as server:
         client = server.start()
         lake = _lake(server.base_url, "t")
         expected: dict[int, str] = {}
@@ -179,8 +179,8 @@ def test_server_killed_at_any_step_leaves_each_sequence_once(tmp_path: Path) -> 
         for sequence in range(int(os.environ.get("FAULT_ROUNDS", "8"))):
             body = make_numbered_change(lake, sequence)
             if expected and rng.random() < 0.5:
-                gone = rng.choice(sorted(expected))
-                body |= {"remove": [{"file-path": expected.pop(gone)}], "read-snapshot-id": head}
+                removed_file = rng.choice(sorted(expected))
+                body |= {"remove": [{"file-path": expected.pop(removed_file)}], "read-snapshot-id": head}
             expected[sequence] = body["add"][0]["file-path"]
             step = rng.choice(steps)
             # Manifests, the list and the metadata are written; there is one swap.

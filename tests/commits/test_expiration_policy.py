@@ -19,23 +19,23 @@ NOW_MS = 1000
 
 def table(snapshots: list[Snapshot], refs: dict[str, SnapshotRef]) -> TableMetadata:
     by_id = {snapshot.snapshot_id: snapshot for snapshot in snapshots}
-    made = SimpleNamespace(refs=refs, snapshots=tuple(snapshots), snapshot=by_id.get, snapshot_log=())
-    return cast(TableMetadata, made)
+    metadata = SimpleNamespace(refs=refs, snapshots=tuple(snapshots), snapshot=by_id.get, snapshot_log=())
+    return cast(TableMetadata, metadata)
 
 
-def kept_by_definition(metadata: Any, policy: ExpirationPolicy) -> set[int]:
+def find_snapshots_to_keep(metadata: Any, policy: ExpirationPolicy) -> set[int]:
     """Return the snapshots to keep, for tables whose references never expire."""
     kept_ids, referenced = set(), set()
     for ref in metadata.refs.values():
-        snapshot, replaced_ms, seen = metadata.snapshot(ref.snapshot_id), None, list[int]()
+        snapshot, replaced_ms, chain = metadata.snapshot(ref.snapshot_id), None, list[int]()
         age_ms, least = ref.max_snapshot_age_ms, ref.min_snapshots_to_keep
         older_than_ms = policy.older_than_ms if age_ms is None else NOW_MS - age_ms
         least = policy.retain_last if least is None else least
         keeps = True
-        while snapshot is not None and snapshot.snapshot_id not in seen:
+        while snapshot is not None and snapshot.snapshot_id not in chain:
             young = replaced_ms is None or replaced_ms >= older_than_ms
-            keeps = keeps and (len(seen) < least or young)
-            seen.append(snapshot.snapshot_id)
+            keeps = keeps and (len(chain) < least or young)
+            chain.append(snapshot.snapshot_id)
             referenced.add(snapshot.snapshot_id)
             if keeps:
                 kept_ids.add(snapshot.snapshot_id)
@@ -71,7 +71,7 @@ def test_branches_that_share_snapshots_keep_what_each_keeps_alone() -> None:
         metadata = table(snapshots, refs)
         policy = ExpirationPolicy(rng.randint(0, NOW_MS), rng.randint(1, 3), 1 << 60)
         kept_numbers = set(range(count)) - set(find_expired(metadata, policy, NOW_MS).snapshot_ids)
-        assert kept_numbers == kept_by_definition(metadata, policy), (snapshots, refs, policy)
+        assert kept_numbers == find_snapshots_to_keep(metadata, policy), (snapshots, refs, policy)
 
 
 def test_many_branches_over_a_long_history_read_each_snapshot_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,14 +95,14 @@ async def test_replica_that_loses_every_race_commits_in_the_end(
 
         async def slowly(*args: Any, **kwargs: Any) -> Any:
             nonlocal lost
-            planned_prepare = await prepare(*args, **kwargs)
+            prepared = await prepare(*args, **kwargs)
             before = await pointer()
             lost += 1
             with suppress(TimeoutError):  # The other replica commits first, unless the test prevents it.
                 async with asyncio.timeout(0.5):
                     while await pointer() == before:
                         await asyncio.sleep(0.005)
-            return planned_prepare
+            return prepared
 
         monkeypatch.setattr(slow.components.engine_commits.publisher, "prepare", slowly)
 

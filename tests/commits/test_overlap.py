@@ -130,22 +130,26 @@ def test_partitions_of_the_same_spec_are_found_by_value_and_others_one_by_one() 
         targets = Targets(partitions, expected)
         for row in rng.sample(rows, 20):
             values = _tuple(specs[0], row)
-            one = partitions.partition(0, values)
+            partition_value = partitions.partition(0, values)
             other_targets = [Targets(partitions, [single]) for single in expected]
-            assert targets.overlap(one) == any(single.overlap(one) for single in other_targets), (
+            assert targets.overlap(partition_value) == any(
+                single.overlap(partition_value) for single in other_targets
+            ), (
                 seed,
                 specs,
                 expected,
                 values,
             )
-            assert targets.contain(one) == any(single.contain(one) for single in other_targets), (
+            assert targets.contain(partition_value) == any(
+                single.contain(partition_value) for single in other_targets
+            ), (
                 seed,
                 specs,
                 expected,
                 values,
             )
-            assert targets.overlap(one) or not any(_tuple(specs[n], row) == said for n, said in expected)
-            assert targets.contain(one) or (0, values) not in expected
+            assert targets.overlap(partition_value) or not any(_tuple(specs[n], row) == said for n, said in expected)
+            assert targets.contain(partition_value) or (0, values) not in expected
 
 
 def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_each(
@@ -165,8 +169,8 @@ def test_comparing_a_thousand_partitions_with_a_thousand_needs_about_one_lookup_
     monkeypatch.setattr(overlap, "_implies", None)
     targets = Targets(partitions, [(0, (number,)) for number in range(1000)])
     for number in range(500, 1500):
-        one = partitions.partition(0, (number,))
-        assert targets.overlap(one) == targets.contain(one) == (number < 1000)
+        partition_value = partitions.partition(0, (number,))
+        assert targets.overlap(partition_value) == targets.contain(partition_value) == (number < 1000)
     assert looks == 3000
 
 

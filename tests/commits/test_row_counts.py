@@ -74,9 +74,12 @@ class Model:
                 if file.vector is not None:
                     remove.append({"file-path": file.vector, "content-offset": OFFSET})
                 more |= {"file-format": "puffin", "content-offset": OFFSET, "content-size-in-bytes": 50}
-            new_file = self.file(len(file.deleted if self.version == 3 else spots), **more)
-            file.vector, file.named = new_file["file-path"], new_file["record-count"] + (self.version == 2) * file.named
-            add.append(new_file)
+            data_file = self.file(len(file.deleted if self.version == 3 else spots), **more)
+            file.vector, file.named = (
+                data_file["file-path"],
+                data_file["record-count"] + (self.version == 2) * file.named,
+            )
+            add.append(data_file)
         self.loose += loose
         await self.commit(add + ([self.file(loose, **DELETES)] if loose else []), remove)
 

@@ -15,7 +15,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import upsert
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import create, rows
 from tests.seeds import examples
 
@@ -24,23 +24,23 @@ TRIES_MAX = 8
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    served = Served(tmp_path, warehouse=tmp_path.as_uri())
-    served.start()
-    yield served
-    served.stop()
+def server(tmp_path: Path) -> Iterator[ServerThread]:
+    server = ServerThread(tmp_path, warehouse=tmp_path.as_uri())
+    server.start()
+    yield server
+    server.stop()
 
 
-def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(served: Served) -> None:
-    changes, is_over, done = examples(20, 5), threading.Event(), [0, 0]
+def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(server: ServerThread) -> None:
+    changes, is_over, finished = examples(20, 3), threading.Event(), [0, 0]
 
     def keep_on(writer: int) -> None:
-        with closing(IndexClient(served.url)) as client:
+        with closing(IndexClient(server.url)) as client:
             while not is_over.is_set():
-                upsert(client, "db.t", rows([1000 * (writer + 1) + done[writer] % 50]), keys=["id"])
-                done[writer] += 1
+                upsert(client, "db.t", rows([1000 * (writer + 1) + finished[writer] % 50]), keys=["id"])
+                finished[writer] += 1
 
-    with catalog_at(served.url) as catalog, closing(IndexClient(served.url)) as client:
+    with catalog_at(server.url) as catalog, closing(IndexClient(server.url)) as client:
         create(catalog, 2)
         append(client, "db.t", rows(range(changes)))
         writers = [threading.Thread(target=keep_on, args=(writer,)) for writer in range(2)]
@@ -48,7 +48,7 @@ def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(served: Se
             writer.start()
         try:
             tries = [_delete(catalog, number) for number in range(changes)]
-            before = sum(done)
+            before = sum(finished)
         finally:
             is_over.set()
             for writer in writers:
@@ -57,7 +57,7 @@ def test_row_changes_of_pyiceberg_commit_beside_upserts_of_other_rows(served: Se
     assert max(tries) <= TRIES_MAX, tries
     assert not ids & set(range(changes))
     assert before >= changes, "the upserts went on"
-    assert ids == {1000 * (writer + 1) + number for writer in range(2) for number in range(min(done[writer], 50))}
+    assert ids == {1000 * (writer + 1) + number for writer in range(2) for number in range(min(finished[writer], 50))}
 
 
 def _delete(catalog: object, number: int) -> int:

@@ -29,18 +29,18 @@ async def test_consecutive_turns_delay_others_no_longer_than_one_turn(tmp_path: 
         await first
         assert {result.status for result in await asyncio.gather(*tasks)} == {409}
 
-        taken = 0
+        lock_count = 0
 
         async def take_all_turns() -> None:
-            nonlocal taken
+            nonlocal lock_count
             for number in range(CHANGES):
                 await asyncio.sleep(0.7)
                 producer = {"id": f"p{number}", "sequence": 1}
                 assert (await lake.send({"change-id": f"c{number}", "producer": producer})).status == 200
-                taken += 1
+                lock_count += 1
 
         holding = asyncio.create_task(take_all_turns())
         await lake.append([(1, 0, "a")])
-        taken_before = taken
+        taken_before = lock_count
         await holding
         assert taken_before < CHANGES - 1  # A turn takes as long as one or two changes.

@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from seamark.connector.client.indexes import IndexClient
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    server = Served(tmp_path, warehouse=tmp_path.as_uri(), services_workers=0)  # No worker process starts.
+def server(tmp_path: Path) -> Iterator[ServerThread]:
+    server = ServerThread(tmp_path, warehouse=tmp_path.as_uri(), services_workers=0)  # No worker process starts.
     server.start()
     yield server
     server.stop()
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
-    new_client = IndexClient(served.url)
+def client(server: ServerThread) -> Iterator[IndexClient]:
+    new_client = IndexClient(server.url)
     yield new_client
     new_client.close()

@@ -28,7 +28,7 @@ from seamark.connector.client.names import hide_credentials, split_name
 from seamark.connector.client.values import At, parse_as_of
 from seamark.connector.sql.session import SqlSession
 from tests.api.plans.planned import append, file_of
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.planner.lakes.history import random_lake
 
 
@@ -38,11 +38,11 @@ def tens(count: int, first: int = 0) -> list[Any]:
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[SeamarkClient]:
+def client(server: ServerThread) -> Iterator[SeamarkClient]:
     """Yield a client of a server that has `db.t` with 7 files in 2 manifests."""
-    served.run(served.api.table())
-    served.run(append(served.api, "t", tens(7), snapshot_id=1, manifests=2))
-    new_client = SeamarkClient(served.url)
+    server.run(server.api.table())
+    server.run(append(server.api, "t", tens(7), snapshot_id=1, manifests=2))
+    new_client = SeamarkClient(server.url)
     yield new_client
     new_client.close()
 
@@ -58,10 +58,10 @@ def test_files_statistics_and_partitions_are_returned_as_tables(client: SeamarkC
     assert partitions.to_pylist()[0]["record_count"] == 700
 
 
-def test_pages_of_a_listing_are_from_one_snapshot(served: Served, client: SeamarkClient) -> None:
+def test_pages_of_a_listing_are_from_one_snapshot(server: ServerThread, client: SeamarkClient) -> None:
     pages = client.iter_files("db.t", page_files=3)
     first = next(pages)
-    served.run(append(served.api, "t", tens(2, 100), snapshot_id=2, parent=1))
+    server.run(append(server.api, "t", tens(2, 100), snapshot_id=2, parent=1))
     remaining_values = [page.column("file_path").to_pylist() for page in pages]
     assert [first.num_rows, *(len(page) for page in remaining_values)] == [3, 3, 1]
     whole = [*first.column("file_path").to_pylist(), *(path for page in remaining_values for path in page)]
@@ -71,11 +71,11 @@ def test_pages_of_a_listing_are_from_one_snapshot(served: Served, client: Seamar
     assert client.files("db.t", at=At(ref="main")).num_rows == 9
 
 
-def test_pages_with_different_dictionaries_are_joined_to_one_table(served: Served) -> None:
-    lake = random_lake(3, served.home / "lake")
+def test_pages_with_different_dictionaries_are_joined_to_one_table(server: ServerThread) -> None:
+    lake = random_lake(3, server.home / "lake")
     body = {"name": "lake", "metadata-location": lake.metadata_location}
-    assert served.run(served.api("POST", "/v1/namespaces/db/register", body)).status == 200
-    with_client = SeamarkClient(served.url)
+    assert server.run(server.api("POST", "/v1/namespaces/db/register", body)).status == 200
+    with_client = SeamarkClient(server.url)
     whole = with_client.files("db.lake")
     pages = list(with_client.iter_files("db.lake", page_files=1))
     assert len(pages) == whole.num_rows > 5
@@ -129,16 +129,16 @@ def test_client_is_pickled_without_its_connections(client: SeamarkClient) -> Non
     copied.close()
 
 
-def test_copies_of_a_client_use_its_connections(served: Served, client: SeamarkClient) -> None:
+def test_copies_of_a_client_use_its_connections(server: ServerThread, client: SeamarkClient) -> None:
     """`close` of the client closes the connections of its copies."""
     fresh = client.reading_fresh_rows()
     for each in (client, fresh, fresh.reading_commits()):
         each.partitions("db.t")
-    pool = client._connections.get().connection_from_url(served.url)
+    pool = client._connections.get().connection_from_url(server.url)
     assert pool.num_connections == 1
     client.close()
     assert fresh.files("db.t").num_rows == 7
-    assert client._connections.get().connection_from_url(served.url) is not pool
+    assert client._connections.get().connection_from_url(server.url) is not pool
 
 
 def test_name_with_several_levels_can_contain_dots() -> None:
@@ -153,7 +153,7 @@ def test_name_with_several_levels_can_contain_dots() -> None:
 
 
 @contextmanager
-def answering(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str, list[str]]]:
+def serve_answers(*answers: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str, list[str]]]:
     """Yield the URL of a server and a list of the tokens that it received.
 
     The server gives the answers one after another, and then repeats the last one.
@@ -191,7 +191,7 @@ NOTHING = (200, {}, json.dumps({"instants": [], "next-since": None}).encode())
 
 
 def test_busy_server_is_asked_again_with_the_token() -> None:
-    with answering(BUSY, BUSY, NOTHING) as (url, request):
+    with serve_answers(BUSY, BUSY, NOTHING) as (url, request):
         client = SeamarkClient(url, token="hunter2")
         assert list(client.timeline()) == []
         client.close()
@@ -200,7 +200,7 @@ def test_busy_server_is_asked_again_with_the_token() -> None:
 
 def test_empty_token_is_not_sent() -> None:
     """A shell passes an unset variable as an empty text. A server refuses `Bearer` without a token as malformed."""
-    with answering(NOTHING) as (url, request):
+    with serve_answers(NOTHING) as (url, request):
         client = SeamarkClient(url, token="")
         assert list(client.timeline()) == []
         client.close()
@@ -222,7 +222,7 @@ def test_empty_token_is_not_sent() -> None:
 def test_invalid_answer_raises_the_error_of_its_kind(
     answer: tuple[int, dict[str, str], bytes], expected: type[ClientError]
 ) -> None:
-    with answering(answer) as (url, requests):
+    with serve_answers(answer) as (url, requests):
         client = SeamarkClient(url, retries=2)
         with pytest.raises(expected) as raised:
             list(client.timeline())
@@ -254,7 +254,7 @@ def test_as_of_time_is_parsed_to_the_millisecond() -> None:
 
 def test_page_of_another_server_is_reported_as_such() -> None:
     page = b"<!DOCTYPE html>\n<html><title>404 Not\nFound</title></html>"
-    with answering((404, {}, page)) as (url, _):
+    with serve_answers((404, {}, page)) as (url, _):
         with SqlSession(url) as session, pytest.raises(NoSuchResource) as raised:
             session.sql("SELECT 1 FROM a.b")
         client = SeamarkClient(url.replace("http:", "https:"), retries=0)
@@ -265,7 +265,7 @@ def test_page_of_another_server_is_reported_as_such() -> None:
 
 
 def test_listing_that_is_not_arrow_is_a_server_failure() -> None:
-    with answering((200, {}, b"no arrow")) as (url, _):
+    with serve_answers((200, {}, b"no arrow")) as (url, _):
         client = SeamarkClient(url)
         with pytest.raises(ServerFailed, match="Arrow"):
             client.files("db.t")
@@ -273,7 +273,7 @@ def test_listing_that_is_not_arrow_is_a_server_failure() -> None:
 
 
 def test_error_of_an_unreachable_server_names_its_address() -> None:
-    with answering(NOTHING) as (url, _):
+    with serve_answers(NOTHING) as (url, _):
         pass
     client = SeamarkClient(url, retries=0, timeout_s=2)
     with pytest.raises(Unreachable, match=url):

@@ -10,20 +10,20 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import NoSuchResource
 from seamark.formats.iceberg.metadata.table_json import decode_table
 from tests.connector.lake import SCHEMA, append, catalog_at, create
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 
 
 def test_namespaces_of_all_levels_and_their_tables_are_listed_page_by_page(
-    served: Served, monkeypatch: pytest.MonkeyPatch
+    server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seamark.connector.client.client._PAGE_NAMES", 2)
     names = [("a",), ("a", "b"), ("a", "b", "c"), ("d",), ("e",), ("f",), ("a", "x.y")]
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         for name in names:
             catalog.create_namespace(name)
         for number in range(5):
             catalog.create_table(("a", "x.y", f"t{number}"), schema=SCHEMA)
-    client = SeamarkClient(served.url)
+    client = SeamarkClient(server.url)
     namespaces = list(client.namespaces())
     assert sorted(namespaces) == sorted([*names, ("db",)])
     assert all(namespaces.index(name[:-1]) < namespaces.index(name) for name in namespaces if len(name) > 1)
@@ -35,12 +35,12 @@ def test_namespaces_of_all_levels_and_their_tables_are_listed_page_by_page(
 
 
 def test_table_is_loaded_below_the_servers_prefix_with_vended_credentials(tmp_path: Path) -> None:
-    served = Served(tmp_path, warehouse=tmp_path.as_uri(), prefix="main")
-    served.start()
+    server = ServerThread(tmp_path, warehouse=tmp_path.as_uri(), prefix="main")
+    server.start()
     try:
-        create(served.url)
-        append(served.url, "db.t", [[1, 2], [3]])
-        client = SeamarkClient(served.url)
+        create(server.url)
+        append(server.url, "db.t", [[1, 2], [3]])
+        client = SeamarkClient(server.url)
         loaded = client.load_table("db.t")
         metadata = decode_table(loaded.metadata, loaded.location)
         assert (metadata.location, [snapshot.snapshot_id for snapshot in metadata.snapshots]) == (
@@ -52,7 +52,7 @@ def test_table_is_loaded_below_the_servers_prefix_with_vended_credentials(tmp_pa
             client.load_table("db.nope")
         client.close()
     finally:
-        served.stop()
+        server.stop()
 
 
 def test_credentials_of_the_longest_prefix_win_and_are_in_no_repr(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from pyiceberg.catalog import load_catalog
 from seamark.commands.main import cli
 from seamark.connector.client.engines import ENGINES, EXTENSIONS, NO_HIVE, RUNTIME, catalog_conf, connection_text
 from seamark.connector.client.indexes import IndexClient
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.docs.pages import REPO, Page
 from tests.docs.test_docs import spark_conf
 
@@ -31,10 +31,10 @@ def call(url: str, engine: str, *arguments: str) -> Result:
 
 
 def test_pyiceberg_script_runs(client: IndexClient, tmp_path: Path) -> None:
-    done = call(client.url, "pyiceberg")
-    assert done.exit_code == 0, done.output
+    result = call(client.url, "pyiceberg")
+    assert result.exit_code == 0, result.output
     script = tmp_path / "script.py"
-    script.write_text("\n".join(line for line in done.stdout.splitlines() if "[info" not in line))
+    script.write_text("\n".join(line for line in result.stdout.splitlines() if "[info" not in line))
     ran = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert ran.returncode == 0, ran.stderr
     assert "db" in ran.stdout
@@ -90,7 +90,7 @@ def test_duckdb_text_takes_the_token_from_the_environment() -> None:
     assert "TOKEN" not in connection_text("duckdb", "sea", URI, has_token=False)
 
 
-def test_duckdb_text_runs(served: Served, tmp_path: Path) -> None:
+def test_duckdb_text_runs(server: ServerThread, tmp_path: Path) -> None:
     """PyPI's extensions are where INSTALL would put them, so the text runs without a download."""
     version, platform = _duckdb_platform()
     folder = tmp_path / "extensions" / version / platform
@@ -98,11 +98,11 @@ def test_duckdb_text_runs(served: Served, tmp_path: Path) -> None:
     for name in ("avro", "httpfs", "iceberg"):
         package = Path(importlib.import_module(f"duckdb_extension_{name}").__path__[0])
         shutil.copy(package / "extensions" / version / f"{name}.duckdb_extension", folder)
-    catalog = load_catalog("sea", type="rest", uri=served.url)
+    catalog = load_catalog("sea", type="rest", uri=server.url)
     catalog.create_namespace("shop")
     rows = pa.table({"id": pa.array([1, 2, 3], pa.int64())})
     catalog.create_table("shop.orders", schema=rows.schema).append(rows)
-    text = "\n".join(line for line in call(served.url, "duckdb").stdout.splitlines() if "[info" not in line)
+    text = "\n".join(line for line in call(server.url, "duckdb").stdout.splitlines() if "[info" not in line)
     config = {"allow_unsigned_extensions": "true", "extension_directory": str(tmp_path / "extensions")}
     with duckdb.connect(config=config) as connection:
         assert ("sea", "shop", "orders") in {row[:3] for row in connection.execute(text).fetchall()}
@@ -133,13 +133,13 @@ def test_iceberg_runtime_is_that_of_the_tests() -> None:
 def test_connect_command_reports_each_mistake(
     client: IndexClient, arguments: list[str], code: int, message: str
 ) -> None:
-    done = call(client.url, *arguments)
-    assert done.exit_code == code
-    assert message in done.output
+    result = call(client.url, *arguments)
+    assert result.exit_code == code
+    assert message in result.output
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_connect_command_has_a_text_for_every_engine(client: IndexClient, engine: str) -> None:
-    done = call(client.url, engine)
-    assert done.exit_code == 0, done.output
-    assert client.url in done.output
+    result = call(client.url, engine)
+    assert result.exit_code == 0, result.output
+    assert client.url in result.output

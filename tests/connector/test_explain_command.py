@@ -12,7 +12,7 @@ import pytest
 from seamark.commands.catalog.expression_text import expression_text
 from seamark.commands.explain import suggest_improvements
 from tests.api.plans.planned import append, file_of
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.support.commands import invoke_seamark
 
 
@@ -21,12 +21,12 @@ def seamark(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, st
 
 
 @pytest.fixture
-def url(served: Served) -> str:
+def url(server: ServerThread) -> str:
     """Return the URL of a server that has `db.t`."""
-    served.run(served.api.table())
+    server.run(server.api.table())
     files = [file_of(f"file:///t/[{n}].parquet", 10 * n, 10 * n + 9) for n in range(4)]
-    served.run(append(served.api, "t", files, snapshot_id=1))
-    return served.url
+    server.run(append(server.api, "t", files, snapshot_id=1))
+    return server.url
 
 
 def test_explain_shows_stages_and_unused_conditions(url: str) -> None:
@@ -69,13 +69,13 @@ def test_explain_says_why_a_condition_did_not_prune_and_what_would_help(url: str
     assert "check the rows of 1 file by" in text
 
 
-def test_explain_reports_a_column_without_bounds(served: Served) -> None:
-    served.run(served.api.table())
+def test_explain_reports_a_column_without_bounds(server: ServerThread) -> None:
+    server.run(server.api.table())
     files = [file_of(f"file:///t/{n}.parquet", n, n) for n in range(4)]
     for file in files:
         del file.metrics[2]
-    served.run(append(served.api, "t", files, snapshot_id=1))
-    _, text = seamark("db.t", "data = 'x'", "--url", served.url)
+    server.run(append(server.api, "t", files, snapshot_id=1))
+    _, text = seamark("db.t", "data = 'x'", "--url", server.url)
     assert "data did not prune: no file has bounds of data" in text
     assert "Sorted by" not in text
 

@@ -243,21 +243,21 @@ def test_statements_merge_files_and_drop_columns_in_s3(
         return blocks(source, at, size)
 
     monkeypatch.setattr(SourceFile, "read", read_counted_block)
-    done = run_statement(lake.client, MergeFiles(("db", "t")), utc=True)
-    assert (done.files_before, done.files_after) == (4, 2)
-    assert done.row_groups_copied > 0
+    report = run_statement(lake.client, MergeFiles(("db", "t")), utc=True)
+    assert (report.files_before, report.files_after) == (4, 2)
+    assert report.row_groups_copied > 0
     assert max(sizes) <= BLOCK_BYTES
     assert read_table(lake.client) == before
     sizes.clear()
-    done = run_statement(lake.client, DropColumns(("db", "t"), "part = 1", ("payload",)), utc=True)
-    assert done.files_before == 1
-    assert sum(sizes) < done.bytes_before / 10
+    report = run_statement(lake.client, DropColumns(("db", "t"), "part = 1", ("payload",)), utc=True)
+    assert report.files_before == 1
+    assert sum(sizes) < report.bytes_before / 10
     after = {number: {**row, "payload": None if row["part"] else row["payload"]} for number, row in before.items()}
     assert read_table(lake.client) == after
     assert lake.list_unfinished() == []
     location = lake.client.load_table("db.t").location
-    known_values = set(lake.client.files("db.t", content="data")["file_path"].to_pylist())
-    assert known_values <= {path for path in lake.files(".parquet") if path.startswith(location)}
+    counts_by_key = set(lake.client.files("db.t", content="data")["file_path"].to_pylist())
+    assert counts_by_key <= {path for path in lake.files(".parquet") if path.startswith(location)}
 
 
 def test_columns_of_old_partitions_are_dropped_in_s3(lake: Lake) -> None:
@@ -271,8 +271,10 @@ def test_columns_of_old_partitions_are_dropped_in_s3(lake: Lake) -> None:
         if row["part"] == 0:
             row["payload"] = None
     assert read_table(lake.client) == before
-    again = drop_columns(lake.client, "db.t", ["payload", "place.note"], where="part = 0", whole_partitions=True)
-    assert again.commits == 0
+    second_report = drop_columns(
+        lake.client, "db.t", ["payload", "place.note"], where="part = 0", whole_partitions=True
+    )
+    assert second_report.commits == 0
 
 
 @pytest.mark.slow  # Each step takes 50 s. tests/connector/jobs/test_statements.py always tests files on a local disk.

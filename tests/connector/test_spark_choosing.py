@@ -52,7 +52,7 @@ def test_counts_of_rows_and_pages_equal_those_of_the_files(
             build(client, "db.t", "by_k", workers)
     table = open_table(client, "db.t", CURRENT)
     for request in (source.randrange(300) for _ in range(10)):
-        found = estimate_remaining_rows(client, table, bind_filter(f"k = {request}", table))
+        row_count = estimate_remaining_rows(client, table, bind_filter(f"k = {request}", table))
         expected = RemainingRows()
         for keys in files:
             places = [place for place, key in enumerate(keys) if key == request]
@@ -65,7 +65,7 @@ def test_counts_of_rows_and_pages_equal_those_of_the_files(
                 expected.planned += len(keys)
                 expected.touched += len(keys)
                 expected.chosen += len(keys)
-        assert found == expected, seed
+        assert row_count == expected, seed
 
 
 def test_seamark_reader_is_chosen_by_the_share_of_pages_that_it_skips() -> None:

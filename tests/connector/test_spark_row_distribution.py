@@ -19,7 +19,7 @@ from seamark.formats.iceberg.types.schema import Field
 def test_task_owns_files_only_if_it_has_all_their_keys() -> None:
     field = Field(1, "id", True, "long")
     keys = pa.array(range(5000))
-    seen = set()
+    outcomes = set()
     for width, buckets, theirs in itertools.product((1, 6, 8, 16), (1, 2, 3, 6, 8), (1, 2, 4, 6, 8, 16, 32)):
         distribution = upserting.RowDistribution((field,), min(width, buckets), 1, width)
         places = distribution.assign_tasks([keys])
@@ -28,8 +28,8 @@ def test_task_owns_files_only_if_it_has_all_their_keys() -> None:
         codes = apply_transform(f"bucket[{theirs}]", "long", keys).codes
         apart = any(len(set(places[codes == code].tolist())) > 1 for code in range(theirs))
         assert distribution.owns(spec) == (not apart), (width, buckets, theirs)
-        seen.add(apart)
-    assert seen == {True, False}
+        outcomes.add(apart)
+    assert outcomes == {True, False}
 
 
 def test_rows_of_one_bucket_with_many_keys_are_spread_over_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:

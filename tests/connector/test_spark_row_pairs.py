@@ -23,9 +23,9 @@ def test_pairs_are_all_rows_with_equal_keys() -> None:
         stored = np.array([rng.randrange(6) for _ in range(rng.randrange(8))], dtype=np.int64)
         keys = np.array([rng.randrange(-1, 6) for _ in range(rng.randrange(8))], dtype=np.int64)
         expected = sorted((s, g) for s, key in enumerate(stored) for g, other in enumerate(keys) if key == other)
-        found = match_rows(stored, keys, len(expected))
-        assert found is not None
-        assert sorted(zip(*map(np.ndarray.tolist, found), strict=True)) == expected, f"seed {seed}"
+        pairs = match_rows(stored, keys, len(expected))
+        assert pairs is not None
+        assert sorted(zip(*map(np.ndarray.tolist, pairs), strict=True)) == expected, f"seed {seed}"
         if expected:
             assert match_rows(stored, keys, len(expected) - 1) is None
 
@@ -43,9 +43,9 @@ def test_rows_have_the_ordinal_of_their_key() -> None:
         )
         fitting = fitting_rows(values, columns).combine_chunks()
         keys = batch_of(fitting.to_batches(), schema, ["b", "a"]).keys
-        known_keys = list(zip(*(column.to_pylist() for column in reversed(keys.columns)), strict=True))
+        paths_before = list(zip(*(column.to_pylist() for column in reversed(keys.columns)), strict=True))
         usable = {row for row in rows if None not in row and -(1 << 31) <= row[0] < 1 << 31}  # type: ignore[operator]
-        assert len(known_keys) == len(usable)
-        assert set(known_keys) == usable
+        assert len(paths_before) == len(usable)
+        assert set(paths_before) == usable
         actual = ordinals_of(keys, values, columns).tolist()
-        assert actual == [known_keys.index(row) if row in usable else -1 for row in rows], f"seed {seed}"
+        assert actual == [paths_before.index(row) if row in usable else -1 for row in rows], f"seed {seed}"

@@ -30,7 +30,7 @@ expect.set_options(timeout=PATIENCE_MS)  # Five seconds by default
 
 
 @dataclass
-class Watched:
+class RecordedPage:
     """A page with its recorded errors and requests."""
 
     page: Page
@@ -65,9 +65,9 @@ class Watched:
         await self.run(AXE.read_text() + "\n;0")
         result = await self.run("axe.run(document).then((result) => result.violations)")
         return [
-            f"{one['id']}: {one['help']}: {[node['html'][:200] for node in one['nodes'][:3]]}"
-            for one in result
-            if one["impact"] in ("serious", "critical")
+            f"{item['id']}: {item['help']}: {[node['html'][:200] for node in item['nodes'][:3]]}"
+            for item in result
+            if item["impact"] in ("serious", "critical")
         ]
 
 
@@ -84,13 +84,13 @@ async def open_browser() -> AsyncIterator[Browser]:
 
 
 @asynccontextmanager
-async def open_page(browser: Browser, url: str, theme: str = "light") -> AsyncIterator[Watched]:
+async def open_page(browser: Browser, url: str, theme: str = "light") -> AsyncIterator[RecordedPage]:
     context = await browser.new_context(
         viewport={"width": 1360, "height": 900}, color_scheme="dark" if theme == "dark" else "light"
     )
     context.set_default_timeout(PATIENCE_MS)
     page = await context.new_page()
-    watched = Watched(page, url)
+    watched = RecordedPage(page, url)
 
     def on_request(request: Request) -> None:
         watched.hosts.add(urlsplit(request.url).netloc)

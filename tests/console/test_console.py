@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 
 from seamark.commands.terminal import show_size
-from tests.console.browser import Watched, open_browser, open_page
+from tests.console.browser import RecordedPage, open_browser, open_page
 from tests.console.world import (
     SCHEMA,
     ask,
@@ -21,7 +21,7 @@ from tests.console.world import (
     make_many,
     make_orders,
 )
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 
 TABLE = "#/table/db/orders"
 WHERE = "where=customer_id+%3D+4711+AND+country+LIKE+%27%25A%27"
@@ -49,11 +49,11 @@ PAGES = {
 """A text of the shown data, by address"""
 
 
-async def see(watched: Watched, text: str) -> None:
+async def see(watched: RecordedPage, text: str) -> None:
     await watched.page.get_by_text(text).first.wait_for()
 
 
-def check(watched: Watched, server: Running) -> None:
+def check(watched: RecordedPage, server: RunningServer) -> None:
     assert watched.errors == []
     assert watched.hosts == {server.url.removeprefix("http://")}
 
@@ -110,7 +110,7 @@ async def test_every_page_shows_its_data_and_updates_with_changes(tmp_path: Path
         check(watched, server)
 
 
-async def sign_in(watched: Watched, token: str) -> None:
+async def sign_in(watched: RecordedPage, token: str) -> None:
     await watched.page.get_by_label("Token").fill(token)
     await watched.page.get_by_role("button", name="Sign in").click()
 

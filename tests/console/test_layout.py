@@ -17,7 +17,7 @@ from seamark.metaserver.planner.lookup.layout import read_layouts
 from seamark.metaserver.planner.lookup.lookup import FoundFiles, RequestedColumn
 from tests.console.world import IDS, ask, change, content_file, create_table
 from tests.seeds import first_seed
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 
 COLUMNS = ("id", "customer_id", "country", "amount", "day")
 Range = tuple[Any, Any]
@@ -59,7 +59,7 @@ def draw_files(location: str, count: int, rng: random.Random) -> tuple[list[dict
     return content_files, bounds
 
 
-class Expected:
+class ExpectedLayout:
     """The layout computed by loops.
 
     It has the `ranges` of each snapshot; the positions are those of the answer, which other tests check.
@@ -102,14 +102,16 @@ class Expected:
         return [value for value, own in self.position.items() if abs(own - position) < 1e-12]
 
 
-def check(answer: dict[str, Any], column: str, expected: Expected, files: list[int], bars: int, points: int) -> None:
+def check(
+    answer: dict[str, Any], column: str, expected: ExpectedLayout, files: list[int], bars: int, points: int
+) -> None:
     assert answer["scale"] == ("value" if expected.by_value else "rank")
     for mark in answer["marks"]:
         assert expected.values_at(mark["position"]), mark
     if expected.values:
         kind = {"id": "long", "customer_id": "long", "country": "string", "amount": "double", "day": "date"}[column]
-        shown = [answer["marks"][0]["value"], answer["marks"][-1]["value"]]
-        decoded = [encode(kind, decode_json(kind, value)) for value in shown]
+        edges = [answer["marks"][0]["value"], answer["marks"][-1]["value"]]
+        decoded = [encode(kind, decode_json(kind, value)) for value in edges]
         plain = [
             value.decode() if isinstance(value, bytes) else value for value in (expected.values[0], expected.values[-1])
         ]
@@ -129,7 +131,7 @@ def check(answer: dict[str, Any], column: str, expected: Expected, files: list[i
         check_bars(layout["bars"], expected, ranges, bars)
 
 
-def check_bars(actual_bars: list[dict[str, Any]], expected: Expected, ranges: list[Range], bars: int) -> None:
+def check_bars(actual_bars: list[dict[str, Any]], expected: ExpectedLayout, ranges: list[Range], bars: int) -> None:
     assert len(actual_bars) == min(bars, len(ranges))
     assert sum(bar["files"] for bar in actual_bars) == len(ranges)
     remaining_ranges = sorted(ranges)
@@ -137,8 +139,8 @@ def check_bars(actual_bars: list[dict[str, Any]], expected: Expected, ranges: li
         own, remaining_ranges = remaining_ranges[: bar["files"]], remaining_ranges[bar["files"] :]
         assert abs(bar["files"] - len(ranges) / len(actual_bars)) < 1
         ends = sorted(high for _, high in own)
-        wanted = (own[0][0], ends[(len(ends) - 1) // 2], ends[-1])
-        positions = [expected.position[value] for value in wanted]
+        expected_marks = (own[0][0], ends[(len(ends) - 1) // 2], ends[-1])
+        positions = [expected.position[value] for value in expected_marks]
         assert [bar["low"], bar["median"], bar["high"]] == pytest.approx(positions, abs=1e-12)
 
 
@@ -152,7 +154,7 @@ def check_sizes(layout: dict[str, Any], files: list[dict[str, Any]]) -> None:
     ]
 
 
-async def one_table(server: Running, name: str, rng: random.Random) -> None:
+async def one_table(server: RunningServer, name: str, rng: random.Random) -> None:
     location = await create_table(server, name)
     empty = (await ask(server, "GET", f"/api/v1/tables/db/{name}/layout/id"))["snapshots"][0]
     assert (empty["snapshot-id"], empty["files"], empty["depth-mean"], empty["bars"]) == (None, 0, None, [])
@@ -168,7 +170,7 @@ async def one_table(server: Running, name: str, rng: random.Random) -> None:
         if compared:
             query += f"&snapshot-id={ids[1]}&compare-to={ids[0]}"
         answer = await ask(server, "GET", f"/api/v1/tables/db/{name}/layout/{column}?{query}")
-        expected = Expected(column, ranges if compared else ranges[:1], by_rank)
+        expected = ExpectedLayout(column, ranges if compared else ranges[:1], by_rank)
         files = [len(later), len(earlier)]
         check(answer, column, expected, files, bars, points)
         check_sizes(answer["snapshots"][0], [*first, *second])

@@ -11,7 +11,7 @@ import pytest
 from playwright.async_api import expect
 
 from tests.connector.lake import append, create, spread
-from tests.console.browser import Watched, open_browser, open_page
+from tests.console.browser import RecordedPage, open_browser, open_page
 from tests.console.test_console import check, see
 from tests.server.rig import running
 
@@ -19,7 +19,7 @@ LONG = "SELECT count(*) FROM " + ", ".join(f"db.t t{n}" for n in range(12))
 """A join of 60 rows with themselves that does not end by itself."""
 
 
-async def enter(watched: Watched, statement: str, keys: str = "Control+Enter") -> None:
+async def enter(watched: RecordedPage, statement: str, keys: str = "Control+Enter") -> None:
     box = watched.page.get_by_label("Statement", exact=True)
     await box.fill(statement)
     await box.press(keys)

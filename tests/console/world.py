@@ -16,7 +16,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Entry, EntryKind, Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
-from tests.server.rig import Running, some_settings
+from tests.server.rig import RunningServer, some_settings
 
 COLUMNS = (("id", "long"), ("customer_id", "long"), ("country", "string"), ("amount", "double"), ("day", "date"))
 IDS = {name: number for number, (name, _) in enumerate(COLUMNS, start=1)}
@@ -71,7 +71,7 @@ async def create_tokens(home: Path) -> dict[str, str]:
         }
 
 
-async def ask(server: Running, method: str, path: str, body: Any = None, token: str | None = None) -> Any:
+async def ask(server: RunningServer, method: str, path: str, body: Any = None, token: str | None = None) -> Any:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     async with server.http.request(method, server.url + path, json=body, headers=headers) as answer:
         text = await answer.text()
@@ -79,7 +79,7 @@ async def ask(server: Running, method: str, path: str, body: Any = None, token: 
         return await answer.json() if text else None
 
 
-async def create_table(server: Running, name: str, *, partitioned: bool = False, **more: Any) -> str:
+async def create_table(server: RunningServer, name: str, *, partitioned: bool = False, **more: Any) -> str:
     """Create a table of `db`, and return its location."""
     # The target size is that of the files, so that a layout has as many.
     properties = {"format-version": "2", "write.target-file-size-bytes": str(1 << 20), **more.pop("properties", {})}
@@ -93,7 +93,7 @@ async def create_table(server: Running, name: str, *, partitioned: bool = False,
     return str(answer["metadata"]["location"])
 
 
-async def change(server: Running, name: str, add: Sequence[dict[str, Any]], **more: Any) -> int:
+async def change(server: RunningServer, name: str, add: Sequence[dict[str, Any]], **more: Any) -> int:
     """Commit a change, and return the id of its snapshot."""
     answer = await ask(server, "POST", f"/api/v1/tables/db/{name}/commit", {"add": list(add), **more})
     return int(answer["snapshot-id"])
@@ -136,7 +136,7 @@ def make_clustered(location: str, count: int, rng: random.Random, days: int = 40
         )
 
 
-async def make_orders(server: Running, seed: int = 1) -> tuple[int, int]:
+async def make_orders(server: RunningServer, seed: int = 1) -> tuple[int, int]:
     """Make `db.orders` with appends, a branch, a tag, and a clustering of all files.
 
     Return the snapshots before and after the clustering.
@@ -169,12 +169,12 @@ async def make_orders(server: Running, seed: int = 1) -> tuple[int, int]:
     return before, after
 
 
-async def set_ref(server: Running, table: str, name: str, kind: str, snapshot_id: int) -> None:
+async def set_ref(server: RunningServer, table: str, name: str, kind: str, snapshot_id: int) -> None:
     update = {"action": "set-snapshot-ref", "ref-name": name, "type": kind, "snapshot-id": snapshot_id}
     await ask(server, "POST", f"/v1/namespaces/db/tables/{table}", {"requirements": [], "updates": [update]})
 
 
-async def make_large(server: Running, files: int, seed: int = 2) -> None:
+async def make_large(server: RunningServer, files: int, seed: int = 2) -> None:
     """Make `db.large`, unpartitioned."""
     rng = random.Random(seed)
     location = await create_table(server, "large")
@@ -185,7 +185,7 @@ async def make_large(server: Running, files: int, seed: int = 2) -> None:
         await change(server, "large", files_by_name[start : start + _ADDED_AT_ONCE])
 
 
-async def make_many(server: Running, tables: int) -> None:
+async def make_many(server: RunningServer, tables: int) -> None:
     """Make tables in the namespace `many`, all with one metadata file."""
     await create_table(server, "template")
     store = server.components.store

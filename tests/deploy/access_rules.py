@@ -1,4 +1,4 @@
-"""File-based access control for tests in the schemas `guarded` and `ruled`.
+"""File-based access control for tests in the schemas `guarded`, `ruled` and `cubed`.
 
 The user anna owns all tables. The user of all other tests also owns all tables, so that Trino answers as without
 access control.
@@ -15,15 +15,19 @@ GUARDED = "(definer|invoker|hiding|summary|lending|keeping|opening)(~plan~.*)?"
 EVERYTHING = ["SELECT", "INSERT", "DELETE", "UPDATE", "OWNERSHIP", "GRANT_SELECT"]
 
 
-def _guarded(user: str, table: str, **more: Any) -> dict[str, Any]:
+def _guarded_table_rule(user: str, table: str, **more: Any) -> dict[str, Any]:
     return {"user": user, "schema": "guarded", "table": table, "privileges": ["SELECT"], **more}
 
 
-def _ruled(user: str, table: str, **more: Any) -> dict[str, Any]:
+def _ruled_table_rule(user: str, table: str, **more: Any) -> dict[str, Any]:
     return {"user": user, "schema": "ruled", "table": table, "privileges": ["SELECT"], **more}
 
 
-def _masked(*columns: str) -> list[dict[str, Any]]:
+def _cubed_table_rule(user: str, **more: Any) -> dict[str, Any]:
+    return {"user": user, "schema": "cubed", "table": "orders", "privileges": ["SELECT"], **more}
+
+
+def _masked_table_rule(*columns: str) -> list[dict[str, Any]]:
     return [{"name": column, "mask": "'XXXX'"} for column in columns]
 
 
@@ -32,19 +36,22 @@ RULES: dict[str, Any] = {
     "schemas": [{"user": OWNERS, "owner": True}],
     "tables": [
         {"user": OWNERS, "privileges": EVERYTHING},
-        _guarded("rita", GUARDED),
-        _guarded("rolf", "definer"),
-        _guarded("filip", GUARDED, filter="id > 4711"),
-        _ruled("rita", "orders", filter="country = 'FR'", columns=_masked("card")),
-        _ruled("rita", "customers", filter="number < 7"),
-        _ruled("rita", "own", columns=_masked("card")),
-        _ruled("dan", "orders", columns=[{"name": "card", "allow": False}]),
-        _ruled("dan", "customers", privileges=[]),
-        _ruled("dan", "grouped", columns=[{"name": "n", "allow": False}]),
-        _ruled("sue", "orders|customers", privileges=[]),
-        _ruled("sue", "lent", filter="country = 'DE'"),
-        _ruled("sue", "grouped", columns=_masked("card")),
-        _ruled("sue", "rich", privileges=[]),
+        _guarded_table_rule("rita", GUARDED),
+        _guarded_table_rule("rolf", "definer"),
+        _guarded_table_rule("filip", GUARDED, filter="id > 4711"),
+        _ruled_table_rule("rita", "orders", filter="country = 'FR'", columns=_masked_table_rule("card")),
+        _ruled_table_rule("rita", "customers", filter="number < 7"),
+        _ruled_table_rule("rita", "own", columns=_masked_table_rule("card")),
+        _ruled_table_rule("dan", "orders", columns=[{"name": "card", "allow": False}]),
+        _ruled_table_rule("dan", "customers", privileges=[]),
+        _ruled_table_rule("dan", "grouped", columns=[{"name": "n", "allow": False}]),
+        _ruled_table_rule("sue", "orders|customers", privileges=[]),
+        _ruled_table_rule("sue", "lent", filter="country = 'DE'"),
+        _ruled_table_rule("sue", "grouped", columns=_masked_table_rule("card")),
+        _ruled_table_rule("sue", "rich", privileges=[]),
+        _cubed_table_rule("rita", filter="country = 'FR'", columns=_masked_table_rule("card")),
+        _cubed_table_rule("dan", columns=[{"name": "card", "allow": False}]),
+        _cubed_table_rule("sue", privileges=[]),
         {"schema": "ruled", "privileges": ["SELECT"]},  # The catch-all rule, which includes the names of plans
         {"schema": "information_schema", "privileges": ["SELECT"]},
     ],

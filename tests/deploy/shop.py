@@ -77,8 +77,8 @@ def fill(seamark: Seamark) -> None:
         ["create", "shop.orders", "--kind", "bloom", "--columns", "id", "--fpp", "0.0001"],
         ["build", "shop.orders"],
     ):
-        done = run_seamark("index", *words, "--url", seamark.base_url, timeout_s=120)
-        assert done.returncode == 0, done.stderr
+        completed = run_seamark("index", *words, "--url", seamark.base_url, timeout_s=120)
+        assert completed.returncode == 0, completed.stderr
 
 
 def connect(port: int, **options: Any) -> Any:
@@ -102,7 +102,7 @@ def rows_of(port: int, sql: str, parameters: Any = None, **options: Any) -> list
         connection.close()
 
 
-def both(shop: Shop, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
+def run_both_ways(shop: Shop, sql: str, parameters: Any = None, **options: Any) -> list[list[Any]]:
     """Run a statement through the proxy and without it, check that the rows are equal, and return them."""
     direct = rows_of(shop.trino.port, sql, parameters, **options)
     assert rows_of(shop.proxy.port, sql, parameters, **options) == direct

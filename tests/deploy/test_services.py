@@ -33,7 +33,7 @@ def test_emptied_postgres_database_equals_a_new_one(postgres: Postgres) -> None:
     name, url = "emptied", postgres.create_database("emptied")
     new = postgres.sql(schema, name)
     postgres.sql("CREATE TABLE t (a int); REVOKE ALL ON SCHEMA public FROM PUBLIC", name)
-    postgres.empty_database(url)
+    postgres.clear_database(url)
     assert postgres.sql("SELECT count(*) FROM pg_tables WHERE tablename = 't'", name) == "0"
     assert postgres.sql(schema, name) == new
     postgres.drop_database(url)

@@ -13,7 +13,7 @@ import pytest
 import sqlalchemy
 
 from seamark.commands.installation.java import java_25_home
-from tests.deploy.shop import Shop, both, post, rows_of
+from tests.deploy.shop import Shop, post, rows_of, run_both_ways
 from tests.services.java import SHORT_LIVED
 from tests.services.needs import NEEDS_TRINO
 from tests.services.process import ServiceFailed
@@ -39,9 +39,9 @@ def java(*arguments: str) -> str:
     home = java_25_home()
     assert home is not None
     argv = [str(home / "bin" / "java"), *SHORT_LIVED, *arguments]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done.stdout
+    completed = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert completed.returncode == 0, completed.stderr[-3000:]
+    return completed.stdout
 
 
 def command_line(url: str, *statements: str) -> list[dict[str, Any]]:
@@ -127,11 +127,11 @@ def test_sqlalchemy_gets_equal_results_through_the_proxy(shop: Shop) -> None:
 )
 def test_spooled_results_are_fetched_through_the_proxy(shop: Shop, encoding: str) -> None:
     before = shop.proxy.statements("rewritten")
-    rows = both(shop, MANY, encoding=encoding)
+    rows = run_both_ways(shop, MANY, encoding=encoding)
     assert len(rows) == 8000
     assert shop.proxy.statements("rewritten") == before + 1
     assert rows == rows_of(shop.trino.port, MANY)
-    assert both(shop, ONE, encoding=encoding) == [[4711, "n4711"]]
+    assert run_both_ways(shop, ONE, encoding=encoding) == [[4711, "n4711"]]
 
 
 def test_addresses_of_spooled_results_are_those_of_the_proxy(shop: Shop, tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def fetch_rows(port: int, sql: str, meanwhile: Callable[[], None], **options: An
         connection.close()
 
 
-def nothing() -> None:
+def do_nothing() -> None:
     pass
 
 
@@ -115,7 +115,7 @@ def test_statement_ends_as_without_the_proxy_when_the_planning_server_is_killed(
         lake.catalog.kill9()
         lake.planner.kill9()
 
-    assert fetch_rows(lake.proxy.port, MANY_ROWS, nothing) == 900_000
+    assert fetch_rows(lake.proxy.port, MANY_ROWS, do_nothing) == 900_000
     reported, first = post(lake.proxy.port, MANY_ROWS)
     assert reported.startswith("rewritten")
     # Otherwise the statement runs until Trino abandons its client. The next test does not wait so long for a slot.
@@ -163,8 +163,8 @@ def test_statement_may_wait_in_trinos_queue_longer_than_its_plans_lease(lake: La
             for cursor in cursors:
                 cursor.cancel()
         assert waiting.result(120) == [["n4711"]]
-        for one in running:
-            one.result(120)
+        for query in running:
+            query.result(120)
     for connection in blockers:
         connection.close()
 
@@ -199,12 +199,12 @@ def test_expired_snapshot_gives_trinos_own_error(lake: Lake) -> None:
             rows_of(lake.trino.port, "UPDATE orders SET note = 'new' WHERE id < 5000", schema=schema)
             rows_of(lake.trino.port, expire, schema=schema, session_properties=session)
 
-        results.append((fetch_rows(port, request, expire_it, schema=schema), again(port, request, schema)))
+        results.append((fetch_rows(port, request, expire_it, schema=schema), read_error_name(port, request, schema)))
     assert results[1][1] == results[0][1]
     assert {results[0][0], results[1][0]} <= {900_000, "ICEBERG_CANNOT_OPEN_SPLIT", "ICEBERG_FILESYSTEM_ERROR"}
 
 
-def again(port: int, sql: str, schema: str) -> str:
+def read_error_name(port: int, sql: str, schema: str) -> str:
     with pytest.raises(trino.exceptions.TrinoQueryError) as caught:
         rows_of(port, sql, schema=schema)
     return str(caught.value.error_name)

@@ -22,7 +22,7 @@ from tests.connector.sql.comparing import rows_of
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino import CATALOG
 from tests.services.trino_lake import TrinoLake
-from tests.support.trino_comparison import Both, make_benchmark_tables, open_both, write_files
+from tests.support.trino_comparison import TrinoAndProxy, make_benchmark_tables, open_both, write_files
 
 pytestmark = NEEDS_TRINO
 TPCH = [part for part in Path(__file__).with_name("tpch.sql").read_text().split(";") if part.strip()]
@@ -30,7 +30,7 @@ QUERIES_PER_LAKE = 30
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory, trino_lake: TrinoLake) -> Iterator[Both]:
+def trino_and_proxy(tmp_path_factory: pytest.TempPathFactory, trino_lake: TrinoLake) -> Iterator[TrinoAndProxy]:
     with open_both(tmp_path_factory.mktemp("identity"), trino_lake) as opened:
         yield opened
 
@@ -43,19 +43,21 @@ def benchmark_tables(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFac
 @pytest.mark.slow
 @pytest.mark.usefixtures("benchmark_tables")
 @pytest.mark.parametrize("every", [7, 3, 1])
-def test_queries_of_tpc_h_and_the_star_schema_benchmark_are_equal_through_the_proxy(both: Both, every: int) -> None:
+def test_queries_of_tpc_h_and_the_star_schema_benchmark_are_equal_through_the_proxy(
+    trino_and_proxy: TrinoAndProxy, every: int
+) -> None:
     """The parameter is the step: every seventh query, every third, or all."""
     tpch, ssb = TPCH[::every], list(QUERIES.values())[::every]
-    before = both.proxy.statements("rewritten")
+    before = trino_and_proxy.proxy.statements("rewritten")
     for sql in tpch:
-        assert both.ask(sql, schemas=("tpch", "tpch")).rows
-    of_tpch = both.proxy.statements("rewritten") - before
+        assert trino_and_proxy.ask(sql, schemas=("tpch", "tpch")).rows
+    of_tpch = trino_and_proxy.proxy.statements("rewritten") - before
     for sql in ssb:
-        assert both.ask(sql, schemas=("ssb", "ssb")).columns
+        assert trino_and_proxy.ask(sql, schemas=("ssb", "ssb")).columns
     assert len(TPCH) == 22
     assert of_tpch >= {1: 14, 3: 4, 7: 1}[every]
-    assert both.proxy.statements("rewritten") - before - of_tpch == len(ssb)
-    assert both.proxy.statements("original") == 0
+    assert trino_and_proxy.proxy.statements("rewritten") - before - of_tpch == len(ssb)
+    assert trino_and_proxy.proxy.statements("original") == 0
 
 
 @pytest.mark.usefixtures("benchmark_tables")
@@ -111,7 +113,7 @@ def replace_numbers(rng: random.Random, text: str) -> tuple[str, list[Any]]:
     return re.sub(r"( (?:=|<>|<|>|<=|>=) )(-?\d+)(?![\w.])", bind, text), values
 
 
-def campaign(both: Both, trino_lake: TrinoLake, seed: str, queries: int) -> None:
+def campaign(trino_and_proxy: TrinoAndProxy, trino_lake: TrinoLake, seed: str, queries: int) -> None:
     for first in range(0, queries, QUERIES_PER_LAKE):
         rng, schema = random.Random(f"{seed}/{first}"), f"random_{seed}_{first}"
         statements = lake_of(rng, trino_lake, schema)
@@ -119,7 +121,7 @@ def campaign(both: Both, trino_lake: TrinoLake, seed: str, queries: int) -> None
             text, values = translate_to_trino(statements.query(rng.choice([1, 1, 2, 2, 3])), schema), []
             if rng.random() < 0.3:
                 text, values = replace_numbers(rng, text)
-            both.ask(text, values, schemas=(schema, schema), legacy_prepared_statements=rng.random() < 0.5)
+            trino_and_proxy.ask(text, values, schemas=(schema, schema), legacy_prepared_statements=rng.random() < 0.5)
 
 
 @pytest.mark.parametrize(
@@ -130,36 +132,40 @@ def campaign(both: Both, trino_lake: TrinoLake, seed: str, queries: int) -> None
         pytest.param(1000, 1000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )
-def test_random_queries_are_equal_through_the_proxy(both: Both, trino_lake: TrinoLake, seed: int, queries: int) -> None:
+def test_random_queries_are_equal_through_the_proxy(
+    trino_and_proxy: TrinoAndProxy, trino_lake: TrinoLake, seed: int, queries: int
+) -> None:
     """The queries have joins, subqueries, set operations, grouping sets, windows, quoted names, comments and
     parameters.
     """
-    reported, before = both.counts.copy(), both.proxy.statements("rewritten")
-    campaign(both, trino_lake, f"{seed}", queries)
-    reported, rewritten = both.counts - reported, both.proxy.statements("rewritten") - before
+    reported, before = trino_and_proxy.counts.copy(), trino_and_proxy.proxy.statements("rewritten")
+    campaign(trino_and_proxy, trino_lake, f"{seed}", queries)
+    reported, rewritten = trino_and_proxy.counts - reported, trino_and_proxy.proxy.statements("rewritten") - before
     print(f"{dict(reported)}, {rewritten} rewritten")
     assert reported["asked"] == queries
     assert reported["failed"] < 0.2 * queries
     assert reported["with rows"] > 0.4 * queries
     assert rewritten > 0.3 * queries
-    assert both.proxy.statements("original") <= reported["failed"]
+    assert trino_and_proxy.proxy.statements("original") <= reported["failed"]
 
 
 @pytest.mark.slow
-def test_statements_that_write_are_equal_through_the_proxy(both: Both, trino_lake: TrinoLake) -> None:
+def test_statements_that_write_are_equal_through_the_proxy(
+    trino_and_proxy: TrinoAndProxy, trino_lake: TrinoLake
+) -> None:
     """All writing statements of Trino's connector run in two schemas: through the proxy, and without it."""
     schemas = ("written", "written_through")
     for schema in schemas:
         trino_lake.trino.rows(f"CREATE SCHEMA {schema}")
-    before = both.proxy.statements("rewritten")
+    before = trino_and_proxy.proxy.statements("rewritten")
     for text in WRITING:
-        both.ask(text, schemas=schemas)
+        trino_and_proxy.ask(text, schemas=schemas)
         for table in ("t", "u", "copy", "view"):
-            both.ask(f"SELECT * FROM {table} WHERE id BETWEEN 11 AND 18", schemas=schemas)
+            trino_and_proxy.ask(f"SELECT * FROM {table} WHERE id BETWEEN 11 AND 18", schemas=schemas)
     for table in ("t", "u"):
-        both.ask(f"SELECT * FROM {table}", schemas=schemas)
-    assert both.counts["failed"] > 0
-    assert both.proxy.statements("rewritten") - before > len(WRITING)
+        trino_and_proxy.ask(f"SELECT * FROM {table}", schemas=schemas)
+    assert trino_and_proxy.counts["failed"] > 0
+    assert trino_and_proxy.proxy.statements("rewritten") - before > len(WRITING)
 
 
 WRITING = [

@@ -41,9 +41,9 @@ def launch(checkout: Path, **environment: str) -> subprocess.CompletedProcess[st
 
 
 def test_launcher_runs_trino_with_the_files_of_the_checkout(checkout: Path) -> None:
-    done = launch(checkout, TRINO_PORT="8090")
-    assert done.returncode == 0, done.stderr
-    reported = done.stdout.splitlines()
+    result = launch(checkout, TRINO_PORT="8090")
+    assert result.returncode == 0, result.stderr
+    reported = result.stdout.splitlines()
     etc = checkout / "deploy" / "trino" / "etc"
     assert f"-Dconfig={etc / 'config.properties'}" in reported
     assert f"-Dcatalog.config-dir={etc / 'catalog'}" in reported
@@ -57,22 +57,22 @@ def test_launcher_runs_trino_with_the_files_of_the_checkout(checkout: Path) -> N
 
 
 def test_missing_program_is_reported_in_one_line_with_the_command(checkout: Path) -> None:
-    done = launch(checkout, JAVA25=str(checkout / "none"))
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == "Trino needs a JDK 25: install one below /usr/lib/jvm, or set JAVA25 to its home\n"
+    result = launch(checkout, JAVA25=str(checkout / "none"))
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr == "Trino needs a JDK 25: install one below /usr/lib/jvm, or set JAVA25 to its home\n"
     no_jdk = checkout / "bin" / "grep"  # No JDK is found below /usr/lib/jvm; /bin/java may be an older one.
     no_jdk.parent.mkdir()
     no_jdk.write_text("#!/bin/sh\nexit 1\n")
     no_jdk.chmod(0o755)
-    assert launch(checkout, JAVA25="", PATH=f"{no_jdk.parent}:/usr/bin:/bin").stderr == done.stderr
+    assert launch(checkout, JAVA25="", PATH=f"{no_jdk.parent}:/usr/bin:/bin").stderr == result.stderr
     (checkout / "jdk" / "release").write_text('IMPLEMENTOR="Debian"\nJAVA_VERSION="17.0.15"\n')
-    done = launch(checkout)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(f"Trino needs a JDK 25, and JAVA25={checkout / 'jdk'} is version 17")
-    assert done.stderr.count("\n") == 1
+    result = launch(checkout)
+    assert (result.returncode, result.stdout) == (1, "")
+    assert result.stderr.startswith(f"Trino needs a JDK 25, and JAVA25={checkout / 'jdk'} is version 17")
+    assert result.stderr.count("\n") == 1
     (checkout / "jdk" / "release").write_text('JAVA_VERSION="25"\n')
     assert launch(checkout).returncode == 0
     shutil.rmtree(checkout / ".cache" / "trino" / "lib")
-    done = launch(checkout)
-    assert done.returncode == 1
-    assert "run make trino" in done.stderr
+    result = launch(checkout)
+    assert result.returncode == 1
+    assert "run make trino" in result.stderr

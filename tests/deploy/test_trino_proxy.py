@@ -19,12 +19,12 @@ from tests.deploy.shop import (
     FILES,
     ROWS,
     Shop,
-    both,
     connect,
     eventually,
     explain_over_plans,
     post,
     rows_of,
+    run_both_ways,
     run_until_cancelled,
     splits,
 )
@@ -38,7 +38,7 @@ pytestmark = NEEDS_TRINO
 
 
 def test_rows_are_equal_and_addresses_are_those_of_the_proxy(shop: Shop) -> None:
-    assert both(shop, "SELECT 1") == [[1]]
+    assert run_both_ways(shop, "SELECT 1") == [[1]]
     reported, first = post(shop.proxy.port, "SELECT 1")
     assert reported == "unchanged; it has no condition that could leave out files"
     assert first["nextUri"].startswith(f"{shop.proxy.url}/v1/statement/")
@@ -48,7 +48,10 @@ def test_rows_are_equal_and_addresses_are_those_of_the_proxy(shop: Shop) -> None
 
 def test_large_results_are_complete(shop: Shop) -> None:
     numbers = "UNNEST(sequence(1, 100)) t (x), UNNEST(sequence(1, 1000)) s (x)"
-    assert len(both(shop, f"SELECT s.x * 1000 + t.x AS n, rpad('', 100, 'x') FROM {numbers} ORDER BY n")) == 100_000
+    assert (
+        len(run_both_ways(shop, f"SELECT s.x * 1000 + t.x AS n, rpad('', 100, 'x') FROM {numbers} ORDER BY n"))
+        == 100_000
+    )
 
 
 def test_client_that_cancels_ends_its_statement(shop: Shop) -> None:
@@ -74,7 +77,7 @@ def _state(shop: Shop, query_id: str) -> str:
 def test_parameters_are_bound_and_used_in_plans(shop: Shop, legacy: bool) -> None:
     options = {"legacy_prepared_statements": legacy}
     sql = "SELECT id, note FROM orders WHERE id = ? AND note <> ?"
-    assert both(shop, sql, (4711, "it's"), **options) == [[4711, "n4711"]]
+    assert run_both_ways(shop, sql, (4711, "it's"), **options) == [[4711, "n4711"]]
     before = shop.proxy.statements("rewritten")
     rows_of(shop.proxy.port, sql, (4712, "it's"), **options)
     assert shop.proxy.statements("rewritten") == before + 1
@@ -109,7 +112,7 @@ def test_transactions_pass_unchanged(shop: Shop) -> None:
 
 def test_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
     sql = "SELECT id, country, note FROM orders WHERE id = 4711"
-    assert both(shop, sql) == [[4711, "DE", "n4711"]]
+    assert run_both_ways(shop, sql) == [[4711, "DE", "n4711"]]
     reported, _ = post(shop.proxy.port, sql)
     assert reported.startswith(f"rewritten; scans=1; files=1/{FILES}; shop.orders=1/{FILES}; ms=")
     assert splits(shop.trino.port, sql) >= FILES
@@ -142,7 +145,7 @@ def test_statement_reads_only_the_files_that_it_needs(shop: Shop) -> None:
     ],
 )
 def test_rows_equal_those_of_the_original_statement(shop: Shop, sql: str) -> None:
-    both(shop, sql)
+    run_both_ways(shop, sql)
 
 
 def test_commit_is_visible_to_the_next_statement_and_time_travel_is_stable(shop: Shop) -> None:
@@ -160,13 +163,13 @@ def test_commit_is_visible_to_the_next_statement_and_time_travel_is_stable(shop:
     rows_of(
         port, "MERGE INTO fresh USING orders o ON fresh.id = o.id WHEN MATCHED AND o.id = 3 THEN UPDATE SET note = 'm'"
     )
-    assert both(shop, "SELECT note FROM fresh WHERE id = 3") == [["m"]]
+    assert run_both_ways(shop, "SELECT note FROM fresh WHERE id = 3") == [["m"]]
     for number, snapshot in enumerate(snapshots):
         sql = f"SELECT count(*) FROM fresh FOR VERSION AS OF {snapshot} WHERE id = 4711"
-        assert both(shop, sql) == [[number + 1]]
+        assert run_both_ways(shop, sql) == [[number + 1]]
         assert post(port, f"{sql} AND id > 4000")[0].startswith("rewritten")
     rows_of(port, "ALTER TABLE fresh RENAME COLUMN note TO id2")
-    assert both(shop, "SELECT id2 FROM fresh WHERE id = 3 AND id2 = 'm'") == [["m"]]
+    assert run_both_ways(shop, "SELECT id2 FROM fresh WHERE id = 3 AND id2 = 'm'") == [["m"]]
     rows_of(port, "DROP TABLE fresh")
 
 
@@ -183,7 +186,7 @@ def test_time_travel_uses_the_column_names_of_its_time(shop: Shop) -> None:
     rows_of(port, "INSERT INTO past VALUES (2, 98)")
     for where, then_or_now in (("a = 2", f" FOR VERSION AS OF {then}"), ("a = 98", ""), ("b = 2", "")):
         sql = f"SELECT a, b FROM past{then_or_now} WHERE {where} ORDER BY a"
-        assert both(shop, sql) != []
+        assert run_both_ways(shop, sql) != []
         assert post(port, sql)[0].startswith("planned" if then_or_now else "rewritten"), sql
     rows_of(port, "DROP TABLE past")
 
@@ -204,7 +207,7 @@ def test_branch_and_tag_are_read_at_their_snapshots(shop: Shop) -> None:
         name: f"SELECT note FROM branched FOR VERSION AS OF '{name}' WHERE id = 2" for name in ("v1", "audit")
     }
     for sql in statements.values():
-        assert both(shop, sql) == [["old"]]
+        assert run_both_ways(shop, sql) == [["old"]]
         assert post(port, sql)[0].startswith("rewritten"), sql
     table.refresh()
     now = table.current_snapshot()
@@ -214,8 +217,8 @@ def test_branch_and_tag_are_read_at_their_snapshots(shop: Shop) -> None:
     with table.manage_snapshots() as refs:
         refs.create_branch(now.snapshot_id, "audit")
     catalog.close()
-    assert both(shop, f"{statements['audit']} ORDER BY note") == [["new"], ["old"]]
-    assert both(shop, statements["v1"]) == [["old"]]
+    assert run_both_ways(shop, f"{statements['audit']} ORDER BY note") == [["new"], ["old"]]
+    assert run_both_ways(shop, statements["v1"]) == [["old"]]
     rows_of(port, "DROP TABLE branched")
 
 

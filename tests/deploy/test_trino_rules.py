@@ -109,8 +109,8 @@ def outcome(rig: RulesRig, sql: str, user: str) -> str:
     """Return the outcome in the proxy's header."""
 
     def outcome_if_final() -> str:
-        said = post(rig.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "ruled"})[0]
-        return "" if "recently" in said else said.partition("; ms=")[0]
+        outcome = post(rig.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "ruled"})[0]
+        return "" if "recently" in outcome else outcome.partition("; ms=")[0]
 
     return str(eventually(outcome_if_final))
 
@@ -119,10 +119,11 @@ def count_rewritten(rig: RulesRig, sql: str, user: str) -> tuple[int, int]:
     """Run a statement, and count the statements that the proxy rewrote, and those whose original text ran after
     a failure.
     """
-    before = [rig.proxy.statements(one) for one in ("rewritten", "original")]
+    before = [rig.proxy.statements(kind) for kind in ("rewritten", "original")]
     run_both(rig, sql, user)
     return tuple(  # type: ignore[return-value]
-        rig.proxy.statements(one) - was for one, was in zip(("rewritten", "original"), before, strict=True)
+        rig.proxy.statements(kind) - count_before
+        for kind, count_before in zip(("rewritten", "original"), before, strict=True)
     )
 
 
@@ -371,13 +372,9 @@ class Statements:
                 return f"EXECUTE IMMEDIATE '{text}'"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("seed", "queries"),
-    [
-        (45, 12),
-        pytest.param(45, 45, marks=pytest.mark.slow),
-        pytest.param(500, 500, marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
-    ],
+    ("seed", "queries"), [(45, 12), (45, 45), pytest.param(500, 500, marks=pytest.mark.timeout(3600))]
 )
 def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: RulesRig, seed: int, queries: int) -> None:
     statements = Statements(random.Random(seed))
@@ -386,19 +383,19 @@ def test_random_statements_of_three_users_are_equal_through_the_proxy(rig: Rules
     rewritten: Counter[str] = Counter()
     for number in range(queries):
         user = ("rita", "dan", "sue")[number % 3]
-        was = rig.proxy.statements("rewritten")
+        rewritten_before = rig.proxy.statements("rewritten")
         result = run_both(rig, statements.query(user), user)
-        rewritten[user] += rig.proxy.statements("rewritten") - was
+        rewritten[user] += rig.proxy.statements("rewritten") - rewritten_before
         if isinstance(result, str):
             counts["refused" if "Access Denied" in result else "failed"] += 1
         else:
             counts["rows" if result else "empty"] += 1
-    done = {one: rig.proxy.statements(one) - was for one, was in before.items()}
-    print(dict(counts), done, dict(rewritten))
+    new_counts = {one: rig.proxy.statements(one) - rewritten_before for one, rewritten_before in before.items()}
+    print(dict(counts), new_counts, dict(rewritten))
     assert counts["failed"] == 0
     assert counts["rows"] > 0.25 * queries
     assert counts["refused"] > 0.1 * queries
-    assert done["rewritten"] > 0.2 * queries
+    assert new_counts["rewritten"] > 0.2 * queries
     assert set(rewritten) == {"rita", "dan", "sue"}
     assert min(rewritten.values()) > 0
 
@@ -411,11 +408,11 @@ def test_users_who_may_update_all_rows_can_merge_files_and_drop_columns(rig: Rul
             assert "PERMISSION_DENIED" in refused or "row filter" in refused, (user, sql, refused)
     catalog = load_catalog("seamark", type="rest", uri=rig.seamark.base_url)
     schema = pa.schema([("id", pa.int64()), ("part", pa.int64()), ("payload", pa.string())])
-    kept_table = catalog.create_table("ruled.kept", schema=schema)
-    with kept_table.update_spec() as spec:
+    target_table = catalog.create_table("ruled.kept", schema=schema)
+    with target_table.update_spec() as spec:
         spec.add_identity("part")
     for part in range(4):
-        kept_table.append(pa.table({"id": [part], "part": [part % 2], "payload": [f"p{part}"]}, schema=schema))
+        target_table.append(pa.table({"id": [part], "part": [part % 2], "payload": [f"p{part}"]}, schema=schema))
     catalog.close()
     for sql, files in (
         ("ALTER TABLE kept PARTITION (part = 0) DROP COLUMNS (Payload)", [2, 1]),

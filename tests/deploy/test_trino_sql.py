@@ -36,7 +36,7 @@ SEED = 5
 
 
 @pytest.fixture(scope="module")
-def filled(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
+def lake_with_tables(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
     """Return tables with several files and deleted rows."""
     rng = random.Random(SEED)
     with catalog_at(trino_lake.seamark.base_url) as catalog:
@@ -54,9 +54,9 @@ def filled(trino_lake: TrinoLake) -> Iterator[TrinoLake]:
 
 
 @pytest.fixture(scope="module")
-def proxy(filled: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrinoProxy]:
-    flags = ("--trino", filled.trino.base_url, "--kept-max", "1", "--budget-ms", "30000", "--trust-time-zone")
-    with trino_proxy(tmp_path_factory.mktemp("proxy"), *flags, seamark=filled.seamark.base_url) as proxy:
+def proxy(lake_with_tables: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrinoProxy]:
+    flags = ("--trino", lake_with_tables.trino.base_url, "--kept-max", "1", "--budget-ms", "30000", "--trust-time-zone")
+    with trino_proxy(tmp_path_factory.mktemp("proxy"), *flags, seamark=lake_with_tables.seamark.base_url) as proxy:
         yield proxy
 
 
@@ -102,13 +102,13 @@ def check(lake: TrinoLake, proxy: TrinoProxy, seed: int, queries: int) -> Counte
             assert rows_of(proxied.sql(text)) == rows, f"the proxy, {where}"
             try:
                 actual = ours.sql(text)
-                found_rows = rows_of(actual)
+                rows_read = rows_of(actual)
             except InvalidRequest as error:
                 if "DuckDB does not run this" not in str(error):
                     raise
                 counts["not translated"] += 1
                 continue
-            assert found_rows == rows, where
+            assert rows_read == rows, where
             assert [kind_of(one) for one in actual.types] == [kind_of(one) for one in expected.types], where
             counts["translated"] += 1
             counts["files left out"] += sum(table.considered_files - table.files for table in actual.explanation.tables)
@@ -122,28 +122,30 @@ def check_worth(counts: Counter[str]) -> None:
     assert counts["files left out"] > 0.1 * counts["queries"], counts
 
 
-def test_random_queries_give_the_same_rows_on_duckdb_and_trino(filled: TrinoLake, proxy: TrinoProxy) -> None:
+def test_random_queries_give_the_same_rows_on_duckdb_and_trino(lake_with_tables: TrinoLake, proxy: TrinoProxy) -> None:
     count = examples(20, 8)
-    counts = check(filled, proxy, first_seed(), count)
+    counts = check(lake_with_tables, proxy, first_seed(), count)
     assert min(counts["translated"], counts["rewritten"]) > count / 5, counts
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(20))
 def test_thousands_of_random_queries_give_the_same_rows_on_duckdb_and_trino(
-    filled: TrinoLake, proxy: TrinoProxy, part: int
+    lake_with_tables: TrinoLake, proxy: TrinoProxy, part: int
 ) -> None:
-    check_worth(check(filled, proxy, first_seed() + part, 1000))
+    check_worth(check(lake_with_tables, proxy, first_seed() + part, 1000))
 
 
 @pytest.mark.slow
-def test_local_times_compared_with_zoned_times_are_in_the_sessions_zone(filled: TrinoLake, proxy: TrinoProxy) -> None:
+def test_local_times_compared_with_zoned_times_are_in_the_sessions_zone(
+    lake_with_tables: TrinoLake, proxy: TrinoProxy
+) -> None:
     """On this day, the local time 02:45 does not exist in Berlin.
 
     Compared with a zoned time it is 03:45, after 03:20.
     """
     times = [datetime(2020, 3, 29, hour, minute) for hour, minute in ((1, 0), (2, 45), (3, 20), (4, 0))]
-    with catalog_at(filled.seamark.base_url) as catalog:
+    with catalog_at(lake_with_tables.seamark.base_url) as catalog:
         table = catalog.create_table(f"{NAMESPACE}.times", schema=pa.schema([("ts", pa.timestamp("us"))]))
         for moment in times:
             table.append(pa.table({"ts": pa.array([moment], pa.timestamp("us"))}))
@@ -156,10 +158,10 @@ def test_local_times_compared_with_zoned_times_are_in_the_sessions_zone(filled: 
         ):
             for zone in ("Europe/Berlin", "UTC"):
                 text = f"SELECT ts FROM {NAMESPACE}.times WHERE {condition}"
-                rows_in_zones = [_rows_in_zone(port, zone, text) for port in (filled.trino.port, proxy.port)]
+                rows_in_zones = [_rows_in_zone(port, zone, text) for port in (lake_with_tables.trino.port, proxy.port)]
                 assert rows_in_zones[0] == rows_in_zones[1], (zone, text)
     finally:
-        with catalog_at(filled.seamark.base_url) as catalog:
+        with catalog_at(lake_with_tables.seamark.base_url) as catalog:
             catalog.drop_table(f"{NAMESPACE}.times")
 
 
@@ -212,10 +214,10 @@ def test_handwritten_statements_give_the_same_rows_on_duckdb_and_trino(hand_made
     assert compared > 0.8 * len(hand_made.STATEMENTS)
 
 
-def test_large_statements_and_those_unknown_to_duckdb_run_on_trino(filled: TrinoLake) -> None:
-    url = f"http://tests@127.0.0.1:{filled.trino.port}?catalog={CATALOG}"
+def test_large_statements_and_those_unknown_to_duckdb_run_on_trino(lake_with_tables: TrinoLake) -> None:
+    url = f"http://tests@127.0.0.1:{lake_with_tables.trino.port}?catalog={CATALOG}"
     engines = Engines(trino=url, large_bytes=10_000)
-    with SqlSession(filled.seamark.base_url, engines=engines) as entry:
+    with SqlSession(lake_with_tables.seamark.base_url, engines=engines) as entry:
         assert entry.explain(f"SELECT id FROM {NAMESPACE}.t1 WHERE id < -1000").engine == DUCKDB
         large = entry.sql(f"SELECT count(*) AS n, max(d) AS last FROM sea.{NAMESPACE}.t1")
         assert large.explanation.engine == TRINO
@@ -225,12 +227,15 @@ def test_large_statements_and_those_unknown_to_duckdb_run_on_trino(filled: Trino
         assert (unknown.explanation.engine, unknown.to_arrow().schema) == (TRINO, pa.schema([("n", pa.int64())]))
         with pytest.raises(InvalidRequest, match="Trino refuses"):
             entry.sql("SELECT no_such_function(1)")
-    with pytest.raises(InvalidRequest, match="no Trino is configured"), SqlSession(filled.seamark.base_url) as alone:
+    with (
+        pytest.raises(InvalidRequest, match="no Trino is configured"),
+        SqlSession(lake_with_tables.seamark.base_url) as alone,
+    ):
         alone.sql(f"SELECT approx_distinct(id) FROM {NAMESPACE}.t1")
 
 
-def test_runtime_error_occurs_on_both_engines(filled: TrinoLake) -> None:
-    with session(filled, DUCKDB) as ours, session(filled, TRINO) as theirs:
+def test_runtime_error_occurs_on_both_engines(lake_with_tables: TrinoLake) -> None:
+    with session(lake_with_tables, DUCKDB) as ours, session(lake_with_tables, TRINO) as theirs:
         for text in (f"SELECT id / 0 FROM {NAMESPACE}.t1", f"SELECT price / 0 FROM {NAMESPACE}.t1"):
             for entry in (ours, theirs):
                 with pytest.raises(InvalidRequest, match="ivision by zero"):

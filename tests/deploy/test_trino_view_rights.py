@@ -106,8 +106,8 @@ def test_row_filter_on_a_view_applies_to_its_plans(guarded_shop: Shop) -> None:
     sql = "SELECT * FROM definer WHERE id IN (4710, 4711, 4713) ORDER BY 1"
     direct, through = answers(guarded_shop, sql, "filip")
     assert direct == through == [[4713, "n4713"]]
-    said, _ = post(guarded_shop.proxy.port, sql, **{"X-Trino-User": "filip", "X-Trino-Schema": "guarded"})
-    assert said == "planned"
+    outcome, _ = post(guarded_shop.proxy.port, sql, **{"X-Trino-User": "filip", "X-Trino-Schema": "guarded"})
+    assert outcome == "planned"
 
 
 @pytest.mark.slow

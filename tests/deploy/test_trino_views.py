@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import trino.exceptions
 
-from tests.deploy.shop import Shop, both, explain_over_plans, final_outcome, post, reads_plans, rows_of
+from tests.deploy.shop import Shop, explain_over_plans, final_outcome, post, reads_plans, rows_of, run_both_ways
 from tests.services.needs import NEEDS_TRINO
 from tests.services.trino_proxy import trino_proxy
 
@@ -77,7 +77,7 @@ def answer(port: int, sql: str) -> Any:
 
 
 def check_same(shop: Shop, sql: str) -> list[list[Any]]:
-    return both(shop, sql, schema="views")
+    return run_both_ways(shop, sql, schema="views")
 
 
 @pytest.mark.parametrize(
@@ -113,10 +113,10 @@ def check_same(shop: Shop, sql: str) -> list[list[Any]]:
 )
 def test_view_is_read_over_plan_tables(views: Shop, sql: str, views_named: str) -> None:
     assert check_same(views, sql) is not None
-    done = outcome(views, sql)
-    assert done.endswith(f"views.{views_named}"), done
-    assert "; views=" in done
-    assert done.startswith("rewritten; ")
+    view_outcome = outcome(views, sql)
+    assert view_outcome.endswith(f"views.{views_named}"), view_outcome
+    assert "; views=" in view_outcome
+    assert view_outcome.startswith("rewritten; ")
 
 
 def test_view_reads_only_the_needed_files(views: Shop) -> None:
@@ -128,7 +128,7 @@ def test_view_reads_only_the_needed_files(views: Shop) -> None:
         explain = f"EXPLAIN SELECT * FROM {view} WHERE {column} = 4711"
         assert explain_over_plans(views, explain, schema="views")
     counted = "SELECT count(*) FROM views.plain WHERE id % 1 = 0 AND id = 4711"
-    assert both(views, counted) == [[1]]
+    assert run_both_ways(views, counted) == [[1]]
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,8 @@ def test_view_that_cannot_be_analysed_passes_unchanged(views: Shop, sql: str) ->
     assert outcome(views, sql).startswith("unchanged; ")
 
 
-@pytest.mark.parametrize("queries", [4, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("queries", [4, 50])
 def test_random_statements_over_views_give_equal_rows(views: Shop, queries: int) -> None:
     rng, before = random.Random(5), count_plan_views(views)
     for _ in range(queries):
@@ -227,9 +228,9 @@ def test_replaced_view_is_read_in_its_current_form(views: Shop, request: pytest.
     for number in range(4):
         text = f"SELECT id + {number} AS other, note, id FROM shop.orders WHERE id <> {number}"
         rows_of(views.trino.port, f"CREATE OR REPLACE VIEW views.{turning} AS {text}")
-        for one in (4711, number):
-            sql = f"SELECT * FROM {turning} WHERE id = {one}"
-            assert len(check_same(views, sql)) == (one == 4711)
+        for key in (4711, number):
+            sql = f"SELECT * FROM {turning} WHERE id = {key}"
+            assert len(check_same(views, sql)) == (key == 4711)
     assert outcome(views, sql).endswith(f"views=views.{turning}")
     rows_of(views.trino.port, f"DROP VIEW views.{turning}")
     rows_of(views.trino.port, f"CREATE TABLE views.{turning} AS SELECT id, note FROM shop.orders WHERE id < 50")

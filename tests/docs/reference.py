@@ -177,7 +177,7 @@ def _tree(root: type[errors.SeamarkError]) -> Iterator[type[errors.SeamarkError]
             yield from _tree(kind)
 
 
-def served_operations() -> set[str]:
+def list_served_operations() -> set[str]:
     """Return `METHOD template` of each operation of the specification that the router serves."""
     app = web.Application()
     add_routes(app, EXTENSIONS)
@@ -186,7 +186,7 @@ def served_operations() -> set[str]:
 
 def operations_page() -> str:
     """Return every operation of Iceberg's specification, and whether it is served."""
-    known_operations, served = operations(), served_operations()
+    known_operations, served = operations(), list_served_operations()
     lines = [
         "# Iceberg REST operations",
         "",

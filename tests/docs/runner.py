@@ -210,7 +210,7 @@ def run_page(page: Page, folder: Path, request: pytest.FixtureRequest) -> None:
             run.block(block)
 
 
-def running_pages(*, with_spark: bool) -> list[ParameterSet]:
+def list_pages_to_run(*, with_spark: bool) -> list[ParameterSet]:
     """Return the parameters of the pages that need Spark, or of the other pages."""
     pages = [page for page in RUNNING if asks_for_spark(page) is with_spark]
     return [pytest.param(page, marks=[pytest.mark.slow] if str(page) in SLOW else []) for page in pages]

@@ -60,7 +60,7 @@ def _rows() -> list[tuple[str, str, str]]:
     return [row for row in rows if row[0] != "term"]
 
 
-def _named_classes() -> list[str]:
+def _list_glossary_classes() -> list[str]:
     """Return the class names in the first two columns of the glossary.
 
     The third column, the source, may name classes of other projects.
@@ -82,7 +82,7 @@ def _sources() -> str:
     return "\n".join((_code(), *pages)).lower()
 
 
-@pytest.mark.parametrize("name", _named_classes())
+@pytest.mark.parametrize("name", _list_glossary_classes())
 def test_class_of_the_glossary_exists(name: str) -> None:
     assert re.search(rf"^class {name.lower()}\b", _sources(), flags=re.MULTILINE)
 

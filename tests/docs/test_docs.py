@@ -17,7 +17,8 @@ from seamark.connector.client.engines import EXTENSIONS, NO_HIVE, catalog_conf
 from seamark.formats.runtime import errors
 from seamark.formats.runtime.tls import CA_VARIABLE
 from seamark.metaserver.api.http.observability.metrics import ServerMetrics
-from seamark.metaserver.settings.settings import FIELDS, environment_name
+from seamark.metaserver.settings.issuers import read_issuers
+from seamark.metaserver.settings.settings import FIELDS, Settings, environment_name
 from seamark.metaserver.settings.sources import CONFIG_VARIABLE, load
 from tests.docs.commands import subcommands
 from tests.docs.pages import REPO, Block, Page, all_pages
@@ -163,7 +164,10 @@ TOML = [pytest.param(*toml_block, id=f"{toml_block[0]}:{toml_block[1].line}") fo
 def test_settings_file_in_the_pages_is_accepted(page: Page, block: Block, tmp_path: Path) -> None:
     file = tmp_path / "seamark.toml"
     file.write_text(block.text)
-    load({}, {}, file)
+    if block.text.startswith("[[issuer]]"):
+        assert read_issuers(Settings(oidc_issuers_file=str(file)))
+    else:
+        load({}, {}, file)
 
 
 def _commands() -> list[tuple[str, list[str]]]:

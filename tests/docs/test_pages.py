@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.docs.pages import Block, Page
-from tests.docs.runner import RUNNING, SLOW, page_run, run_page, running_pages
+from tests.docs.runner import RUNNING, SLOW, list_pages_to_run, page_run, run_page
 
 
 @pytest.mark.filterwarnings("ignore")  # These are clients' warnings; every other test treats Seamark's as errors.
-@pytest.mark.parametrize("page", running_pages(with_spark=False), ids=str)
+@pytest.mark.parametrize("page", list_pages_to_run(with_spark=False), ids=str)
 def test_page_runs_from_top_to_bottom(page: Page, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run_page(page, tmp_path, request)
 

@@ -81,9 +81,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Every test runs over local files, and over S3 only if no other test has the same access.
     """
-    here = Path(__file__).parent
+    folder = Path(__file__).parent
     for item in items:
-        if item.path.is_relative_to(here):
+        if item.path.is_relative_to(folder):
             item.add_marker(pytest.mark.filterwarnings(*OF_CLIENTS))
             if "spark" in getattr(item, "fixturenames", ()):
                 item.add_marker(pytest.mark.spark)

@@ -57,8 +57,8 @@ class Queries:
             self._lateral,
             self._sets,
             self._window_query,
-            self._shadowing_query,
-            self._mixed_type_query,
+            self._draw_shadowing_query,
+            self._draw_mixed_type_query,
             self._comparison_query,
         ]
         kind = rng.randrange(9 + len(shapes) + bool(self._past))
@@ -86,7 +86,7 @@ class Queries:
                 f"WITH w AS ({inner}) SELECT a.* FROM w a {word} w b ON {joined} AND {self._condition(columns, 'b')} "
                 f"WHERE {self._condition(columns, 'a')}"
             )
-        return self._group_query() if kind == 7 else self._filtered_aggregate_query()
+        return self._group_query() if kind == 7 else self._draw_filtered_aggregate_query()
 
     def _alias(self) -> str:
         self._aliases += 1
@@ -205,7 +205,7 @@ class Queries:
             text += f" {kind} {self._db}.{other} d ON w.{column} = d.{theirs} AND {self._of(other, 'd')}"
         return f"SELECT w.* FROM {text} WHERE {first}{where}"
 
-    def _shadowing_query(self) -> str:
+    def _draw_shadowing_query(self) -> str:
         """Return a query whose names in WITH hide tables and each other."""
         rng = self._rng
         where = [self._of("sales", "sales") for _ in range(4)]
@@ -218,7 +218,7 @@ class Queries:
             f"AND {self._of('sales', 'b')} WHERE {where[3]}"
         )
 
-    def _mixed_type_query(self) -> str:
+    def _draw_mixed_type_query(self) -> str:
         """Return a set operation on columns of two types."""
         rng = self._rng
         first, other, kind = rng.choice(_WIDER)
@@ -253,7 +253,7 @@ class Queries:
         group = rng.choice([f"GROUP BY g.{key}", f"GROUP BY ROLLUP (g.{key})"])
         return f"SELECT g.{key}, count(*) AS n FROM ({inner}) g {group} HAVING {having}"
 
-    def _filtered_aggregate_query(self) -> str:
+    def _draw_filtered_aggregate_query(self) -> str:
         """Return a query with aggregates that have filters."""
         rng = self._rng
         table, alias = rng.choice(["sales", "sales", "items"]), self._alias()
@@ -302,19 +302,19 @@ class Queries:
                     f"ON {alias}.item = l{alias}.low AND {alias}.day = l{alias}.high",
                 ]
             )
-        visible_sources = {name: one for name, one in sources.items() if name not in hidden}
-        where = [self._of(one, name) for name, one in visible_sources.items() if rng.random() < 0.7]
+        visible_sources = {name: source for name, source in sources.items() if name not in hidden}
+        where = [self._of(source, name) for name, source in visible_sources.items() if rng.random() < 0.7]
         if rng.random() < 0.3:
             where.append(self._subquery(rng.choice(list(visible_sources.items()))))
         if len(visible_sources) > 1 and rng.random() < 0.3:
-            parts = [self._of(one, name) for name, one in rng.sample(list(visible_sources.items()), 2)]
+            parts = [self._of(source, name) for name, source in rng.sample(list(visible_sources.items()), 2)]
             if rng.random() < 0.3:
                 parts[0] = f"({parts[0]} AND {self._of(*rng.choice(list(visible_sources.items()))[::-1])})"
             where.append(f"({' OR '.join(parts)})")
         columns = {
             name: (alias, kind)
-            for alias, one in visible_sources.items()
-            for name, kind in TABLES[one].items()
+            for alias, source in visible_sources.items()
+            for name, kind in TABLES[source].items()
             if "." not in name
         }
         chosen_columns = rng.sample(list(columns), min(len(columns), rng.randint(2, 4)))
@@ -344,9 +344,9 @@ class Queries:
                 results += [((alias, theirs), (first, column))] if other == table else []
         return self._rng.choice(results) if results else None
 
-    def _subquery(self, given: tuple[str, str]) -> str:
+    def _subquery(self, outer_source: tuple[str, str]) -> str:
         rng = self._rng
-        alias, table = given
+        alias, table = outer_source
         pair = self._pair({alias: table}, set())
         assert pair is not None
         (_, column), (other, theirs) = pair

@@ -29,13 +29,13 @@ class SparkTables:
 
     @classmethod
     @contextmanager
-    def served(cls, spark: SparkSession, folder: Path) -> Iterator[Self]:
+    def open(cls, spark: SparkSession, folder: Path) -> Iterator[Self]:
         with Seamark(folder) as server:
             connect(spark, folder.name, server.base_url)
-            new_cls = cls(IndexClient(server.base_url), spark, f"{folder.name}.db")
-            new_cls.sql("CREATE NAMESPACE {db}")
-            yield new_cls
-            new_cls.client.close()
+            tables = cls(IndexClient(server.base_url), spark, f"{folder.name}.db")
+            tables.sql("CREATE NAMESPACE {db}")
+            yield tables
+            tables.client.close()
 
     def sql(self, text: str) -> list[tuple[Any, ...]]:
         return rows(self.spark.sql(text.replace("{db}", self.db)))

@@ -50,7 +50,7 @@ class Rig(SparkTables):
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.served(spark, tmp_path_factory.mktemp("clustering")) as new_rig:
+    with Rig.open(spark, tmp_path_factory.mktemp("clustering")) as new_rig:
         new_rig.sql("CREATE TABLE {db}.customers (id bigint, city string, nation int) USING iceberg")
         new_rig.sql(
             "INSERT INTO {db}.customers SELECT id, concat('city ', abs(hash(id, 3)) % 20), abs(hash(id, 4)) % 5 "
@@ -104,8 +104,8 @@ def test_clustering_applies_deletes_and_removes_their_files(rig: Rig, version: i
     rig.sales(table, version=version)
     rig.sql(f"ALTER TABLE {{db}}.{table} SET TBLPROPERTIES ('write.delete.mode'='merge-on-read')")
     rig.sql(f"DELETE FROM {{db}}.{table} WHERE id % 5 = 1 AND day < 60")
-    gone = rig.spark.range(0, 4000, 7).selectExpr("id")
-    write(gone, f"db.{table}", client=rig.client, mode="delete", strategy="equality")
+    removed_ids = rig.spark.range(0, 4000, 7).selectExpr("id")
+    write(removed_ids, f"db.{table}", client=rig.client, mode="delete", strategy="equality")
     columns = "*, _row_id, _last_updated_sequence_number" if version == 3 else "*"
     before = rig.rows(table, columns)
     assert len(rig.sql(f"SELECT * FROM {{db}}.{table}.delete_files")) > 0
@@ -250,7 +250,7 @@ def test_clustering_commits_nothing_if_a_row_is_lost(rig: Rig, monkeypatch: pyte
     before, files = rig.rows("lossy"), rig.files("lossy")
     decoded, losing = decode_files, [True]
 
-    def some(data: bytes) -> Any:
+    def decode_and_lose(data: bytes) -> Any:
         result = decoded(data)
         if losing and losing.pop():
             path = result.files[0]["file-path"]
@@ -258,7 +258,7 @@ def test_clustering_commits_nothing_if_a_row_is_lost(rig: Rig, monkeypatch: pyte
             return type(result)(result.files[1:], result.index_files, result.skipped)
         return result
 
-    monkeypatch.setattr(clustering, "decode_files", some)
+    monkeypatch.setattr(clustering, "decode_files", decode_and_lose)
     with pytest.raises(RuntimeError, match="nothing is committed"):
         rig.cluster("lossy", ["day"], files=12)
     assert rig.rows("lossy") == before

@@ -15,29 +15,29 @@ from pyspark.sql import SparkSession
 from tests.commits.lake import BY_PART, Lake
 from tests.commits.reader import check, snapshot_of
 from tests.commits.reader import rows as read_rows
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.engines.conftest import rows
 from tests.services.spark import new_catalog
 
 T = TypeVar("T")
 
 
-def _sort_rows(found: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    return sorted(found, key=repr)
+def _sort_rows(rows: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return sorted(rows, key=repr)
 
 
 class Table:
     """One table with two interfaces: changes through the API, and Spark's SQL."""
 
-    def __init__(self, served: Served, spark: SparkSession, version: int) -> None:
-        self.served, self.spark = served, spark
-        self.catalog = new_catalog(spark, served.url)
+    def __init__(self, server: ServerThread, spark: SparkSession, version: int) -> None:
+        self.server, self.spark = server, spark
+        self.catalog = new_catalog(spark, server.url)
         more = {"commit.manifest.min-count-to-merge": "3", "write.delete.mode": "merge-on-read"}
-        self.lake = self.run(Lake.create(served.api, f"v{version}", version=version, spec=BY_PART, **more))
+        self.lake = self.run(Lake.create(server.api, f"v{version}", version=version, spec=BY_PART, **more))
         self.name = f"{self.catalog}.db.v{version}"
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.served.run(work)  # type: ignore[no-any-return]
+        return self.server.run(work)  # type: ignore[no-any-return]
 
     def commit(self, **body: Any) -> Any:
         return self.run(self.lake.commit(body))
@@ -50,14 +50,16 @@ class Table:
         self.sql("REFRESH TABLE {t}")
         metadata = self.run(self.lake.metadata())
         snapshot = snapshot_of(metadata)
-        seen_rows = _sort_rows(self.sql("SELECT id, part, value FROM {t}"))
-        assert seen_rows == read_rows(snapshot)
-        return seen_rows
+        spark_rows = _sort_rows(self.sql("SELECT id, part, value FROM {t}"))
+        assert spark_rows == read_rows(snapshot)
+        return spark_rows
 
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
-def test_spark_reads_and_changes_snapshots_of_the_server(served: Served, spark: SparkSession, version: int) -> None:
-    table = Table(served, spark, version)
+def test_spark_reads_and_changes_snapshots_of_the_server(
+    server: ServerThread, spark: SparkSession, version: int
+) -> None:
+    table = Table(server, spark, version)
     lake = table.lake
     files = [lake.data([(n * 10 + at, n % 2, f"r{n}{at}") for at in range(4)]) for n in range(4)]
     head = [table.commit(add=[file]) for file in files][-1]
@@ -77,27 +79,27 @@ def test_spark_reads_and_changes_snapshots_of_the_server(served: Served, spark: 
     table.sql("REFRESH TABLE {t}")
     table.sql("DELETE FROM {t} WHERE id IN (1, 22)")
     table.sql("INSERT INTO {t} VALUES (100, 0, 'by spark')")
-    seen = table.agree()
-    assert (100, 0, "by spark") in seen
-    assert not {1, 22} & {row[0] for row in seen}
+    rows = table.agree()
+    assert (100, 0, "by spark") in rows
+    assert not {1, 22} & {row[0] for row in rows}
     metadata = table.run(lake.metadata())
     head_id = metadata["current-snapshot-id"]
     remove = [{"file-path": files[3]["file-path"]}]
     table.commit(remove=remove, add=[lake.data([(30, 1, "rewritten")])], **{"read-snapshot-id": head_id})
     check(table.run(lake.metadata()))
-    seen = table.agree()
-    assert {row for row in seen if row[0] is not None and row[0] >= 30} == {(30, 1, "rewritten"), (100, 0, "by spark")}
+    rows = table.agree()
+    assert {row for row in rows if row[0] is not None and row[0] >= 30} == {(30, 1, "rewritten"), (100, 0, "by spark")}
     if version == 3:
         ids = [row[0] for row in table.sql("SELECT _row_id FROM {t}")]
-        assert len(set(ids)) == len(ids) == len(seen)
+        assert len(set(ids)) == len(ids) == len(rows)
         assert None not in ids
     history = [row[0] for row in table.sql("SELECT operation FROM {t}.snapshots ORDER BY committed_at")]
     assert history[-1] == "overwrite"
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Any:
-    server = Served(tmp_path, warehouse=tmp_path.as_uri())
+def server(tmp_path: Path) -> Any:
+    server = ServerThread(tmp_path, warehouse=tmp_path.as_uri())
     server.start()
     yield server
     server.stop()

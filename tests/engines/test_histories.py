@@ -16,7 +16,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.values import At
 from seamark.connector.spark.session import connect
 from tests.connector.write.test_upserts import COLUMNS, read_rows
-from tests.connector.write.test_upserts_history import SHAPES, play
+from tests.connector.write.test_upserts_history import SHAPES, run_steps
 from tests.services.seamark import Seamark
 
 
@@ -32,9 +32,11 @@ def rows(frame: DataFrame) -> list[tuple[object, ...]]:
     return [tuple(row) for row in frame.select(*COLUMNS).orderBy("id").collect()]
 
 
-def sparks_agree(client: IndexClient, spark: SparkSession, seed: int, number: int, count: int, every: int) -> None:
+def check_spark_readers_agree(
+    client: IndexClient, spark: SparkSession, seed: int, number: int, count: int, every: int
+) -> None:
     name = f"h{seed}_{number}"
-    play(client, seed, SHAPES[number], count, writers=2, every=every, name=name)
+    run_steps(client, seed, SHAPES[number], count, writers=2, every=every, name=name)
     actual_rows = spark.sql(f"SELECT snapshot_id FROM past.db.{name}.snapshots ORDER BY committed_at").collect()
     snapshots = [row[0] for row in actual_rows]
     for snapshot in {*snapshots[::every], snapshots[-1]}:
@@ -50,7 +52,7 @@ def sparks_agree(client: IndexClient, spark: SparkSession, seed: int, number: in
 def test_both_readers_in_spark_return_the_rows_of_each_snapshot(
     client: IndexClient, spark: SparkSession, number: int
 ) -> None:
-    sparks_agree(client, spark, 700 + number, number, count=16, every=7)
+    check_spark_readers_agree(client, spark, 700 + number, number, count=16, every=7)
 
 
 @pytest.mark.slow
@@ -59,4 +61,4 @@ def test_both_readers_in_spark_return_the_rows_of_each_snapshot(
 def test_both_readers_in_spark_return_the_rows_of_long_histories(
     client: IndexClient, spark: SparkSession, number: int
 ) -> None:
-    sparks_agree(client, spark, 800 + number, number, count=120, every=10)
+    check_spark_readers_agree(client, spark, 800 + number, number, count=120, every=10)

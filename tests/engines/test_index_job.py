@@ -62,7 +62,7 @@ class Lake:
         return self.client.explain(f"db.{table}", where)
 
 
-class Meanwhile(SparkWorkers):
+class InterruptedWorkers(SparkWorkers):
     """Spark's workers, which run a function before the n-th wave of tasks."""
 
     def __init__(self, spark: SparkSession, **waves: Callable[[], Any]) -> None:
@@ -78,7 +78,7 @@ class Meanwhile(SparkWorkers):
 
 
 @pytest.fixture(scope="module")
-def wide(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
+def wide_lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
     home = tmp_path_factory.mktemp("indexed")
     with Seamark(home, env={"SEAMARK_LOG_FORMAT": "json"}) as server:
         alone = Seamark(
@@ -143,8 +143,8 @@ def _rows(part: int) -> str:
     )
 
 
-def test_job_builds_every_index_for_all_files(wide: Lake) -> None:
-    for report in wide.built:
+def test_job_builds_every_index_for_all_files(wide_lake: Lake) -> None:
+    for report in wide_lake.built:
         assert report.json["state"] == "completed"
         assert (report.progress.files_done, report.files_not_indexed, report.progress.index_files) == (
             FILES + OF_BRANCH,
@@ -152,7 +152,7 @@ def test_job_builds_every_index_for_all_files(wide: Lake) -> None:
             2,
         )
         assert report.progress.rows_done == 400
-    indexes = wide.client.indexes("db.wide")
+    indexes = wide_lake.client.indexes("db.wide")
     assert {index.name: (index.health, index.files, index.lag_files) for index in indexes} == dict.fromkeys(
         INDEXES, ("ok", FILES, 0)
     )
@@ -218,19 +218,19 @@ FAST = ("ids", "decimals", "land", "nested", "key")
     [pytest.param(case, marks=[] if case.index in FAST else pytest.mark.slow) for case in CASES],
     ids=lambda case: f"{case.index}: {case.sql}",
 )
-def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide: Lake, case: Case) -> None:
-    engines = wide.engines
+def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide_lake: Lake, case: Case) -> None:
+    engines = wide_lake.engines
     query = f"SELECT * FROM {{db}}.wide WHERE {case.sql} ORDER BY id"
     expected = engines.sql_by_itself(query)
     assert expected
-    explained = wide.explain(case.sql)
+    explained = wide_lake.explain(case.sql)
     left = {stage.name: stage.files_left for stage in explained.stages}
     assert (left["column_stats"], explained.files) == (FILES, case.files)
     assert case.index in {index["name"] for index in explained.indexes}
     plan = engines.plan("wide", case.json)
     assert len(plan) == case.files
-    with engines.hide_other_files("wide", plan) as taken, engines.requests() as requests:
-        assert taken >= FILES - case.files
+    with engines.hide_other_files("wide", plan) as hidden_files, engines.requests() as requests:
+        assert hidden_files >= FILES - case.files
         assert engines.sql(query) == expected
         if case.python is not None:
             rows = engines.python.load_table("db.wide").scan(case.python, selected_fields=("id",)).to_arrow()
@@ -238,12 +238,12 @@ def test_spark_and_pyiceberg_read_fewer_files_with_each_kind_of_index(wide: Lake
     assert requests.count("planTableScan") == (1 if case.python is None else 2)
 
 
-def test_two_values_that_never_occur_in_one_row_read_no_file(wide: Lake) -> None:
-    engines = wide.engines
+def test_two_values_that_never_occur_in_one_row_read_no_file(wide_lake: Lake) -> None:
+    engines = wide_lake.engines
     for term, value in (("discount", 3), ("qty", 6), ("qty", 7)):
-        assert wide.explain(f"{term} = {value}").files == FILES
-    assert wide.explain("discount = 3 AND qty = 6").files == FILES
-    assert wide.explain("discount = 3 AND qty = 7").files == 0
+        assert wide_lake.explain(f"{term} = {value}").files == FILES
+    assert wide_lake.explain("discount = 3 AND qty = 6").files == FILES
+    assert wide_lake.explain("discount = 3 AND qty = 7").files == 0
     plan = engines.plan("wide", {"type": "and", "left": _eq("discount", 3), "right": _eq("qty", 7)})
     with engines.hide_other_files("wide", plan):
         assert engines.sql("SELECT id FROM {db}.wide WHERE discount = 3 AND qty = 7") == []
@@ -251,16 +251,16 @@ def test_two_values_that_never_occur_in_one_row_read_no_file(wide: Lake) -> None
     assert (plan, len(rows)) == ([], 0)
 
 
-def test_older_snapshots_and_branches_use_the_same_index_files(wide: Lake) -> None:
-    engines = wide.engines
-    older = {"snapshot-id": wide.before_rename}
+def test_older_snapshots_and_branches_use_the_same_index_files(wide_lake: Lake) -> None:
+    engines = wide_lake.engines
+    older = {"snapshot-id": wide_lake.before_rename}
     assert len(engines.plan("wide", _eq("country", "M3"), **older)) == 1
     plan = engines.plan("wide", _eq("id", 151), **older)
-    with engines.hide_other_files("wide", plan) as taken:
-        query = f"SELECT country FROM {{db}}.wide VERSION AS OF {wide.before_rename} WHERE id = 151"
+    with engines.hide_other_files("wide", plan) as hidden_files:
+        query = f"SELECT country FROM {{db}}.wide VERSION AS OF {wide_lake.before_rename} WHERE id = 151"
         assert engines.sql(query) == [("M1",)]
-        rows = engines.python.load_table("db.wide").scan("id = 151", snapshot_id=wide.before_rename).to_arrow()
-    assert (len(plan), taken, rows["country"].to_pylist()) == (1, FILES + OF_BRANCH - 1, ["M1"])
+        rows = engines.python.load_table("db.wide").scan("id = 151", snapshot_id=wide_lake.before_rename).to_arrow()
+    assert (len(plan), hidden_files, rows["country"].to_pylist()) == (1, FILES + OF_BRANCH - 1, ["M1"])
     dev = engines.sql_by_itself("SELECT snapshot_id FROM {db}.wide.refs WHERE name = 'dev'")[0][0]
     plan = engines.plan("wide", _eq("id", 150), **{"snapshot-id": dev})
     with engines.hide_other_files("wide", plan):
@@ -280,57 +280,59 @@ def _add(lake: Lake, name: str, part: int) -> None:
     lake.engines.sql(f"INSERT INTO {{db}}.{name} SELECT /*+ COALESCE(1) */ {part} + 100 * id FROM range(20)")
 
 
-def test_killed_build_is_continued_and_includes_files_of_a_writer(wide: Lake, spark: SparkSession) -> None:
-    class Killed(Exception):
+def test_killed_build_is_continued_and_includes_files_of_a_writer(wide_lake: Lake, spark: SparkSession) -> None:
+    class JobKilled(Exception):
         pass
 
     def kill() -> None:
-        raise Killed
+        raise JobKilled
 
-    _small(wide, "cut")
+    _small(wide_lake, "cut")
     one_each = GroupLimits(files=1)
-    with pytest.raises(Killed):
-        build(wide.client, "db.cut", "i", Meanwhile(spark, wave1=kill), limits=one_each)
-    assert wide.client.index("db.cut", "i").files == 4
-    workers = Meanwhile(spark, wave0=lambda: _add(wide, "cut", 7))
-    report = build(wide.client, "db.cut", "i", workers, limits=one_each)
+    with pytest.raises(JobKilled):
+        build(wide_lake.client, "db.cut", "i", InterruptedWorkers(spark, wave1=kill), limits=one_each)
+    assert wide_lake.client.index("db.cut", "i").files == 4
+    workers = InterruptedWorkers(spark, wave0=lambda: _add(wide_lake, "cut", 7))
+    report = build(wide_lake.client, "db.cut", "i", workers, limits=one_each)
     assert workers.groups == [[1, 1], [1]]
     assert report.progress.files_done == 3
-    assert wide.client.index("db.cut", "i").health == "ok"
-    plan = wide.engines.plan("cut", _eq("id", 1007))
-    with wide.engines.hide_other_files("cut", plan):
-        assert wide.engines.sql("SELECT id FROM {db}.cut WHERE id = 1007") == [(1007,)]
+    assert wide_lake.client.index("db.cut", "i").health == "ok"
+    plan = wide_lake.engines.plan("cut", _eq("id", 1007))
+    with wide_lake.engines.hide_other_files("cut", plan):
+        assert wide_lake.engines.sql("SELECT id FROM {db}.cut WHERE id = 1007") == [(1007,)]
     assert len(plan) == 1
 
 
-def test_failed_task_is_reported_in_one_line_and_rolls_the_build_back(wide: Lake, spark: SparkSession) -> None:
-    class Unwritable(SparkWorkers):
+def test_failed_task_is_reported_in_one_line_and_rolls_the_build_back(wide_lake: Lake, spark: SparkSession) -> None:
+    class WorkersWithUnwritableFolder(SparkWorkers):
         def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> list[WrittenIndex]:
             return super().run(replace(task, folder="file:///proc/nowhere"), groups)
 
-    wide.client.put_index("db.wide", "more", kind="bloom", columns=["qty"])
+    wide_lake.client.put_index("db.wide", "more", kind="bloom", columns=["qty"])
     with pytest.raises(ClusterFailed, match=r"^A Spark job failed: .*/proc/nowhere.*$"):
-        build(wide.client, "db.wide", "more", Unwritable(spark))
-    (last,) = wide.client.timeline("db.wide", newest_first=True, limit=1)
+        build(wide_lake.client, "db.wide", "more", WorkersWithUnwritableFolder(spark))
+    (last,) = wide_lake.client.timeline("db.wide", newest_first=True, limit=1)
     assert (last.state, "/proc/nowhere" in last.summary["reason"]) == ("rolled_back", True)
-    wide.client.drop_index("db.wide", "more")
+    wide_lake.client.drop_index("db.wide", "more")
 
 
-def test_results_are_right_after_a_compaction_and_a_build_covers_the_new_files(wide: Lake, spark: SparkSession) -> None:
-    _small(wide, "compacted")
-    build(wide.client, "db.compacted", "i", SparkWorkers(spark))
-    assert wide.explain("id = 1003", "compacted").files == 1
-    wide.engines.sql(
+def test_results_are_right_after_a_compaction_and_a_build_covers_the_new_files(
+    wide_lake: Lake, spark: SparkSession
+) -> None:
+    _small(wide_lake, "compacted")
+    build(wide_lake.client, "db.compacted", "i", SparkWorkers(spark))
+    assert wide_lake.explain("id = 1003", "compacted").files == 1
+    wide_lake.engines.sql(
         "CALL {cat}.system.rewrite_data_files(table => 'db.compacted', options => map('rewrite-all','true'))"
     )
-    assert wide.client.index("db.compacted", "i").health == "behind"
+    assert wide_lake.client.index("db.compacted", "i").health == "behind"
     for value, expected in ((1003, [(1003,)]), (1050, [])):
-        assert wide.engines.sql(f"SELECT id FROM {{db}}.compacted WHERE id = {value}") == expected
-    report = build(wide.client, "db.compacted", "i", SparkWorkers(spark))
+        assert wide_lake.engines.sql(f"SELECT id FROM {{db}}.compacted WHERE id = {value}") == expected
+    report = build(wide_lake.client, "db.compacted", "i", SparkWorkers(spark))
     assert report.progress.files_done == 1
-    assert wide.explain("id = 1003", "compacted").files == 1
-    assert wide.explain("id = 1050", "compacted").files == 0
-    assert wide.engines.sql("SELECT id FROM {db}.compacted WHERE id = 1050") == []
+    assert wide_lake.explain("id = 1003", "compacted").files == 1
+    assert wide_lake.explain("id = 1050", "compacted").files == 0
+    assert wide_lake.engines.sql("SELECT id FROM {db}.compacted WHERE id = 1050") == []
 
 
 def test_vended_credentials_give_access_to_files_in_s3(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,11 +352,11 @@ def test_vended_credentials_give_access_to_files_in_s3(s3: S3, tmp_path: Path, m
 
 
 @pytest.mark.slow
-def test_build_command_starts_its_own_spark(wide: Lake) -> None:
-    _small(wide, "own")
+def test_build_command_starts_its_own_spark(wide_lake: Lake) -> None:
+    _small(wide_lake, "own")
     argv = [str(Path(sys.executable).parent / "seamark"), "index", "build", "db.own", "i", "--engine", "spark"]
-    environment = {**os.environ, "SEAMARK_URL": wide.engines.server.base_url, "SPARK_MASTER": "local[2]"}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=200)
-    assert done.returncode == 0, done.stderr
-    assert "Index i: 6 data files, 120 rows" in done.stdout
-    assert wide.client.index("db.own", "i").health == "ok"
+    environment = {**os.environ, "SEAMARK_URL": wide_lake.engines.server.base_url, "SPARK_MASTER": "local[2]"}
+    completed = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=200)
+    assert completed.returncode == 0, completed.stderr
+    assert "Index i: 6 data files, 120 rows" in completed.stdout
+    assert wide_lake.client.index("db.own", "i").health == "ok"

@@ -100,5 +100,5 @@ def test_rows_are_right_if_long_residuals_are_shortened(spark: SparkSession, tmp
             names = [f"n{number}" for number in range(500) if number != 1]
             texts = python.load_table(f"db.{table}").scan(row_filter=In("s", names))
             assert texts.count() == 4500
-            said = ", ".join(f"'{name}'" for name in names)
-            assert rows(spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE s IN ({said})")) == [(4500,)]
+            literals = ", ".join(f"'{name}'" for name in names)
+            assert rows(spark.sql(f"SELECT count(*) FROM {catalog}.db.{table} WHERE s IN ({literals})")) == [(4500,)]

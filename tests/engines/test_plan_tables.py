@@ -72,9 +72,9 @@ def test_spark_and_pyiceberg_read_only_the_files_of_a_plan_table(engines: Engine
     plan = engines.client.plan_table("db.ranges", "id BETWEEN 18 AND 23")
     assert plan.name is not None
     assert (plan.files, plan.considered_files) == (2, 6)
-    kept_files = engines.files(plan.name)
-    assert len(kept_files) == 2
-    with engines.hide_files(engines.files("ranges") - kept_files):
+    file_paths = engines.files(plan.name)
+    assert len(file_paths) == 2
+    with engines.hide_files(engines.files("ranges") - file_paths):
         assert engines.sql(f"SELECT * FROM {{db}}.`{plan.name}` WHERE id BETWEEN 18 AND 23 ORDER BY id") == [
             (number, f"n{number}") for number in range(18, 24)
         ]
@@ -87,11 +87,11 @@ def predicates(rng: random.Random) -> Iterator[str]:
     for _ in range(4):
         low = rng.randrange(110)
         high = low + rng.choice([0, 3, 12, 50])
-        some = ", ".join(str(rng.randrange(140)) for _ in range(3))
+        id_list = ", ".join(str(rng.randrange(140)) for _ in range(3))
         yield rng.choice(
             [
                 f"id BETWEEN {low} AND {high}",
-                f"id IN ({some})",
+                f"id IN ({id_list})",
                 f"land = 'l{rng.randrange(4)}' AND id <= {high}",
                 f"day >= DATE '2026-01-{low % 28 + 1:02}' AND id > {low}",
                 f"note > 'n{high}' OR id = {low}",
@@ -198,6 +198,6 @@ def test_plan_table_is_read_with_the_credentials_of_its_table(lake: Lake, spark:
     plan = client.plan_table("db.t", "id IN (5, 38)")
     client.close()
     assert (plan.files, plan.considered_files) == (2, 4)
-    actual_rows = rows(spark.sql(f"SELECT id, _row_id FROM {db}.`{plan.name}` ORDER BY id"))
+    rows_read = rows(spark.sql(f"SELECT id, _row_id FROM {db}.`{plan.name}` ORDER BY id"))
     expected = rows(spark.sql(f"SELECT id, _row_id FROM {db}.t WHERE id < 10 OR id >= 30 ORDER BY id"))
-    assert actual_rows == expected
+    assert rows_read == expected

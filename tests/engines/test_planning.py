@@ -245,8 +245,8 @@ def test_spark_reads_only_the_files_that_the_server_returns(engines: Engines, ca
     expected = engines.sql_by_itself(query)
     plan = engines.plan(case.table, case.json)
     assert len(plan) == case.files
-    with engines.hide_other_files(case.table, plan) as taken, engines.requests() as requests:
-        assert taken
+    with engines.hide_other_files(case.table, plan) as hidden_files, engines.requests() as requests:
+        assert hidden_files
         assert engines.sql(query) == expected
     assert expected
     assert requests.count("planTableScan") == 1
@@ -419,8 +419,8 @@ def test_engines_wait_for_a_plan_that_is_answered_later(
     env = {"SEAMARK_LOG_FORMAT": "json", "SEAMARK_PLAN_ASYNC_FILES": "0"}
     with Seamark(home, env=env, warehouse=warehouse, database=database) as server:
         catalog = new_catalog(engines.spark, server.base_url)
-        actual_rows = rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
-        assert sorted(actual_rows) == [(56,), (57,), (58,), (59,)]
+        rows_read = rows(engines.spark.sql(f"SELECT id FROM {catalog}.db.ranges WHERE id > 55"))
+        assert sorted(rows_read) == [(56,), (57,), (58,), (59,)]
         log = server.log.read_text()
         assert '"fetchPlanningResult"' in log
     cold = Seamark(home, env={**env, "SEAMARK_PLAN_DISK_BYTES": "0"}, warehouse=warehouse, database=database)
@@ -524,8 +524,10 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
     The expected rows are those of a Spark that plans itself.
     """
     name, column, changes, conditions, value = case
-    held_catalog = new_catalog(engines.spark, engines.server.base_url, extra={"cache-enabled": str(not fresh).lower()})
-    there = replace(engines, catalog=held_catalog)
+    caching_catalog = new_catalog(
+        engines.spark, engines.server.base_url, extra={"cache-enabled": str(not fresh).lower()}
+    )
+    caching_engines = replace(engines, catalog=caching_catalog)
     table = f"{name}_{'fresh' if fresh else 'held'}"
     columns = {"f": "int(id)", "s": "named_struct('f', int(id))", "g": "concat('v', id)"}
     filled = [columns[part.split()[0]] for part in column.split(", ")]
@@ -533,32 +535,32 @@ def test_reused_column_name_is_read_and_written_before_the_next_data_commit(
         filled = ["concat('v', id)"]
     modes = ", ".join(f"'write.{one}.mode'='{mode}'" for one in ("delete", "update", "merge"))
     for number, condition in enumerate(conditions):
-        there.sql(f"DROP TABLE IF EXISTS {{db}}.{table}")
-        there.sql(f"CREATE TABLE {{db}}.{table} (id bigint, {column}) USING iceberg TBLPROPERTIES ({modes})")
-        there.sql(f"INSERT INTO {{db}}.{table} SELECT id, {', '.join(filled)} FROM range(8)")
-        assert there.sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 3") == [(3,)]
+        caching_engines.sql(f"DROP TABLE IF EXISTS {{db}}.{table}")
+        caching_engines.sql(f"CREATE TABLE {{db}}.{table} (id bigint, {column}) USING iceberg TBLPROPERTIES ({modes})")
+        caching_engines.sql(f"INSERT INTO {{db}}.{table} SELECT id, {', '.join(filled)} FROM range(8)")
+        assert caching_engines.sql(f"SELECT count(*) FROM {{db}}.{table} WHERE id < 3") == [(3,)]
         for change in changes:
-            there.sql(f"ALTER TABLE {{db}}.{table} {change}")
+            caching_engines.sql(f"ALTER TABLE {{db}}.{table} {change}")
         query = f"SELECT * FROM {{db}}.{table} WHERE {condition} ORDER BY id"
-        assert there.sql(query) == engines.sql_by_itself(query), condition
+        assert caching_engines.sql(query) == engines.sql_by_itself(query), condition
         expected = {row[0] for row in engines.sql_by_itself(f"SELECT id FROM {{db}}.{table} WHERE {condition}")}
         if number == 0:
-            there.sql(f"DELETE FROM {{db}}.{table} WHERE {condition}")
+            caching_engines.sql(f"DELETE FROM {{db}}.{table} WHERE {condition}")
             left = [(one,) for one in range(8) if one not in expected]
         elif number == 1:
-            there.sql(f"UPDATE {{db}}.{table} SET id = id + 100 WHERE {condition}")
+            caching_engines.sql(f"UPDATE {{db}}.{table} SET id = id + 100 WHERE {condition}")
             left = [(one + 100 * (one in expected),) for one in range(8)]
         else:
             source = "(SELECT explode(sequence(0, 7)) AS k)"
-            there.sql(
+            caching_engines.sql(
                 f"MERGE INTO {{db}}.{table} t USING {source} s ON t.id = s.k AND {condition} "
                 "WHEN MATCHED THEN UPDATE SET id = id + 100"
             )
             left = [(one + 100 * (one in expected),) for one in range(8)]
         assert sorted(engines.sql_by_itself(f"SELECT id FROM {{db}}.{table}")) == sorted(left), (mode, condition)
         if value is not None:
-            there.sql(f"INSERT INTO {{db}}.{table} VALUES (50, {value})")
-        assert sorted(there.sql(query)) == sorted(engines.sql_by_itself(query)), condition
+            caching_engines.sql(f"INSERT INTO {{db}}.{table} VALUES (50, {value})")
+        assert sorted(caching_engines.sql(query)) == sorted(engines.sql_by_itself(query)), condition
 
 
 def test_pyiceberg_reads_a_reused_column_name_before_the_next_data_commit(engines: Engines) -> None:

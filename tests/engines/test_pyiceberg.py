@@ -116,8 +116,8 @@ def test_new_thread_does_not_remove_the_signer_of_other_threads(
 def test_pyiceberg_upserts_rows(catalog: RestCatalog) -> None:
     table = catalog.create_table("py.upserts", schema=_people("a").schema)
     table.append(_people("ann", "bob"))
-    done = table.upsert(_people("bob2", "cy", start=1), join_cols=["id"])
-    assert (done.rows_updated, done.rows_inserted) == (1, 1)
+    report = table.upsert(_people("bob2", "cy", start=1), join_cols=["id"])
+    assert (report.rows_updated, report.rows_inserted) == (1, 1)
     assert {row["id"]: row["name"] for row in table.scan().to_arrow().to_pylist()} == {0: "ann", 1: "bob2", 2: "cy"}
 
 

@@ -77,8 +77,8 @@ def _append_at_once(writers: Sequence[Callable[[int], None]], times: int) -> Cou
             write(number)
 
     with ThreadPoolExecutor(len(writers)) as pool:
-        for done in [pool.submit(work, writer) for writer in writers]:
-            done.result(300)
+        for future in [pool.submit(work, writer) for writer in writers]:
+            future.result(300)
     return Counter(itertools.product(range(len(writers)), range(2 * times)))
 
 
@@ -126,9 +126,9 @@ def _list_unneeded_files(metadata: Row) -> set[str]:
     """Return the manifests and manifest lists that no snapshot needs."""
     lists = {local(snapshot["manifest-list"]).name for snapshot in metadata["snapshots"]}
     names = {local(row["manifest_path"]).name for snapshot in metadata["snapshots"] for row in read_list(snapshot)}
-    there = {path.name for path in (local(metadata["location"]) / "metadata").glob("*.avro")}
-    assert lists | names <= there
-    return there - lists - names
+    avro_names = {path.name for path in (local(metadata["location"]) / "metadata").glob("*.avro")}
+    assert lists | names <= avro_names
+    return avro_names - lists - names
 
 
 def _create(server: Seamark, name: str, properties: dict[str, str]) -> None:
@@ -179,8 +179,8 @@ def test_appends_of_spark_and_pyiceberg_to_one_table_all_succeed(
     expected = _append_at_once(writers, times=4)
     assert _check_files(_metadata(server, name), appends=32) > 5
     assert _read_by_pyiceberg(server, name) == expected
-    actual_rows = rows(spark.sql(f"SELECT writer, number FROM {new_catalog(spark, server.base_url)}.db.{name}"))
-    assert Counter(actual_rows) == expected
+    rows_read = rows(spark.sql(f"SELECT writer, number FROM {new_catalog(spark, server.base_url)}.db.{name}"))
+    assert Counter(rows_read) == expected
 
 
 @pytest.mark.slow
@@ -199,13 +199,13 @@ def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
     assert _check_files(metadata, appends=24) > 3
     assert _list_unneeded_files(metadata) == set(), "Java has deleted the manifests of its failed attempts"
     select = "SELECT writer, number, _row_id, _last_updated_sequence_number FROM "
-    actual_rows = rows(spark.sql(f"{select}{new_catalog(spark, server.base_url)}.db.{name}"))
-    assert Counter(row[:2] for row in actual_rows) == expected
-    ids = sorted(row[2] for row in actual_rows)
+    rows_read = rows(spark.sql(f"{select}{new_catalog(spark, server.base_url)}.db.{name}"))
+    assert Counter(row[:2] for row in rows_read) == expected
+    ids = sorted(row[2] for row in rows_read)
     assert len(set(ids)) == len(ids)
     assert ids[-1] < metadata["next-row-id"]
     if not merge:
         assert ids == list(range(len(ids))), "the ids of each append follow those of the append before"
         assert metadata["next-row-id"] == len(ids)
     head = max(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
-    assert {row[3] for row in actual_rows} == {file.sequence_number for file in read_snapshot(head).values()}
+    assert {row[3] for row in rows_read} == {file.sequence_number for file in read_snapshot(head).values()}

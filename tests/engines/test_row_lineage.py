@@ -30,7 +30,7 @@ class Lake(SparkTables):
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lake]:
-    with Lake.served(spark, tmp_path_factory.mktemp("lineage")) as new_lake:
+    with Lake.open(spark, tmp_path_factory.mktemp("lineage")) as new_lake:
         yield new_lake
 
 
@@ -53,7 +53,7 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
         f"('format-version' = '3', 'write.update.mode' = '{mode}', 'write.merge.mode' = '{mode}')"
     )
     lake.sql(f"INSERT INTO {{db}}.{name} SELECT id, 'de', 0 FROM range(0, 30, 1, 2)")
-    was = lake.read_lineage(name)
+    lineage_before = lake.read_lineage(name)
     kinds = ["upsert", "update", "upsert", "delete", "merge", "upsert", "update"]
     for step, kind in enumerate(kinds, 1):
         note = f"{mode}, step {step}, {kind}"
@@ -65,13 +65,13 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
                 new_rows = dict.fromkeys(some_numbers, ("fr", step))
             case "update":
                 lake.sql(f"UPDATE {{db}}.{name} SET land = 'es', v = {step} WHERE id IN ({str(some_numbers)[1:-1]})")
-                new_rows = {one: ("es", step) for one in some_numbers if one in was}
+                new_rows = {row_id: ("es", step) for row_id in some_numbers if row_id in lineage_before}
             case "delete":
                 delete(lake.client, f"db.{name}", keys=pa.table({"id": some_numbers}), mode=COPY_ON_WRITE)
                 new_rows = {}
-                was = {one: row for one, row in was.items() if one not in some_numbers}
+                lineage_before = {row_id: row for row_id, row in lineage_before.items() if row_id not in some_numbers}
             case "merge":
-                text = ", ".join(f"({one}, 'it', {step})" for one in some_numbers)
+                text = ", ".join(f"({row_id}, 'it', {step})" for row_id in some_numbers)
                 lake.sql(
                     f"MERGE INTO {{db}}.{name} t USING (SELECT * FROM VALUES {text} AS g(id, land, v)) s "
                     "ON t.id = s.id WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *"
@@ -79,17 +79,17 @@ def test_spark_and_seamark_read_each_others_row_lineage(lake: Lake, mode: str, p
                 new_rows = dict.fromkeys(some_numbers, ("it", step))
         now = lake.read_lineage(name)
         (((number,),)) = lake.sql(f"SELECT max(sequence_number) FROM {{db}}.{name}.entries")
-        assert now.keys() == was.keys() | new_rows.keys(), note
-        for one, row in now.items():
-            if one not in new_rows:
-                assert row == was[one], f"{note}: row {one} was only copied"
+        assert now.keys() == lineage_before.keys() | new_rows.keys(), note
+        for row_id, row in now.items():
+            if row_id not in new_rows:
+                assert row == lineage_before[row_id], f"{note}: row {row_id} was only copied"
             else:
-                assert (row[:2], row[3]) == (new_rows[one], number), f"{note}: row {one} was changed"
-                if one in was:
-                    assert row[2] == was[one][2], f"{note}: row {one} has another id now"
+                assert (row[:2], row[3]) == (new_rows[row_id], number), f"{note}: row {row_id} was changed"
+                if row_id in lineage_before:
+                    assert row[2] == lineage_before[row_id][2], f"{note}: row {row_id} has another id now"
                 else:
-                    assert row[2] > max(each[2] for each in was.values()), f"{note}: row {one} is new"
-        was = now
+                    assert row[2] > max(each[2] for each in lineage_before.values()), f"{note}: row {row_id} is new"
+        lineage_before = now
 
 
 def test_metrics_of_lineage_columns_are_those_that_spark_writes(lake: Lake) -> None:

@@ -71,16 +71,16 @@ def test_spark_reads_the_rows_after_equality_upserts_and_deletes(
             spread = rng.sample(range(60), 20)
             frame = spark.createDataFrame([(one, 10 * step + 3) for one in spread], "id bigint, v bigint")
             by_tasks = {"client": client, "strategy": EQUALITY, "driver_rows": 0}
-            done = write(frame, "db.t", mode="upsert", keys=["id"], **by_tasks)
-            assert done.attempts == 1
-            assert done.files_written >= 4, "at least two tasks write data and deletes"
+            report = write(frame, "db.t", mode="upsert", keys=["id"], **by_tasks)
+            assert report.attempts == 1
+            assert report.files_written >= 4, "at least two tasks write data and deletes"
             write(frame.filter("id < 10").select("id"), "db.t", mode="delete", **by_tasks)
             model |= dict.fromkeys(spread, 10 * step + 3)
             model = {one: value for one, value in model.items() if not (one in spread and one < 10)}
             if partitioned and step == 1:
                 resize(client, "db.t", buckets=8)
-            actual_rows = rows(spark.sql(f"SELECT id, v FROM {db}.t"))
-            assert sorted(actual_rows) == sorted(model.items()), f"version {version}, step {step}"
+            rows_read = rows(spark.sql(f"SELECT id, v FROM {db}.t"))
+            assert sorted(rows_read) == sorted(model.items()), f"version {version}, step {step}"
         client.close()
 
 

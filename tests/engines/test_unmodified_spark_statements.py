@@ -76,7 +76,7 @@ class Table:
         for number in range(count):
             build(self.client, f"db.{self.name}", f"x{number}", InProcessWorkers())
 
-    def matching(self, condition: str) -> set[int]:
+    def find_matching_ids(self, condition: str) -> set[int]:
         """Return the ids of the expected rows for which Spark evaluates the condition to true."""
         frame = self.spark.createDataFrame(self.rows, COLUMNS)
         return {row.id for row in frame.where(condition).select("id").collect()}
@@ -87,25 +87,25 @@ class Table:
         ), message
 
     def check_found(self, condition: str, message: str) -> None:
-        expected = sorted(self.matching(condition))
+        expected = sorted(self.find_matching_ids(condition))
         assert [row[0] for row in self.run(f"SELECT id FROM {{t}} WHERE {condition} ORDER BY id")] == expected, message
         assert sorted(row[0] for row in self.run(f"SELECT * FROM {{t}} WHERE {condition}")) == expected, message
         assert self.run(f"SELECT count(*) FROM {{t}} WHERE {condition}") == [(len(expected),)], message
 
     def delete(self, condition: str) -> None:
-        removed_matching = self.matching(condition)
+        removed_matching = self.find_matching_ids(condition)
         self.run(f"DELETE FROM {{t}} WHERE {condition}")
         self.rows = [row for row in self.rows if row[0] not in removed_matching]
 
     def update(self, condition: str) -> None:
-        changed = self.matching(condition)
+        changed = self.find_matching_ids(condition)
         self.run(f"UPDATE {{t}} SET s = 'updated' WHERE {condition}")
         self.rows = [(*row[:2], "updated", *row[3:]) if row[0] in changed else row for row in self.rows]
 
     def merge(self, condition: str, keys: Sequence[int]) -> None:
         """Merge the keys: rows of even keys are updated, those of odd keys deleted, and unknown keys inserted."""
         source = ", ".join(f"({key}L)" for key in keys)
-        changed = self.matching(condition) & set(keys)
+        changed = self.find_matching_ids(condition) & set(keys)
         self.run(
             f"MERGE INTO {{t}} USING (SELECT * FROM VALUES {source} AS v(k)) ON id = k AND {condition} "
             "WHEN MATCHED AND k % 2 = 0 THEN UPDATE SET s = 'merged' WHEN MATCHED THEN DELETE "
@@ -117,7 +117,7 @@ class Table:
 
     def overwrite(self, condition: str) -> None:
         """Replace all rows with those that match the condition."""
-        left = self.matching(condition)
+        left = self.find_matching_ids(condition)
         self.run(f"INSERT OVERWRITE TABLE {{t}} SELECT * FROM {{t}} WHERE {condition}")
         self.rows = [row for row in self.rows if row[0] in left]
 
@@ -137,7 +137,7 @@ def _as_spark_returns(row: Row) -> Row:
 
 
 @dataclass(frozen=True)
-class Stock:
+class UnmodifiedSpark:
     spark: SparkSession
     client: IndexClient
     catalogs: tuple[str, str]
@@ -152,7 +152,7 @@ class Stock:
 
 
 @pytest.fixture(scope="module")
-def stock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stock]:
+def stock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[UnmodifiedSpark]:
     """Yield the tables and catalogs. Plans of more than three files have pages of two."""
     pages = {"SEAMARK_PLAN_INLINE_LIMIT": "3", "SEAMARK_PLAN_PAGE_SIZE": "2"}
     with (
@@ -163,7 +163,7 @@ def stock(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iter
         short = new_catalog(spark, server.base_url, extra=fresh)
         exact = new_catalog(spark, server.base_url, extra={**fresh, "header.X-Seamark-Residuals": "exact"})
         spark.sql(f"CREATE NAMESPACE {short}.db")
-        yield Stock(spark, client, (short, exact))
+        yield UnmodifiedSpark(spark, client, (short, exact))
 
 
 def _rows(ids: range, p: int = 0) -> list[Row]:
@@ -173,7 +173,7 @@ def _rows(ids: range, p: int = 0) -> list[Row]:
 
 @pytest.mark.parametrize("mode", [MODES[0], pytest.param(MODES[1], marks=pytest.mark.slow)])
 @pytest.mark.parametrize("index", ["bitmap(i)", pytest.param("bloom(i)", marks=pytest.mark.slow)])
-def test_delete_that_an_index_answers_deletes_the_matching_rows(stock: Stock, index: str, mode: str) -> None:
+def test_delete_that_an_index_answers_deletes_the_matching_rows(stock: UnmodifiedSpark, index: str, mode: str) -> None:
     """Before a fix, Iceberg's library refused it: "Cannot delete file where some, but not all, rows match"."""
     table = stock.table(f"proved_{index[:3]}_{mode[:4]}")
     table.create("p", **{"write.delete.mode": mode})
@@ -187,7 +187,7 @@ def test_delete_that_an_index_answers_deletes_the_matching_rows(stock: Stock, in
     table.check("only rows that match are gone")
 
 
-def test_delete_from_a_branch_beside_an_index_deletes_the_right_rows(stock: Stock) -> None:
+def test_delete_from_a_branch_beside_an_index_deletes_the_right_rows(stock: UnmodifiedSpark) -> None:
     table = stock.table("branched")
     table.create()
     table.insert(_rows(range(10)))
@@ -201,7 +201,7 @@ def test_delete_from_a_branch_beside_an_index_deletes_the_right_rows(stock: Stoc
 
 @pytest.mark.slow
 @pytest.mark.parametrize("exact", [False, True])
-def test_rewritten_files_contain_the_rows_of_all_row_groups(stock: Stock, exact: bool) -> None:
+def test_rewritten_files_contain_the_rows_of_all_row_groups(stock: UnmodifiedSpark, exact: bool) -> None:
     """Before a fix, Iceberg's readers skipped row groups by the residual of a plan, and the new files lacked
     these rows.
     """
@@ -218,7 +218,7 @@ def test_rewritten_files_contain_the_rows_of_all_row_groups(stock: Stock, exact:
     table.check("MERGE")
 
 
-def test_nan_is_the_greatest_value_in_spark(stock: Stock) -> None:
+def test_nan_is_the_greatest_value_in_spark(stock: UnmodifiedSpark) -> None:
     """Row groups with NaN that Spark writes have no bounds. Those of other writers can have bounds."""
     table = stock.table("nans", exact=True)
     table.create()
@@ -251,10 +251,10 @@ def test_nan_is_the_greatest_value_in_spark(stock: Stock) -> None:
     ]
     conditions += ["d <= 3", "NOT (d > 3)", "isnan(d)", "d > 3 OR id = 0", "NOT (d <= 3 OR f <= 3)"]
     for condition in conditions[: examples(len(conditions), 5)]:
-        expected = table.matching(condition)
+        expected = table.find_matching_ids(condition)
         assert {row[0] for row in table.run(f"SELECT id FROM {{t}} WHERE {condition}")} == expected, condition
     for condition in ("d > 3", "NOT (f < 3)", "st.x >= 3")[: examples(3, 1)]:
-        expected = table.matching(condition)
+        expected = table.find_matching_ids(condition)
         frame = sql(stock.spark, f"SELECT id FROM {table.catalog}.db.nans WHERE {condition}")
         assert {row.id for row in frame.collect()} == expected, f"seamark.spark.sql: {condition}"
     table.index("bitmap(d)", "bloom(f)")
@@ -273,7 +273,7 @@ def _arrow_schema() -> pa.Schema:
 class Campaign:
     """Random statements on a random table with random indexes."""
 
-    def __init__(self, stock: Stock, seed: int) -> None:
+    def __init__(self, stock: UnmodifiedSpark, seed: int) -> None:
         self.rng = random.Random(f"stock statements {seed}")
         self.table = stock.table(f"random{seed}", exact=seed % 2 == 1)
         self.seed = seed
@@ -381,7 +381,7 @@ class Campaign:
 
 
 @pytest.mark.slow
-def test_random_statements_beside_indexes_leave_the_expected_rows(stock: Stock) -> None:
+def test_random_statements_beside_indexes_leave_the_expected_rows(stock: UnmodifiedSpark) -> None:
     first = first_seed()
     for seed in range(first, first + examples(3, 1)):
         Campaign(stock, seed).play(examples(12, 6))
@@ -390,7 +390,9 @@ def test_random_statements_beside_indexes_leave_the_expected_rows(stock: Stock) 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("start", range(0, 100, 10))
-def test_hundreds_of_random_statements_beside_indexes_leave_the_expected_rows(stock: Stock, start: int) -> None:
+def test_hundreds_of_random_statements_beside_indexes_leave_the_expected_rows(
+    stock: UnmodifiedSpark, start: int
+) -> None:
     first = 1000 * first_seed() + start
     count = sum(Campaign(stock, seed).play(20) for seed in range(first, first + 10))
     print(f"seeds from {first}: {count} statements")

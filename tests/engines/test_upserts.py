@@ -20,7 +20,7 @@ Model = dict[int, tuple[str | None, int]]
 
 @pytest.fixture(scope="module")
 def lake(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkTables]:
-    with SparkTables.served(spark, tmp_path_factory.mktemp("upserts")) as tables:
+    with SparkTables.open(spark, tmp_path_factory.mktemp("upserts")) as tables:
         yield tables
 
 

@@ -105,11 +105,11 @@ def make_rows() -> pa.Table:
     part = [None if number % PARTS == 0 else number % PARTS for number in range(ROWS)]
     columns: dict[str, list[Any]] = {}
     for kind in KINDS:
-        some = {
+        bounds_by_column = {
             number: rng.sample(list(typed.SAMPLES[kind]), min(3, len(typed.SAMPLES[kind]))) for number in range(PARTS)
         }
         columns[kind] = [
-            None if number % PARTS == PARTS - 1 or rng.random() < 0.2 else rng.choice(some[number % PARTS])
+            None if number % PARTS == PARTS - 1 or rng.random() < 0.2 else rng.choice(bounds_by_column[number % PARTS])
             for number in range(ROWS)
         ]
     structs = [None, {"a": 1, "in": None}, {"a": 2, "in": {"s": "x" * 30}}, {"a": -3, "in": {"s": None}}]
@@ -164,22 +164,22 @@ def metrics(lake: Lake, name: str) -> dict[Any, dict[str, dict[int, Any]]]:
 
 def test_metrics_are_those_that_iceberg_writes(lake: Lake, written_rows: pa.Table) -> None:
     ids = {
-        one: lake.python.load_table("db.ours").schema().find_field(one)
-        for one in [*COLUMNS.values(), "st.a", "st.in.s"]
+        column: lake.python.load_table("db.ours").schema().find_field(column)
+        for column in [*COLUMNS.values(), "st.a", "st.in.s"]
     }
     kinds = {field.field_id: str(field.field_type) for field in ids.values()} | {1: "long", 2: "int"}
     ours, theirs = metrics(lake, "ours"), metrics(lake, "theirs")
     assert ours.keys() == theirs.keys() == {None, *range(1, PARTS)}
     for part, mine in ours.items():
-        said = theirs[part]
+        expected = theirs[part]
         for name in ("value_counts", "null_value_counts", "nan_value_counts"):
-            assert mine[name] == said[name], (part, name)
+            assert mine[name] == expected[name], (part, name)
         for name in ("lower_bounds", "upper_bounds"):
-            assert mine[name].keys() == said[name].keys(), (part, name)
+            assert mine[name].keys() == expected[name].keys(), (part, name)
             for column_id, bound in mine[name].items():
                 kind = kinds[column_id]
                 # The values are equal, but their bits can differ: zeros can have another sign.
-                pair = decode(kind, bytes(bound)), decode(kind, bytes(said[name][column_id]))
+                pair = decode(kind, bytes(bound)), decode(kind, bytes(expected[name][column_id]))
                 assert pair[0] == pair[1], (part, name, base_name(kind))
 
 
@@ -191,8 +191,8 @@ def delete_by_position(lake: Lake, name: str, ids: set[int]) -> WrittenDeletes:
     removed_deleted_rows = []
     for task in plan(lake.client, table):
         with pa.memory_map(task.path.removeprefix("file://")) as source:
-            held_values = pa.parquet.read_table(source, columns=["id"])["id"].to_pylist()
-        places = np.array([place for place, value in enumerate(held_values) if value in ids], dtype=np.int64)
+            rows_by_file = pa.parquet.read_table(source, columns=["id"])["id"].to_pylist()
+        places = np.array([place for place, value in enumerate(rows_by_file) if value in ids], dtype=np.int64)
         removed_deleted_rows.append(
             DeletedRows(task.path, task.file["spec-id"], task.file["partition"], places, task.deletes)
         )

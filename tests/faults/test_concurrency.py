@@ -24,9 +24,9 @@ def _client(base_url: str, number: int, commits: int) -> tuple[list[Event], Coun
     client = Client(base_url)
     events: list[Event] = []
     statuses: Counter[int] = Counter()
-    done = 0
+    commit_count = 0
     attempt = 0
-    while done < commits:
+    while commit_count < commits:
         began = time.monotonic()
         head, sequence = client.head()
         events.append(Event("read", began, time.monotonic(), "ok", value=head))
@@ -38,7 +38,7 @@ def _client(base_url: str, number: int, commits: int) -> tuple[list[Event], Coun
         statuses[status] += 1
         outcome = {200: "ok", 409: "conflict"}.get(status, "unknown")
         events.append(Event("append", began, ended, outcome, head, snapshot_id))
-        done += status == 200
+        commit_count += status == 200
         if statuses.total() - statuses[200] - statuses[409] > 10:
             break
     return events, statuses

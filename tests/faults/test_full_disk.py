@@ -49,8 +49,8 @@ def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: Small
     with _server(place, disk, tmp_path) as server:
         client = Client(server.base_url, timeout_s=60)
         assert client.create_table()[0] == 200
-        done = 3
-        for snapshot_id in range(1, done + 1):
+        commit_count = 3
+        for snapshot_id in range(1, commit_count + 1):
             assert client.append(snapshot_id, snapshot_id - 1 or None, snapshot_id)[0] == 200
         for round_ in range(2):
             disk.fill()
@@ -58,32 +58,32 @@ def test_full_disk_rejects_commits_and_loses_nothing(tmp_path: Path, disk: Small
             while True:
                 # The database may still have free pages in its log, but not for ever. A commit that hangs ends by
                 # the client's time limit.
-                status, body = client.append(done + 1, done, done + 1, key=key)
+                status, body = client.append(commit_count + 1, commit_count, commit_count + 1, key=key)
                 if status != 200:
                     break
-                done, key = done + 1, new_key()
-                assert done < 2000, "the disk is not full"
+                commit_count, key = commit_count + 1, new_key()
+                assert commit_count < 2000, "the disk is not full"
             assert status == 503, body
             assert "full" in body["error"]["message"], body
             assert int(client.headers["Retry-After"]) >= 1
             assert http_ok(f"{server.base_url}/healthz")
             status, body = client.create_table("other")
             assert status == 503, body
-            assert client.chain() == list(range(1, done + 1)), "the table is as it was"
+            assert client.chain() == list(range(1, commit_count + 1)), "the table is as it was"
             # Files of rejected commits are removed; the pointer's file and its log are complete.
             expected = {Path(location.removeprefix("file://")) for location in client.files()}
             assert becomes_true(lambda wanted=expected: set(_metadata_files(server)) == wanted), place
 
-            disk.free()
-            status, body = client.append(done + 1, done, done + 1, key=key)
+            disk.free_space()
+            status, body = client.append(commit_count + 1, commit_count, commit_count + 1, key=key)
             assert status == 200, f"round {round_}: {body}"
-            done += 1
-            assert client.chain() == list(range(1, done + 1))
+            commit_count += 1
+            assert client.chain() == list(range(1, commit_count + 1))
         for path in _metadata_files(server):
             json.loads(path.read_text())
         server.kill9()
         server.start()
-        assert Client(server.base_url).chain() == list(range(1, done + 1)), "and it is on the disk"
+        assert Client(server.base_url).chain() == list(range(1, commit_count + 1)), "and it is on the disk"
 
 
 def test_server_killed_on_a_full_disk_restarts_once_there_is_space(tmp_path: Path, disk: SmallDisk) -> None:
@@ -95,7 +95,7 @@ def test_server_killed_on_a_full_disk_restarts_once_there_is_space(tmp_path: Pat
         status, _ = client.append(2, 1, 2)
         assert status == 503
         server.kill9()
-        disk.free()
+        disk.free_space()
         server.start()
         client = Client(server.base_url)
         assert client.chain() == [1]
@@ -120,7 +120,7 @@ def test_start_on_a_full_disk_ends_with_one_sentence(tmp_path: Path, disk: Small
         assert line.startswith("Error: "), line
         assert "full" in line, line
         assert "space" in line, line
-        disk.free()
+        disk.free_space()
         with _server(place, disk, tmp_path) as server:
             assert Client(server.base_url).create_table("t")[0] in (200, 409)
             server.kill9()

@@ -50,7 +50,7 @@ class BrokenStore:
     rate: float = 0.0
     faults_max: int = 1 << 30
     faults: tuple[str, ...] = FAULTS
-    seen: Counter[str] = field(default_factory=Counter)
+    fault_counts: Counter[str] = field(default_factory=Counter)
     replace: dict[str, bytes] = field(default_factory=dict)
     """Objects that are replaced after the next fault"""
 
@@ -69,7 +69,7 @@ class BrokenStore:
         etag = etag_of(data)
         is_broken = method == "GET" and self.faults_max and self.rng.random() < self.rate
         fault = self.rng.choice(self.faults) if is_broken else ""
-        self.seen[fault or method] += 1
+        self.fault_counts[fault or method] += 1
         if fault:
             self.faults_max -= 1
             self.objects |= self.replace
@@ -219,8 +219,8 @@ async def test_no_fault_of_the_store_gives_wrong_bytes(tmp_path: Path, case: str
             else:
                 assert status in (502, 503), context
         writer.close()
-    assert all(store.seen[fault] for fault in ("cut", "reset", "silent", "refused")), store.seen
-    assert outcomes["whole"] > 60, (outcomes, store.seen)
+    assert all(store.fault_counts[fault] for fault in ("cut", "reset", "silent", "refused")), store.fault_counts
+    assert outcomes["whole"] > 60, (outcomes, store.fault_counts)
 
 
 @pytest.mark.parametrize("name", [f"data/00000-0-{uuid.UUID(int=7, version=4)}.parquet", "data/plain"])
@@ -245,7 +245,7 @@ async def test_interrupted_answer_is_completed_only_from_the_same_object(
         assert data.startswith(body)
         assert is_short is is_replaced
         assert (body == data) is not is_replaced
-    assert store.seen["cut"] >= (1 if is_replaced else 4)
+    assert store.fault_counts["cut"] >= (1 if is_replaced else 4)
 
 
 async def test_interrupted_answer_is_completed_without_a_second_connection(tmp_path: Path) -> None:
@@ -260,4 +260,4 @@ async def test_interrupted_answer_is_completed_without_a_second_connection(tmp_p
         answer = await read_answer(reader, writer, request, has_body=True)
         writer.close()
     assert answer == (200, len(data), data, False)
-    assert store.seen["cut"] == 1
+    assert store.fault_counts["cut"] == 1

@@ -11,14 +11,14 @@ from _pytest.mark.structures import ParameterSet
 from tests.catalog.rig import SCHEMA, append
 from tests.faults.rigs.dying_server import STEPS
 from tests.faults.rigs.http import Client, new_key
-from tests.faults.rigs.mortal import Mortal
+from tests.faults.rigs.mortal import MortalServer
 from tests.services.s3 import S3
 
 RETRIES = ("with its idempotency key", "blindly", "as another commit on the same base")
 HAPPENED = ("after-swap", "before-reply")
 
 
-def _die_and_retry(server: Mortal, client: Client, step: str, retry: str, name: str) -> Client:
+def _die_and_retry(server: MortalServer, client: Client, step: str, retry: str, name: str) -> Client:
     """Acknowledge two commits, kill the server at `step` of the third, and retry it on a restarted server."""
     assert client.create_table(name)[0] == 200
     for snapshot_id in (1, 2):
@@ -57,7 +57,7 @@ def _steps(*steps: str) -> list[ParameterSet]:
 
 @pytest.mark.parametrize("step", _steps(*STEPS))
 def test_killed_server_leaves_a_whole_commit_or_nothing(tmp_path: Path, step: str) -> None:
-    with Mortal(tmp_path / "home") as server:
+    with MortalServer(tmp_path / "home") as server:
         client = server.start()
         for number, retry in enumerate(RETRIES):
             client = _die_and_retry(server, client, step, retry, f"t{number}")
@@ -67,7 +67,7 @@ def test_killed_server_on_postgresql_and_s3_leaves_a_whole_commit_or_nothing(
     tmp_path: Path, postgres_url: str, s3: S3, s3_bucket: str
 ) -> None:
     env = {**s3.seamark_env(), "SEAMARK_DATABASE": postgres_url, "SEAMARK_WAREHOUSE": f"s3://{s3_bucket}/lake"}
-    with Mortal(tmp_path / "home", env) as server:
+    with MortalServer(tmp_path / "home", env) as server:
         client = server.start()
         for number, step in enumerate(STEPS):
             client = _die_and_retry(server, client, step, RETRIES[number % 2], f"t{number}")
@@ -77,7 +77,7 @@ def test_killed_server_on_postgresql_and_s3_leaves_a_whole_commit_or_nothing(
 
 
 def test_killed_transaction_changed_all_its_tables_or_none(tmp_path: Path) -> None:
-    with Mortal(tmp_path / "home") as server:
+    with MortalServer(tmp_path / "home") as server:
         client = server.start()
         # "after-metadata-write": one of three files exists.
         for step in ("after-metadata-write", "before-swap", "after-swap"):
@@ -127,9 +127,9 @@ def _changes(client: Client) -> dict[str, tuple[tuple[Any, ...], int, Any]]:
 
 
 def _one_of(answers: list[str], *names: str) -> str:
-    there = [name for name in names if name in answers]
-    assert len(there) == 1, f"of {names}, {there} are there"
-    return there[0]
+    answered_names = [name for name in names if name in answers]
+    assert len(answered_names) == 1, f"of {names}, {answered_names} are there"
+    return answered_names[0]
 
 
 def _list_dropped(client: Client) -> list[str]:
@@ -139,7 +139,7 @@ def _list_dropped(client: Client) -> list[str]:
 
 @pytest.mark.parametrize("step", _steps("after-metadata-write", "before-swap", "after-swap"))
 def test_killed_create_rename_register_or_drop_is_executed_completely_or_not_at_all(tmp_path: Path, step: str) -> None:
-    with Mortal(tmp_path / "home") as server:
+    with MortalServer(tmp_path / "home") as server:
         client = server.start()
         for name in ("source", "old", "doomed"):
             assert client.create_table(name)[0] == 200

@@ -16,12 +16,12 @@ from pyiceberg.exceptions import CommitStateUnknownException
 from pyspark.sql import SparkSession
 
 from tests.catalog.rig import SCHEMA
-from tests.faults.rigs.http import Client, Lost, new_key
+from tests.faults.rigs.http import Client, OutcomeUnknown, new_key
 from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, choose_fates, lossy_proxy
 from tests.services.seamark import Seamark
 from tests.services.spark import new_catalog
 
-LOST = (Lost, requests.exceptions.ConnectionError, CommitStateUnknownException)
+LOST = (OutcomeUnknown, requests.exceptions.ConnectionError, CommitStateUnknownException)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def _until_answered(call: Callable[[], tuple[int, Any]]) -> tuple[int, Any]:
     for _ in range(50):
         try:
             status, body = call()
-        except (Lost, ValueError):  # ValueError: the load balancer's answer is not JSON.
+        except (OutcomeUnknown, ValueError):  # ValueError: the load balancer's answer is not JSON.
             continue
         return status, body
     raise AssertionError("no answer in 50 attempts")
@@ -65,7 +65,7 @@ def test_repeat_after_a_lost_reply_gets_the_first_outcome(proxy: LossyProxy, see
         )
         assert status == 200, f"seed {seed}: {body}"
         assert body["metadata"]["current-snapshot-id"] == snapshot_id
-    assert {fate for fate, *_ in proxy.seen} >= {*FATES}, f"seed {seed} proved nothing"
+    assert {fate for fate, *_ in proxy.requests} >= {*FATES}, f"seed {seed} proved nothing"
     proxy.fate = lambda method, path: None
     assert client.chain(name) == list(range(1, 31))
 
@@ -83,14 +83,14 @@ def test_creates_renames_drops_and_undrops_with_keys_are_executed_once(proxy: Lo
 
     change("POST", "/v1/namespaces", {"namespace": [namespace]})
     for number in range(8):
-        new_change = change("POST", f"/v1/namespaces/{namespace}/tables", {"name": f"a{number}", "schema": SCHEMA})
+        creation = change("POST", f"/v1/namespaces/{namespace}/tables", {"name": f"a{number}", "schema": SCHEMA})
         ends = [{"namespace": [namespace], "name": f"{letter}{number}"} for letter in "ab"]
         change("POST", "/v1/tables/rename", {"source": ends[0], "destination": ends[1]})
         change("DELETE", f"/v1/namespaces/{namespace}/tables/b{number}")
         change(
             "POST",
             f"/v1/namespaces/{namespace}/register",
-            {"name": f"c{number}", "metadata-location": new_change["metadata-location"]},
+            {"name": f"c{number}", "metadata-location": creation["metadata-location"]},
         )
     proxy.fate = lambda method, path: None
     _, body = client.call("GET", f"/v1/namespaces/{namespace}/tables")
@@ -131,7 +131,7 @@ def _commits_of(name: str) -> Callable[[str, str], bool]:
 def _find_expected_rows(proxy: LossyProxy, name: str) -> int:
     """Return the expected number of rows: one for each commit that the server answered with 200."""
     applies = _commits_of(name)
-    return sum(status == 200 for _, method, path, status in proxy.seen if applies(method, path))
+    return sum(status == 200 for _, method, path, status in proxy.requests if applies(method, path))
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::DeprecationWarning", "ignore::UserWarning")
@@ -177,9 +177,11 @@ def test_spark_inserts_are_there_once_and_can_be_read(
         except Exception as error:  # noqa: BLE001  Spark's wrapper of Java's exception has no class of its own
             print(f"insert {number}: {str(error).splitlines()[0][:200]}")
             unknown += 1
-    print([(fate, status) for fate, _, path, status in proxy.seen if path.endswith(name)])
+    print([(fate, status) for fate, _, path, status in proxy.requests if path.endswith(name)])
     # Iceberg 1.11 gives up after a lost reply; 1.12 sends the commit again with its idempotency key, and all succeed.
-    fates = {fate for fate, method, path, _ in proxy.seen if fate and method == "POST" and path.endswith(f"/{name}")}
+    fates = {
+        fate for fate, method, path, _ in proxy.requests if fate and method == "POST" and path.endswith(f"/{name}")
+    }
     assert certain, f"seed {seed} proved nothing"
     assert {"lost request", "lost reply"} <= fates, f"seed {seed} proved nothing"
     ids = [row.id for row in spark.table(f"{new_catalog(spark, server.base_url)}.db.{name}").collect()]

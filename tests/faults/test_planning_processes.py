@@ -21,7 +21,7 @@ import pytest
 from pyiceberg.expressions import And, GreaterThanOrEqual, LessThanOrEqual
 from pyiceberg.table import StaticTable
 
-from tests.faults.rigs.http import Client, Lost
+from tests.faults.rigs.http import Client, OutcomeUnknown
 from tests.planner.lakes.tables import Table, make_between
 from tests.server.test_processes import eventually, workers_of
 from tests.services.seamark import Seamark
@@ -89,7 +89,7 @@ def test_manifest_decoded_by_one_worker_is_mapped_by_the_other(start_seamark: St
         assert numbers(answer) == list(range(low, high + 1))
     assert workers_that_did(server, "planTableScan") == {0, 1}
     eventually(lambda: count_decoded_manifests(server) >= 60)
-    time.sleep(1.5)  # The other worker's count may be a second older.
+    time.sleep(1.5)  # A worker that decodes a manifest again reports it within a second.
     assert count_decoded_manifests(server) == 60
 
 
@@ -128,7 +128,7 @@ def test_worker_killed_during_a_cold_plan_does_not_affect_the_others(start_seama
     def ask(at: int) -> list[int] | None:
         try:
             status, answer = plan_on_new_connection(server, make_between(last - 900 + at, last))
-        except Lost:
+        except OutcomeUnknown:
             return None
         assert status == 200, answer
         return numbers(answer)
@@ -145,8 +145,8 @@ def test_worker_killed_during_a_cold_plan_does_not_affect_the_others(start_seama
     wait_for_workers(server, 3)
     before = count_decoded_manifests(server)
     with ThreadPoolExecutor(8) as pool:
-        again = list(pool.map(ask, range(10, 40)))
-    assert again == [everything[last - 900 + at :] for at in range(10, 40)]
+        second_answers = list(pool.map(ask, range(10, 40)))
+    assert second_answers == [everything[last - 900 + at :] for at in range(10, 40)]
     time.sleep(1.5)
     assert count_decoded_manifests(server) - before <= count, "what the dead had put on the disk is used"
 
@@ -186,7 +186,7 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
 
     def read(seed: int) -> list[tuple[int, int, int, int, list[int]]]:
         """Return (oldest and newest possible snapshot, the filter's numbers, planned files) of each plan."""
-        source, seen = random.Random(seed), []
+        source, answers = random.Random(seed), []
         while not stop.is_set():
             low = source.randrange(500)
             high = low + source.randrange(600)
@@ -201,8 +201,8 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
                 status, answer = plan_on_new_connection(server, make_between(low, high))
                 oldest, newest = before, head[0] + 1  # A commit may have succeeded without being recorded yet.
             assert status == 200, answer
-            seen.append((oldest, newest, low, high, numbers(answer)))
-        return seen
+            answers.append((oldest, newest, low, high, numbers(answer)))
+        return answers
 
     with ThreadPoolExecutor(5) as pool:
         writer, readers = pool.submit(write), [pool.submit(read, seed) for seed in range(4)]
@@ -213,13 +213,13 @@ def test_every_plan_during_commits_equals_that_of_its_own_snapshot(start_seamark
         plans = [plan for reader in readers for plan in reader.result(timeout=30)]
     assert len(plans) > 100
     assert head[0] > 30
-    for oldest, newest, low, high, found in plans:
+    for oldest, newest, low, high, expected_count in plans:
         of = [[n for n in expected.get(number, []) if low <= n <= high] for number in range(oldest, newest + 1)]
-        assert found in of, f"snapshots {oldest} to {newest}, ids of {low} to {high}"
+        assert expected_count in of, f"snapshots {oldest} to {newest}, ids of {low} to {high}"
     _, loaded = Client(server.base_url).call("GET", T)
     mirror = StaticTable.from_metadata(loaded["metadata-location"])
-    for oldest, newest, low, high, found in random.Random(3).sample(plans, 60):
+    for oldest, newest, low, high, expected_count in random.Random(3).sample(plans, 60):
         if oldest == newest:
             where = And(GreaterThanOrEqual("id", 10 * low), LessThanOrEqual("id", 10 * high + 9))
             tasks = mirror.scan(row_filter=where, snapshot_id=oldest).plan_files()
-            assert sorted(found) == sorted(int(task.file.file_path[-14:-8]) for task in tasks)
+            assert sorted(expected_count) == sorted(int(task.file.file_path[-14:-8]) for task in tasks)

@@ -13,9 +13,9 @@ import pytest
 from tests.catalog.appender import Appender, Commit, Row, local, read_list, read_snapshot
 from tests.catalog.rig import SCHEMA
 from tests.faults.rigs.dying_server import STEPS
-from tests.faults.rigs.http import Client, Lost, new_key
+from tests.faults.rigs.http import Client, OutcomeUnknown, new_key
 from tests.faults.rigs.lossy_proxy import FATES, LossyProxy, choose_fates, lossy_proxy
-from tests.faults.rigs.mortal import Mortal
+from tests.faults.rigs.mortal import MortalServer
 from tests.services.seamark import Seamark
 
 REBASE = {"seamark.commit.rebase": "append"}
@@ -78,7 +78,7 @@ def _commit_overtaken(client: Client, name: str, version: int, merge: int) -> tu
 )
 def test_killed_rebase_is_applied_completely_or_not_at_all_and_only_once(tmp_path: Path, step: str, nth: int) -> None:
     """It writes a manifest, a manifest list and metadata, in this order."""
-    with Mortal(tmp_path / "home") as server:
+    with MortalServer(tmp_path / "home") as server:
         client = server.start()
         for number, (version, key) in enumerate(((2, None), (3, new_key()))):
             name = f"t{number}"
@@ -126,7 +126,7 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
             for _ in range(50):
                 try:
                     status, body = _send(client, name, request, chosen_key)
-                except (Lost, ValueError):  # ValueError: the load balancer's answer is not JSON.
+                except (OutcomeUnknown, ValueError):  # ValueError: the load balancer's answer is not JSON.
                     continue
                 break
             assert status == 200, f"seed {seed}: {body}"
@@ -137,7 +137,7 @@ def test_overtaken_appends_with_lost_replies_are_applied_once(proxy: LossyProxy,
         for appender in appenders:
             _clean_up(appender, _load(direct, name))
     assert _files(_load(direct, name)) == expected, f"seed {seed}"
-    assert {fate for fate, *_ in proxy.seen} >= {*FATES}, f"seed {seed} proved nothing"
+    assert {fate for fate, *_ in proxy.requests} >= {*FATES}, f"seed {seed} proved nothing"
 
 
 def _clean_up(client: Appender, metadata: Row) -> None:

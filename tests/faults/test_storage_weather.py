@@ -18,7 +18,7 @@ import pytest
 
 from tests.faults.rigs.http import Client, new_key
 from tests.faults.rigs.writers import progress, run_writers
-from tests.objects.s3_proxy import Misbehaviour, misbehaving
+from tests.objects.s3_proxy import Misbehaviour, run_misbehaving_proxy
 from tests.services.process import free_port, http_ok
 from tests.services.s3 import S3
 from tests.services.seamark import Seamark
@@ -33,7 +33,7 @@ async def _behind_weather(s3: S3, home: Path) -> AsyncIterator[tuple[Seamark, Mi
     port = free_port()
     env = {**s3.seamark_env(), "SEAMARK_S3_ENDPOINT": f"http://127.0.0.1:{port}"}
     env |= {"SEAMARK_STORAGE_TIMEOUT_S": str(TIMEOUT_S), "SEAMARK_STORAGE_RETRIES": "1"}
-    async with misbehaving(s3.endpoint, port) as weather:
+    async with run_misbehaving_proxy(s3.endpoint, port) as weather:
         server = Seamark(home, warehouse=f"s3://{s3.create_bucket()}/lake", env=env)
         await asyncio.to_thread(server.start)
         try:
@@ -83,7 +83,7 @@ async def _campaign(s3: S3, home: Path, seed: int, seconds: float) -> None:
 
         loop = asyncio.get_running_loop()
         await asyncio.to_thread(write)
-        assert any("dropped" in request for request in weather.seen), f"seed {seed} proved nothing"
+        assert any("dropped" in request for request in weather.requests), f"seed {seed} proved nothing"
 
 
 @pytest.mark.parametrize("seed", [41])
@@ -121,7 +121,7 @@ async def test_hanging_storage_delays_only_requests_that_need_it(s3: S3, tmp_pat
         weather.hang_all = True
         first_key, *keys = [new_key() for _ in range(5)]
         first = asyncio.create_task(asyncio.to_thread(commit, first_key))
-        await until(lambda: "PUT hung" in weather.seen)
+        await until(lambda: "PUT hung" in weather.requests)
         later = [asyncio.create_task(asyncio.to_thread(commit, key)) for key in keys]
         await asyncio.to_thread(serve)
         assert not first.done()

@@ -20,7 +20,7 @@ from seamark.metaserver.gateway.s3_errors import S3Error, error_answer
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredObject:
     data: bytes
     etag: str
     modified_s: int
@@ -34,7 +34,7 @@ class FakeStore:
 
     def __init__(self, rng: random.Random) -> None:
         self.rng = rng
-        self.objects: dict[str, Stored] = {}
+        self.objects: dict[str, StoredObject] = {}
         self.fails = 0.0
         self.away = False
         self.requests: list[tuple[str, str, str]] = []
@@ -43,7 +43,7 @@ class FakeStore:
 
     def put(self, location: str, data: bytes) -> None:
         self._second += 1
-        self.objects[location] = Stored(data, f'"{hashlib.md5(data).hexdigest()}"', self._second)
+        self.objects[location] = StoredObject(data, f'"{hashlib.md5(data).hexdigest()}"', self._second)
 
     @asynccontextmanager
     async def request(

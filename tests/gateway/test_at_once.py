@@ -40,7 +40,7 @@ _numbers = itertools.count()
 SIZE = 9 << 20
 
 
-class Cached:
+class CachedObject:
     """An object that was read once through the cache, so that all of it is in memory."""
 
     def __init__(self, keys: Keys, client: Any, size: int = SIZE) -> None:
@@ -87,31 +87,31 @@ def keys(store_rig: Rig) -> Keys:
 
 
 @pytest.fixture(scope="module")
-def cached_rig(keys: Keys) -> Iterator[Cached]:
+def cached_rig(keys: Keys) -> Iterator[CachedObject]:
     with closing(keys.client()) as client:
-        yield Cached(keys, client)
+        yield CachedObject(keys, client)
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_immediate_answer_equals_that_of_the_requests_task(cached_rig: Cached, method: str) -> None:
+def test_immediate_answer_equals_that_of_the_requests_task(cached_rig: CachedObject, method: str) -> None:
     with socket.create_connection(cached_rig.address) as connection:
         for start, end in ((0, 1), (5, 300_000), (SIZE - 10, SIZE + 100), (SIZE, SIZE + 1)):
             connection.sendall(cached_rig.request(start, end, method=method))
-            actual_receive = receive(connection, has_body=method == "GET")
+            response = receive(connection, has_body=method == "GET")
             with socket.create_connection(cached_rig.address) as other:
                 other.sendall(cached_rig.request(start, end, method=method, more="Connection: close\r\n"))
                 expected = receive(other, has_body=method == "GET")
-            for _, headers, _ in (actual_receive, expected):
+            for _, headers, _ in (response, expected):
                 assert len(headers.pop("x-amz-request-id")) == 32
                 headers.pop("date"), headers.pop("connection", None)
-            if actual_receive[0] == 416:
-                assert actual_receive[0] == expected[0]
+            if response[0] == 416:
+                assert response[0] == expected[0]
                 continue
-            assert actual_receive == expected
-            assert actual_receive[2] == (cached_rig.data[start:end] if method == "GET" else b"")
+            assert response == expected
+            assert response[2] == (cached_rig.data[start:end] if method == "GET" else b"")
 
 
-def test_requests_that_arrive_together_are_answered_in_order(cached_rig: Cached) -> None:
+def test_requests_that_arrive_together_are_answered_in_order(cached_rig: CachedObject) -> None:
     spans = [(number * 100_000, number * 100_000 + 90_000 + number) for number in range(40)]
     with socket.create_connection(cached_rig.address) as connection:
         connection.sendall(b"".join(cached_rig.request(*span) for span in spans))
@@ -119,7 +119,7 @@ def test_requests_that_arrive_together_are_answered_in_order(cached_rig: Cached)
             assert receive(connection)[::2] == (206, cached_rig.data[start:end])
 
 
-def test_slow_reader_gets_every_byte_and_its_next_answer(cached_rig: Cached) -> None:
+def test_slow_reader_gets_every_byte_and_its_next_answer(cached_rig: CachedObject) -> None:
     with socket.socket() as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         connection.connect(cached_rig.address)
@@ -128,7 +128,7 @@ def test_slow_reader_gets_every_byte_and_its_next_answer(cached_rig: Cached) -> 
             assert receive(connection)[::2] == (206, cached_rig.data[start:end])
 
 
-def test_rejected_request_gets_the_reason_and_the_connection_stays_usable(cached_rig: Cached) -> None:
+def test_rejected_request_gets_the_reason_and_the_connection_stays_usable(cached_rig: CachedObject) -> None:
     with socket.create_connection(cached_rig.address) as connection:
         for signature in ("", "00", ""):
             connection.sendall(cached_rig.request(0, 5, signature=signature))
@@ -139,7 +139,7 @@ def test_rejected_request_gets_the_reason_and_the_connection_stays_usable(cached
                 assert (status, body) == (206, cached_rig.data[:5])
 
 
-def test_clients_that_disconnect_during_an_answer_free_their_slots(cached_rig: Cached) -> None:
+def test_clients_that_disconnect_during_an_answer_free_their_slots(cached_rig: CachedObject) -> None:
     for _ in range(300):  # This exceeds gateway_requests_limit.
         with socket.socket() as connection:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -169,9 +169,9 @@ async def test_reads_from_memory_need_no_task_and_their_idle_connection_is_close
         async with server.http.post(f"{server.url}/v1/namespaces/db/tables", json=created) as answer:
             keys = keys_of(await answer.json())
 
-        def make() -> Cached:
+        def make() -> CachedObject:
             with closing(keys.client()) as client:
-                return Cached(keys, client, 1000)
+                return CachedObject(keys, client, 1000)
 
         s3_calls: list[S3Call] = []
         answer_in_task = CachingBackend.answer
@@ -182,7 +182,7 @@ async def test_reads_from_memory_need_no_task_and_their_idle_connection_is_close
 
         monkeypatch.setattr(CachingBackend, "answer", answer)
 
-        def use(cached_rig: Cached) -> bytes:
+        def use(cached_rig: CachedObject) -> bytes:
             with socket.create_connection(cached_rig.address, timeout=60) as connection:
                 # On a busy machine, the object is in memory only some time after its first answer.
                 for _ in range(100):

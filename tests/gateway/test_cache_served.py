@@ -86,8 +86,8 @@ def test_cached_answer_equals_that_of_the_store(store_rig: Rig, extension: str) 
                 {},
             ):
                 for call in ("get_object", "head_object"):
-                    actual_outcome = outcome(cached, call, **arguments)
-                    assert actual_outcome == outcome(plain, call, **arguments), (call, arguments)
+                    cached_outcome = outcome(cached, call, **arguments)
+                    assert cached_outcome == outcome(plain, call, **arguments), (call, arguments)
 
 
 async def test_gateway_serves_tls(tmp_path: Path, s3: S3) -> None:

@@ -24,7 +24,7 @@ from tests.waits import until
 
 
 @dataclass
-class Turn:
+class ScriptedAnswer:
     """The behaviour of the store for a request: it waits until `goes`, then answers or fails."""
 
     status: int = 206
@@ -34,8 +34,8 @@ class Turn:
     ended: str = ""
 
 
-class Scripted:
-    def __init__(self, *turns: Turn) -> None:
+class ScriptedStore:
+    def __init__(self, *turns: ScriptedAnswer) -> None:
         self.turns = list(turns)
         self.sent = 0
 
@@ -58,14 +58,14 @@ class Scripted:
             turn.ended = "broken"
             raise RetryLater("the answer ended early") from None
 
-    async def _pieces(self, turn: Turn) -> AsyncIterator[bytes]:
+    async def _pieces(self, turn: ScriptedAnswer) -> AsyncIterator[bytes]:
         yield b"a"
         if turn.breaks:
             raise ConnectionError
 
 
 @pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+def send_second_request_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Send the second request at once if the first answer has not begun."""
     monkeypatch.setattr(hedging, "_INITIAL_WAIT_S", 0.0)
     monkeypatch.setattr(hedging, "_WAIT_MIN_S", 0.0)
@@ -79,8 +79,8 @@ async def read(store: HedgedStore) -> tuple[str, bytes]:
 
 async def test_answer_that_begins_first_is_used_and_the_other_request_is_cancelled() -> None:
     for faster in (0, 1):
-        turns = Turn(), Turn()
-        scripted = Scripted(*turns)
+        turns = ScriptedAnswer(), ScriptedAnswer()
+        scripted = ScriptedStore(*turns)
         reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
         await until(lambda scripted=scripted: scripted.sent == 2)
         turns[faster].goes.set()
@@ -88,10 +88,10 @@ async def test_answer_that_begins_first_is_used_and_the_other_request_is_cancell
         assert (turns[faster].ended, turns[1 - faster].ended) == ("read", "cancelled")
 
 
-@pytest.mark.parametrize("refused", [Turn(status=503), Turn(fails=True)], ids=["503", "no answer"])
-async def test_failure_is_used_only_if_no_answer_arrives(refused: Turn) -> None:
-    last = Turn()
-    scripted = Scripted(refused, last)
+@pytest.mark.parametrize("refused", [ScriptedAnswer(status=503), ScriptedAnswer(fails=True)], ids=["503", "no answer"])
+async def test_failure_is_used_only_if_no_answer_arrives(refused: ScriptedAnswer) -> None:
+    last = ScriptedAnswer()
+    scripted = ScriptedStore(refused, last)
     reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
     await until(lambda: scripted.sent == 2)
     refused.goes.set()
@@ -101,8 +101,8 @@ async def test_failure_is_used_only_if_no_answer_arrives(refused: Turn) -> None:
 
 
 async def test_error_is_that_of_the_store_when_both_requests_fail() -> None:
-    turns = Turn(fails=True), Turn(fails=True)
-    scripted = Scripted(*turns)
+    turns = ScriptedAnswer(fails=True), ScriptedAnswer(fails=True)
+    scripted = ScriptedStore(*turns)
     reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
     await until(lambda: scripted.sent == 2)
     for turn in turns:
@@ -112,16 +112,16 @@ async def test_error_is_that_of_the_store_when_both_requests_fail() -> None:
 
 
 async def test_interrupted_answer_has_the_error_of_its_request() -> None:
-    turn = Turn(breaks=True)
+    turn = ScriptedAnswer(breaks=True)
     turn.goes.set()
     with pytest.raises(RetryLater, match="ended early"):
-        await read(HedgedStore(Scripted(turn, Turn()), SystemClock(), percent=100))
+        await read(HedgedStore(ScriptedStore(turn, ScriptedAnswer()), SystemClock(), percent=100))
     assert turn.ended == "broken"
 
 
 async def test_reader_that_disconnects_cancels_both_requests() -> None:
-    turns = Turn(), Turn()
-    scripted = Scripted(*turns)
+    turns = ScriptedAnswer(), ScriptedAnswer()
+    scripted = ScriptedStore(*turns)
     reading = asyncio.create_task(read(HedgedStore(scripted, SystemClock(), percent=100)))
     await until(lambda: scripted.sent == 2)
     reading.cancel()
@@ -133,7 +133,7 @@ async def test_reader_that_disconnects_cancels_both_requests() -> None:
 @pytest.mark.parametrize("percent", [0, 5, 50])
 async def test_hedged_requests_stay_within_their_share_of_all(percent: int) -> None:
     count = 400
-    scripted = Scripted(*(Turn() for _ in range(2 * count)))
+    scripted = ScriptedStore(*(ScriptedAnswer() for _ in range(2 * count)))
     store = HedgedStore(scripted, SystemClock(), percent=percent)
     for number in range(count):
         sent = scripted.sent

@@ -22,7 +22,7 @@ _numbers = itertools.count()
 
 
 @pytest.fixture
-def victim(rig: Rig) -> Keys:
+def victim_keys(rig: Rig) -> Keys:
     keys = rig.create_table(f"victim{next(_numbers)}")
     client = keys.client()
     client.put_object(Bucket=keys.bucket, Key=keys.prefix + "data/secret", Body=SECRET)
@@ -31,14 +31,14 @@ def victim(rig: Rig) -> Keys:
 
 
 @pytest.fixture
-def own(rig: Rig) -> Keys:
+def own_keys(rig: Rig) -> Keys:
     return rig.create_table(f"own{next(_numbers)}")
 
 
 @pytest.fixture
-def client(own: Keys) -> Iterator[Any]:
-    client = own.client()
-    client.put_object(Bucket=own.bucket, Key=own.prefix + "data/o", Body=b"own")
+def client(own_keys: Keys) -> Iterator[Any]:
+    client = own_keys.client()
+    client.put_object(Bucket=own_keys.bucket, Key=own_keys.prefix + "data/o", Body=b"own")
     yield client
     client.close()
 
@@ -74,123 +74,132 @@ def raw(
         connection.close()
 
 
-def test_no_operation_reaches_another_table(rig: Rig, victim: Keys, own: Keys, client: Any) -> None:
-    there = {"Bucket": victim.bucket, "Key": victim.prefix + "data/secret"}
-    environment = {"Bucket": own.bucket, "Key": own.prefix + "data/o"}
+def test_no_operation_reaches_another_table(rig: Rig, victim_keys: Keys, own_keys: Keys, client: Any) -> None:
+    victim_object = {"Bucket": victim_keys.bucket, "Key": victim_keys.prefix + "data/secret"}
+    environment = {"Bucket": own_keys.bucket, "Key": own_keys.prefix + "data/o"}
     upload = client.create_multipart_upload(**environment)["UploadId"]
-    with_victim = victim.client()
-    foreign = with_victim.create_multipart_upload(**there)["UploadId"]
-    copy = {"CopySource": {"Bucket": there["Bucket"], "Key": there["Key"]}}
-    many = {"Objects": [{"Key": there["Key"]}]}
+    with_victim = victim_keys.client()
+    foreign = with_victim.create_multipart_upload(**victim_object)["UploadId"]
+    copy = {"CopySource": {"Bucket": victim_object["Bucket"], "Key": victim_object["Key"]}}
+    many = {"Objects": [{"Key": victim_object["Key"]}]}
     refused = {
-        "get": _code(client.get_object, **there),
-        "put": _code(client.put_object, **there, Body=b"x"),
-        "delete": _code(client.delete_object, **there),
-        "delete many": _code(client.delete_objects, Bucket=there["Bucket"], Delete=many),
+        "get": _code(client.get_object, **victim_object),
+        "put": _code(client.put_object, **victim_object, Body=b"x"),
+        "delete": _code(client.delete_object, **victim_object),
+        "delete many": _code(client.delete_objects, Bucket=victim_object["Bucket"], Delete=many),
         "copy from": _code(client.copy_object, **environment, **copy),
-        "copy to": _code(client.copy_object, **there, CopySource=environment),
+        "copy to": _code(client.copy_object, **victim_object, CopySource=environment),
         "part copy": _code(client.upload_part_copy, **environment, UploadId=upload, PartNumber=1, **copy),
-        "upload": _code(client.create_multipart_upload, **there),
-        "list": _code(client.list_objects_v2, Bucket=victim.bucket, Prefix=victim.prefix),
-        "list all": _code(client.list_objects_v2, Bucket=victim.bucket),
-        "list above": _code(client.list_objects_v2, Bucket=victim.bucket, Prefix=own.prefix.rstrip("/")),
+        "upload": _code(client.create_multipart_upload, **victim_object),
+        "list": _code(client.list_objects_v2, Bucket=victim_keys.bucket, Prefix=victim_keys.prefix),
+        "list all": _code(client.list_objects_v2, Bucket=victim_keys.bucket),
+        "list above": _code(client.list_objects_v2, Bucket=victim_keys.bucket, Prefix=own_keys.prefix.rstrip("/")),
         "buckets": _code(client.list_buckets),
-        "uploads": _code(client.list_multipart_uploads, Bucket=victim.bucket),
-        "policy": _code(client.get_bucket_policy, Bucket=victim.bucket),
-        "bucket": _code(client.delete_bucket, Bucket=victim.bucket),
+        "uploads": _code(client.list_multipart_uploads, Bucket=victim_keys.bucket),
+        "policy": _code(client.get_bucket_policy, Bucket=victim_keys.bucket),
+        "bucket": _code(client.delete_bucket, Bucket=victim_keys.bucket),
         "acl": _code(client.put_object_acl, **environment, ACL="public-read"),
-        "parts of another": _code(client.list_parts, **there, UploadId=foreign),
+        "parts of another": _code(client.list_parts, **victim_object, UploadId=foreign),
     }
     assert set(refused.values()) == {"AccessDenied"}, refused
     # An upload id of another table is useless with the caller's own key.
     assert _code(client.upload_part, **environment, UploadId=foreign, PartNumber=1, Body=b"x") == "NoSuchUpload"
     assert _code(client.list_parts, **environment, UploadId=foreign) == "NoSuchUpload"
-    assert with_victim.get_object(**there)["Body"].read() == SECRET
+    assert with_victim.get_object(**victim_object)["Body"].read() == SECRET
     with_victim.close()
 
 
-def _spellings(own: str, victim: str) -> list[str]:
+def _spellings(own_keys: str, victim_keys: str) -> list[str]:
     """Return encoded keys that some reader might take for the victim's."""
-    up = "../" * own.count("/")
-    name = f"{up}{victim}data/secret"
+    up = "../" * own_keys.count("/")
+    name = f"{up}{victim_keys}data/secret"
     return [
-        own + name,
-        own + quote(name, safe=""),
-        own + quote(quote(name, safe=""), safe=""),
-        own + name.replace("..", "%2e%2e"),
-        own + name.replace("..", ".%2E"),
-        own + name.replace("/", "%5C"),
-        own + name.replace("/", "%2F"),
-        own + "x/../" + name,
-        own + "./" + name,
-        own + name.replace("../", "..%00/"),
-        own.rstrip("/") + "/../" + victim.rsplit("/", 2)[1] + "/data/secret",
-        own + "/" + victim + "data/secret",
-        "/" + victim + "data/secret",
-        victim.replace("/", "//") + "data/secret",
-        victim + "data/secret",
-        victim + "data%2Fsecret",
-        victim.upper() + "data/secret",
-        own.rstrip("/") + "x/" + "data/secret",
-        own + "%ff%fe/secret",
-        own + "%c0%ae%c0%ae/" * 4 + victim + "data/secret",
-        own + "\uff0e\uff0e/".encode().hex("%"),
+        own_keys + name,
+        own_keys + quote(name, safe=""),
+        own_keys + quote(quote(name, safe=""), safe=""),
+        own_keys + name.replace("..", "%2e%2e"),
+        own_keys + name.replace("..", ".%2E"),
+        own_keys + name.replace("/", "%5C"),
+        own_keys + name.replace("/", "%2F"),
+        own_keys + "x/../" + name,
+        own_keys + "./" + name,
+        own_keys + name.replace("../", "..%00/"),
+        own_keys.rstrip("/") + "/../" + victim_keys.rsplit("/", 2)[1] + "/data/secret",
+        own_keys + "/" + victim_keys + "data/secret",
+        "/" + victim_keys + "data/secret",
+        victim_keys.replace("/", "//") + "data/secret",
+        victim_keys + "data/secret",
+        victim_keys + "data%2Fsecret",
+        victim_keys.upper() + "data/secret",
+        own_keys.rstrip("/") + "x/" + "data/secret",
+        own_keys + "%ff%fe/secret",
+        own_keys + "%c0%ae%c0%ae/" * 4 + victim_keys + "data/secret",
+        own_keys + "\uff0e\uff0e/".encode().hex("%"),
     ]
 
 
-def test_no_spelling_of_a_key_reaches_another_table(victim: Keys, own: Keys, client: Any) -> None:
-    for key in _spellings(own.prefix, victim.prefix):
+def test_no_spelling_of_a_key_reaches_another_table(victim_keys: Keys, own_keys: Keys, client: Any) -> None:
+    for key in _spellings(own_keys.prefix, victim_keys.prefix):
         queries = ("", "?uploadId=..%2F..", "?partNumber=1&uploadId=x")
         for method, query in itertools.product(("GET", "PUT", "DELETE"), queries):
-            status, body = raw(own, method, f"/{own.bucket}/{key}{query}", body=b"forged" if method == "PUT" else b"")
+            status, body = raw(
+                own_keys, method, f"/{own_keys.bucket}/{key}{query}", body=b"forged" if method == "PUT" else b""
+            )
             assert SECRET not in body, (method, key)
             assert status != 500, (method, key, query, body)
-            if method != "DELETE" and not key.startswith(own.prefix):
+            if method != "DELETE" and not key.startswith(own_keys.prefix):
                 assert status in (400, 403), (method, key, query, body)
-        listing = f"/{own.bucket}?list-type=2&prefix={quote(key.replace('data/secret', ''), safe='/%')}"
-        status, body = raw(own, "GET", listing)
+        listing = f"/{own_keys.bucket}?list-type=2&prefix={quote(key.replace('data/secret', ''), safe='/%')}"
+        status, body = raw(own_keys, "GET", listing)
         assert b"secret" not in body.partition(b"<Contents>")[2], (listing, body)
-        source = {"x-amz-copy-source": f"/{own.bucket}/{key}"}
-        status, body = raw(own, "PUT", f"/{own.bucket}/{own.prefix}copied", source)
+        source = {"x-amz-copy-source": f"/{own_keys.bucket}/{key}"}
+        status, body = raw(own_keys, "PUT", f"/{own_keys.bucket}/{own_keys.prefix}copied", source)
         assert status >= 400, (key, body)
-    with_victim = victim.client()
-    result = with_victim.list_objects_v2(Bucket=victim.bucket, Prefix=victim.prefix + "data/")
-    assert [item["Key"] for item in result["Contents"]] == [victim.prefix + "data/secret"]
-    assert with_victim.get_object(Bucket=victim.bucket, Key=victim.prefix + "data/secret")["Body"].read() == SECRET
+    with_victim = victim_keys.client()
+    result = with_victim.list_objects_v2(Bucket=victim_keys.bucket, Prefix=victim_keys.prefix + "data/")
+    assert [item["Key"] for item in result["Contents"]] == [victim_keys.prefix + "data/secret"]
+    assert (
+        with_victim.get_object(Bucket=victim_keys.bucket, Key=victim_keys.prefix + "data/secret")["Body"].read()
+        == SECRET
+    )
     with_victim.close()
 
 
-def test_very_long_key_is_rejected(own: Keys) -> None:
-    for key in (own.prefix + "a" * 5000, own.prefix + "a/" * 3000 + "b", own.prefix + "%2541" * 1200):
-        status, body = raw(own, "GET", f"/{own.bucket}/{key}")
+def test_very_long_key_is_rejected(own_keys: Keys) -> None:
+    for key in (own_keys.prefix + "a" * 5000, own_keys.prefix + "a/" * 3000 + "b", own_keys.prefix + "%2541" * 1200):
+        status, body = raw(own_keys, "GET", f"/{own_keys.bucket}/{key}")
         assert status in (400, 403, 404, 431), body[:200]
 
 
-def test_forged_and_mixed_credentials_are_rejected(victim: Keys, own: Keys, client: Any) -> None:
-    there = {"Bucket": victim.bucket, "Key": victim.prefix + "data/secret"}
-    letter = "B" if victim.token[40] == "A" else "A"
+def test_forged_and_mixed_credentials_are_rejected(victim_keys: Keys, own_keys: Keys, client: Any) -> None:
+    victim_object = {"Bucket": victim_keys.bucket, "Key": victim_keys.prefix + "data/secret"}
+    letter = "B" if victim_keys.token[40] == "A" else "A"
     forged = {
-        "secret": replace(victim, secret=own.secret),
-        "token of another": replace(victim, token=own.token),
-        "own access key": replace(own, token=victim.token),
-        "changed token": replace(victim, token=victim.token[:40] + letter + victim.token[41:]),
-        "short token": replace(victim, token=victim.token[:-4]),
-        "long token": replace(victim, token="A" * 8000),
+        "secret": replace(victim_keys, secret=own_keys.secret),
+        "token of another": replace(victim_keys, token=own_keys.token),
+        "own access key": replace(own_keys, token=victim_keys.token),
+        "changed token": replace(victim_keys, token=victim_keys.token[:40] + letter + victim_keys.token[41:]),
+        "short token": replace(victim_keys, token=victim_keys.token[:-4]),
+        "long token": replace(victim_keys, token="A" * 8000),
     }
     for name, keys in forged.items():
         with_forged = keys.client()
-        assert _code(with_forged.get_object, **there) in ("AccessDenied", "SignatureDoesNotMatch"), name
+        assert _code(with_forged.get_object, **victim_object) in ("AccessDenied", "SignatureDoesNotMatch"), name
         with_forged.close()
-    without = replace(victim, token="").client()
-    assert _code(without.get_object, **there) == "AccessDenied"
+    without = replace(victim_keys, token="").client()
+    assert _code(without.get_object, **victim_object) == "AccessDenied"
     without.close()
 
 
-def test_request_changed_after_its_signature_is_rejected(own: Keys, client: Any) -> None:
+def test_request_changed_after_its_signature_is_rejected(own_keys: Keys, client: Any) -> None:
     """The test replaces each part of a signed request."""
-    target = f"/{own.bucket}/{own.prefix}data/o"
-    request = AWSRequest("PUT", own.endpoint + target, data=b"signed", headers={"Host": urlsplit(own.endpoint).netloc})
-    S3SigV4Auth(Credentials(own.access_key, own.secret, own.token), "s3", own.region).add_auth(request)
+    target = f"/{own_keys.bucket}/{own_keys.prefix}data/o"
+    request = AWSRequest(
+        "PUT", own_keys.endpoint + target, data=b"signed", headers={"Host": urlsplit(own_keys.endpoint).netloc}
+    )
+    S3SigV4Auth(Credentials(own_keys.access_key, own_keys.secret, own_keys.token), "s3", own_keys.region).add_auth(
+        request
+    )
     signed = dict(request.headers.items())
     other_second = "01Z" if signed["X-Amz-Date"].endswith("00Z") else "00Z"
     changed = {
@@ -203,10 +212,10 @@ def test_request_changed_after_its_signature_is_rejected(own: Keys, client: Any)
         "body": ("PUT", target, signed, b"forged"),
     }
     for name, (method, path, headers, body) in changed.items():
-        connection = http.client.HTTPConnection(urlsplit(own.endpoint).netloc, timeout=30)
+        connection = http.client.HTTPConnection(urlsplit(own_keys.endpoint).netloc, timeout=30)
         connection.request(method, path, body=body, headers=headers)
         answer = connection.getresponse()
         text = answer.read()
         connection.close()
         assert answer.status in (400, 403), (name, answer.status, text)
-        assert client.get_object(Bucket=own.bucket, Key=own.prefix + "data/o")["Body"].read() == b"own", name
+        assert client.get_object(Bucket=own_keys.bucket, Key=own_keys.prefix + "data/o")["Body"].read() == b"own", name

@@ -22,7 +22,7 @@ from seamark.metaserver.store.model import AccessToken, Claim
 from seamark.metaserver.store.model import Grant as RoleGrant
 from seamark.metaserver.store.open import open_store
 from tests.gateway.rig import SCHEMA, Keys, keys_of
-from tests.server.rig import LateClock, running, some_settings
+from tests.server.rig import OffsetClock, running, some_settings
 from tests.services.process import free_port
 
 
@@ -68,7 +68,7 @@ def _codes(keys: Keys) -> dict[str, str]:
 
 
 async def test_credentials_have_the_rights_of_the_login_and_expire(tmp_path: Path) -> None:
-    home, clock = tmp_path / "home", LateClock()
+    home, clock = tmp_path / "home", OffsetClock()
     tokens = await _tokens(home)
     settings: dict[str, Any] = {
         "auth": "token",
@@ -137,8 +137,8 @@ async def test_credentials_lose_the_rights_that_their_principal_loses(tmp_path: 
     }
     async with running(home, **settings) as server, gateway(server.components):
 
-        async def send(who: str, method: str, path: str, body: Any = None) -> Any:
-            headers = {"Authorization": f"Bearer {tokens[who]}"}
+        async def send(principal: str, method: str, path: str, body: Any = None) -> Any:
+            headers = {"Authorization": f"Bearer {tokens[principal]}"}
             async with server.http.request(method, server.url + path, headers=headers, json=body) as answer:
                 assert answer.status < 300, await answer.text()
                 return await answer.json() if answer.status == 200 else None
@@ -279,7 +279,7 @@ async def test_credentials_say_whether_their_table_is_pinned(tmp_path: Path) -> 
 
 class _Claims:
     def __init__(self, claims: dict[str, list[str]]) -> None:
-        self.by_uuid, self.asked = claims, 0
+        self.by_uuid, self.calls = claims, 0
         self.dropped: set[str] = set()
         self.namespace = ("db",)
 
@@ -287,7 +287,7 @@ class _Claims:
         return int(uuid != "staged" and (dropped or uuid not in self.dropped) and namespace in (None, self.namespace))
 
     async def claims(self, uuid: str) -> list[Claim]:
-        self.asked += 1
+        self.calls += 1
         return [Claim(uuid=uuid, location=location, shared=False) for location in self.by_uuid.get(uuid, [])]
 
     async def find_overlapping_claims(self, keys: list[str], uuid: str, limit: int) -> list[Claim]:
@@ -305,7 +305,7 @@ async def test_credentials_end_with_the_ownership_of_their_location() -> None:
     grant = ObjectGrant("t", "s3://bkt/t", True, "w", 1 << 60)
     for _ in range(3):
         await ownership.check(grant)
-    assert claims.asked == 1
+    assert claims.calls == 1
     forged = ObjectGrant("t", "s3://bkt/elsewhere", True, "w", 1 << 60)
     with pytest.raises(Forbidden):
         await ownership.check(forged)
@@ -355,7 +355,7 @@ class _Logins(_Claims):
 @pytest.mark.parametrize("claim", ["", "roles"])
 async def test_claims_that_only_an_issuer_states_do_not_invalidate_credentials(claim: str) -> None:
     logins = _Logins({"oidc:granted": [RoleGrant("oidc:granted", "reader", ("db",))]})
-    settings = some_settings(Path("unused"), auth="token+oidc", oidc_roles_claim=claim)
+    settings = some_settings(Path("unused"), auth="token+oidc", oidc_issuer="https://i", oidc_roles_claim=claim)
     ownership = GrantChecker(logins, SimulatedClock(1), settings)
 
     async def is_allowed(principal: str, namespace: tuple[str, ...] = ("db",), *, writable: bool = False) -> bool:
@@ -377,7 +377,8 @@ async def test_claims_that_only_an_issuer_states_do_not_invalidate_credentials(c
 async def test_credentials_end_when_their_kind_of_login_is_disabled(auth: str, accepted: str) -> None:
     """The setting may have changed since they were issued."""
     logins = _Logins({principal: [RoleGrant(principal, "reader", ("db",))] for principal in ("ann", "oidc:eve")})
-    ownership = GrantChecker(logins, SimulatedClock(1), some_settings(Path("unused"), auth=auth))
+    settings = some_settings(Path("unused"), auth=auth, oidc_issuer="https://i")
+    ownership = GrantChecker(logins, SimulatedClock(1), settings)
     for principal in ("ann", "oidc:eve"):
         check = ownership.check(ObjectGrant("t", "s3://bkt/t", False, principal, 1 << 60, namespace=("db",)))
         if principal == accepted:

@@ -25,30 +25,30 @@ BUDGET = 8 << 20
 
 def test_answers_stay_within_the_budget_with_a_least_step_each_and_a_share_for_each_principal() -> None:
     rng, budget = random.Random(first_seed()), SendBudget(BUDGET, BUDGET // 2)
-    kept: dict[AnswerBudget, tuple[str, int]] = {}
+    budgets: dict[AnswerBudget, tuple[str, int]] = {}
     for _ in range(2_000):
-        if kept and rng.random() < 0.45:
-            id_ = rng.choice(list(kept))
+        if budgets and rng.random() < 0.45:
+            id_ = rng.choice(list(budgets))
             id_.keep(0)
             id_.keep(0)
-            del kept[id_]
+            del budgets[id_]
         else:
             principal = rng.choice(("a", "a", "a", "b", "c"))
             id_ = AnswerBudget(budget, principal)
             size = min(id_.offer, rng.randrange(1, 2 * STEP_BYTES))
             id_.keep(size)
-            kept[id_] = (principal, size)
+            budgets[id_] = (principal, size)
         budget.check_invariants()
-        total = sum(size for _, size in kept.values())
-        assert budget.taken_bytes == total <= BUDGET + STEP_MIN_BYTES * len(kept)
+        total = sum(size for _, size in budgets.values())
+        assert budget.taken_bytes == total <= BUDGET + STEP_MIN_BYTES * len(budgets)
         held_counts: Counter[str] = Counter()
-        for principal, size in kept.values():
+        for principal, size in budgets.values():
             held_counts[principal] += size
-        counts = Counter(principal for principal, _ in kept.values())
+        counts = Counter(principal for principal, _ in budgets.values())
         assert all(
             held_counts[held_count] <= BUDGET // 2 + STEP_MIN_BYTES * counts[held_count] for held_count in held_counts
         )
-    assert len(kept) > 100
+    assert len(budgets) > 100
 
 
 def test_principal_with_many_slow_readers_leaves_large_steps_to_others() -> None:

@@ -157,10 +157,10 @@ def test_objects_are_never_completely_in_memory(rig: Rig, keys: Keys, client: An
     with (tmp_path / "large").open("wb") as file:
         file.truncate(size)
     client.put_object(Bucket=keys.bucket, Key=keys.prefix + "warm", Body=b"x")
-    before, peak, done = _rss(rig), [0], threading.Event()
+    before, peak, is_over = _rss(rig), [0], threading.Event()
 
     def watch() -> None:
-        while not done.wait(0.02):
+        while not is_over.wait(0.02):
             peak[0] = max(peak[0], _rss(rig))
 
     watcher = threading.Thread(target=watch)
@@ -175,7 +175,7 @@ def test_objects_are_never_completely_in_memory(rig: Rig, keys: Keys, client: An
         assert len(unread.read(10)) == 10
         unread.close()
     finally:
-        done.set()
+        is_over.set()
         watcher.join()
     assert peak[0] - before < 64 * MEBIBYTE, f"{(peak[0] - before) / MEBIBYTE:.0f} MiB more"
     client.delete_object(Bucket=keys.bucket, Key=keys.prefix + "large")
@@ -184,7 +184,7 @@ def test_objects_are_never_completely_in_memory(rig: Rig, keys: Keys, client: An
 
 def test_unavailable_or_killed_store_gives_no_short_object(tmp_path: Path) -> None:
     with s3_server(tmp_path / "s3") as s3:
-        proxy = _Cutting(s3)
+        proxy = _CuttingProxy(s3)
         with closing(proxy), open_rig(tmp_path, s3, SEAMARK_S3_ENDPOINT=proxy.url) as rig:
             keys = rig.create_table("t")
             with closing(keys.client()) as client:
@@ -203,7 +203,7 @@ def test_unavailable_or_killed_store_gives_no_short_object(tmp_path: Path) -> No
                 assert len(client.get_object(**at)["Body"].read()) == 4 * MEBIBYTE
 
 
-class _Cutting:
+class _CuttingProxy:
     """A TCP proxy before a store that closes each connection after a number of bytes of answers."""
 
     def __init__(self, s3: S3) -> None:

@@ -60,7 +60,7 @@ def test_only_results_of_short_texts_are_cached(function: Callable[..., str], ca
 def test_cached_property_is_computed_once_for_each_instance() -> None:
     computed: list[str] = []
 
-    class Named:
+    class NamedObject:
         def __init__(self, name: str) -> None:
             self.name = name
 
@@ -69,6 +69,6 @@ def test_cached_property_is_computed_once_for_each_instance() -> None:
             computed.append(self.name)
             return len(self.name)
 
-    first, other = Named("one"), Named("other")
+    first, other = NamedObject("one"), NamedObject("other")
     assert [first.length, other.length, first.length, other.length] == [3, 5, 3, 5]
     assert computed == ["one", "other"]

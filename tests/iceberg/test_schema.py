@@ -56,10 +56,10 @@ def test_type_width_accepts_ascii_digits_only_as_in_java() -> None:
 
 
 def test_schemas_are_equal_whatever_their_ids_and_spelling() -> None:
-    one = parse_schema(field(1, "a", "decimal(4,1)", True), identifiers=(1,), schema_id=1)
-    assert one.is_same_as(parse_schema(field(1, "a", "DECIMAL(4, 1)", True), identifiers=(1,), schema_id=2))
-    assert not one.is_same_as(parse_schema(field(1, "a", "decimal(4,1)", True), schema_id=1))
-    assert not one.is_same_as(parse_schema(field(1, "a", "decimal(4,1)", True, doc="x"), identifiers=(1,)))
+    schema = parse_schema(field(1, "a", "decimal(4,1)", True), identifiers=(1,), schema_id=1)
+    assert schema.is_same_as(parse_schema(field(1, "a", "DECIMAL(4, 1)", True), identifiers=(1,), schema_id=2))
+    assert not schema.is_same_as(parse_schema(field(1, "a", "decimal(4,1)", True), schema_id=1))
+    assert not schema.is_same_as(parse_schema(field(1, "a", "decimal(4,1)", True, doc="x"), identifiers=(1,)))
 
 
 def test_columns_have_full_and_short_names() -> None:
@@ -120,8 +120,8 @@ GOOD_DEFAULTS = [
 
 @pytest.mark.parametrize(("kind", "value"), GOOD_DEFAULTS)
 def test_default_of_the_columns_type_is_kept(kind: str, value: object) -> None:
-    new_normalize_schema = normalize_schema(parse_schema(field(1, "a", kind, **{"initial-default": value})))
-    assert new_normalize_schema.fields[0].initial_default == value
+    normalized = normalize_schema(parse_schema(field(1, "a", kind, **{"initial-default": value})))
+    assert normalized.fields[0].initial_default == value
 
 
 @pytest.mark.parametrize(

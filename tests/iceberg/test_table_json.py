@@ -223,8 +223,8 @@ def test_metadata_log_keeps_the_newest_files_and_returns_those_removed() -> None
     m = table(properties={"write.metadata.previous-versions-max": "3"})
     removed: list[str] = []
     for number in range(5):
-        m, gone = with_previous_file(m, f"f{number}", NOW + number)
-        removed += gone
+        m, expired_files = with_previous_file(m, f"f{number}", NOW + number)
+        removed += expired_files
     assert [(e.metadata_file, e.timestamp_ms - NOW) for e in m.metadata_log] == [("f2", 2), ("f3", 3), ("f4", 4)]
     assert removed == ["f0", "f1"]
     assert with_previous_file(m, "f5", NOW, max_entries=0)[1] == ["f2", "f3", "f4"]

@@ -238,8 +238,8 @@ def test_version_1_specs_need_sequential_ids() -> None:
     m = table(1, partition_spec=spec((2, "day", "d")))
     with pytest.raises(BadRequest, match="sequential IDs"):
         commit(m, {"action": "add-spec", "spec": spec((2, "hour", "h"), ids=(1001,))})
-    kept_spec = spec((2, "void", "d"), (2, "hour", "h"), ids=(1000, 1001))
-    assert commit(m, {"action": "add-spec", "spec": kept_spec}).last_partition_id == 1001
+    spec_with_void = spec((2, "void", "d"), (2, "hour", "h"), ids=(1000, 1001))
+    assert commit(m, {"action": "add-spec", "spec": spec_with_void}).last_partition_id == 1001
 
 
 @pytest.mark.parametrize(
@@ -277,8 +277,8 @@ def test_new_sort_order_gets_the_next_id_and_an_equal_one_is_reused() -> None:
     )
     assert [o.order_id for o in m.sort_orders] == [0, 1]
     assert m.default_sort_order_id == 1
-    again = commit(m, {"action": "add-sort-order", "sort-order": order((1, "IDENTITY"), order_id=5)})
-    assert again is m
+    second_commit = commit(m, {"action": "add-sort-order", "sort-order": order((1, "IDENTITY"), order_id=5)})
+    assert second_commit is m
     off = commit(
         m,
         {"action": "add-sort-order", "sort-order": order(order_id=0)},

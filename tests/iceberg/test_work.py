@@ -62,8 +62,8 @@ def test_hundred_schemas_can_be_added_to_a_thousand() -> None:
         m = commit(m, *(item for n in range(start, start + 250) for item in GROWING["schemas"](n)))
     more = commit(m, *(item for n in range(1_000, 1_100) for item in GROWING["schemas"](n)))
     assert len(more.schemas) == len(m.schemas) + 100
-    again = commit(more, *GROWING["schemas"](500), {"action": "set-current-schema", "schema-id": -1})
-    assert again.current_schema == m.schemas[m.schemas.index(again.current_schema)]
+    second_commit = commit(more, *GROWING["schemas"](500), {"action": "set-current-schema", "schema-id": -1})
+    assert second_commit.current_schema == m.schemas[m.schemas.index(second_commit.current_schema)]
 
 
 def test_each_snapshot_is_removed_by_its_own_update_with_its_references() -> None:

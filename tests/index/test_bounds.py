@@ -86,7 +86,9 @@ def columns(side: Side, heap: bytearray) -> tuple[Any, Any, Any]:
     return np.array(list(side), np.int32), np.array(starts, np.int64), np.array(lengths, np.int32)
 
 
-def expected_flags(name: str, low: Side, high: Side, read: Callable[[bytes], Any]) -> tuple[list[int], list[int]]:
+def compute_expected_flags(
+    name: str, low: Side, high: Side, read: Callable[[bytes], Any]
+) -> tuple[list[int], list[int]]:
     def is_wrong(row: int, data: bytes) -> bool:
         if name == "texts" and not is_utf8(data):
             return True
@@ -105,13 +107,13 @@ def test_bounds_that_prove_nothing_are_recognised(name: str) -> None:
         low, high = ({row: draw(rng) for row in range(6) if rng.random() < 0.8} for _ in range(2))
         heap = bytearray(b"\xc3")
         sides: Sequence[Any] = (*columns(low, heap), *columns(high, heap))
-        actual_unusable_bounds = unusable_bounds(np.frombuffer(bytes(heap), np.uint8), ORDERS[name], *sides)
-        marks = expected_flags(name, low, high, read)
-        if actual_unusable_bounds is None:
+        unusable = unusable_bounds(np.frombuffer(bytes(heap), np.uint8), ORDERS[name], *sides)
+        marks = compute_expected_flags(name, low, high, read)
+        if unusable is None:
             assert not any(map(any, marks)), (low, high)
         else:
             wrong += 1
-            assert tuple(side.tolist() for side in actual_unusable_bounds) == marks, (low, high)
+            assert tuple(side.tolist() for side in unusable) == marks, (low, high)
     assert (wrong > 0) == (name != "unordered")
 
 

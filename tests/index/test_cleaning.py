@@ -15,7 +15,7 @@ from seamark.formats.runtime.errors import RetryLater
 from seamark.metaserver.catalog.values import Caller, CreateTable
 from seamark.metaserver.store.model import RegisteredIndexFile
 from tests.catalog.rig import name_freely
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 
 DAY_S = 86_400
 
@@ -23,7 +23,7 @@ DAY_S = 86_400
 class Table:
     """A table `db.t` with an index file for each definition."""
 
-    def __init__(self, server: Running, entry: Any, metadata: Any) -> None:
+    def __init__(self, server: RunningServer, entry: Any, metadata: Any) -> None:
         self.server = server
         self.entry = entry
         self.metadata = metadata
@@ -50,14 +50,14 @@ class Table:
 CALLER = Caller("tester", "test")
 
 
-async def open_table(server: Running, **properties: str) -> Table:
+async def open_table(server: RunningServer, **properties: str) -> Table:
     catalog = server.components.catalog
     schema = {"type": "struct", "fields": [{"id": 1, "name": "id", "required": True, "type": "long"}]}
     loaded = await catalog.tables.create(CALLER, ("db",), CreateTable(name="t", schema=schema, properties=properties))
     return Table(server, loaded.entry, loaded.metadata)
 
 
-async def clean(server: Running) -> int:
+async def clean(server: RunningServer) -> int:
     return (await server.components.housekeeping.round())["index_files_cleaned"]
 
 

@@ -88,21 +88,23 @@ def query(rng: random.Random, index: str, kind: Kind, columns: Sequence[Sequence
 
 
 @pytest.fixture(params=["by key", "by edges"])
-def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def small_index_layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "by edges":
         for name in ("SMALL_INDEX_MAX_BYTES", "SHARED_MAX_FRACTION", "UNSHARED_MAX_FRACTION"):
             monkeypatch.setattr(postings, name, -1)
 
 
 @pytest.fixture(params=[64, cold._GUESS_BYTES], ids=["little at first", "much at first"])
-def guess(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def first_read_size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cold, "_GUESS_BYTES", request.param)
 
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("index", BUILD)
 @pytest.mark.parametrize("seed", quick(range(8), 3))
-async def test_answers_by_range_equal_those_of_the_whole_file(index: str, seed: int, layout: None, guess: None) -> None:
+async def test_answers_by_range_equal_those_of_the_whole_file(
+    index: str, seed: int, small_index_layout: None, first_read_size: None
+) -> None:
     rng = random.Random(f"{index} {seed}")
     kind = rng.choice(KINDS)
     pool = [kind.draw(rng) for _ in range(60)] if seed % 2 else None
@@ -131,7 +133,7 @@ async def test_answers_by_range_equal_those_of_the_whole_file(index: str, seed: 
 
 @pytest.mark.parametrize("index", BUILD)
 @pytest.mark.parametrize("seed", range(4))
-async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, layout: None) -> None:
+async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, small_index_layout: None) -> None:
     rng = random.Random(f"flipped {index} {seed}")
     kind = rng.choice(KINDS)
     columns = [draw_column(rng, kind, rng.choice([1, 65, 300])) for _ in range(6)]
@@ -144,15 +146,15 @@ async def test_flipped_bytes_never_cause_a_wrong_answer(index: str, seed: int, l
         spoilt[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         try:
             far = await open_remote_file(index, RecordingStorage(bytes(spoilt)))
-            for one in queries:
-                result = await far.probe(one)
+            for cold_query in queries:
+                result = await far.probe(cold_query)
                 assert result is not None
-                assert np.array_equal(result, one.of(whole)), f"{seed} {kind.name}"
-                if isinstance(one, BitmapQuery):
+                assert np.array_equal(result, cold_query.of(whole)), f"{seed} {kind.name}"
+                if isinstance(cold_query, BitmapQuery):
                     assert await far.bitmap.load_rows(range(6))
                     for file in range(6):
-                        rows = far.bitmap.bitmap.rows(file, one.ranges)
-                        assert np.array_equal(rows, whole.rows(file, one.ranges))
+                        rows = far.bitmap.bitmap.rows(file, cold_query.ranges)
+                        assert np.array_equal(rows, whole.rows(file, cold_query.ranges))
         except (ValueError, SeamarkError):
             broken += 1
     assert broken > 10
@@ -227,13 +229,13 @@ def test_bytes_that_were_read_are_stored_once() -> None:
     for _ in range(200):
         sparse = SparseMemory(300)
         expected = bytearray(300)
-        there = [False] * 300
+        is_present = [False] * 300
         for turn in range(1, 12):
             start = rng.randrange(300)
             length = rng.randint(0, 300 - start)
             missing = {at for offset, size in sparse.missing([(start, length)]) for at in range(offset, offset + size)}
-            assert missing == {at for at in range(start, start + length) if not there[at]}
+            assert missing == {at for at in range(start, start + length) if not is_present[at]}
             sparse.fill(start, bytes([turn]) * length)
             for at in missing:
-                expected[at], there[at] = turn, True
+                expected[at], is_present[at] = turn, True
             assert bytes(sparse.memory) == expected

@@ -92,7 +92,7 @@ async def test_no_process_is_started_on_one_core() -> None:
 
 async def test_broken_manifest_has_the_same_error_and_ends_no_process(decoders: Decoders) -> None:
     data, location = MANIFESTS[0]
-    with pytest.raises(Corrupt) as here:
+    with pytest.raises(Corrupt) as first_error:
         decode_block_memory(data[:-9], location)
     with decoders.expecting(1000):
         await until_asked(decoders)
@@ -100,7 +100,7 @@ async def test_broken_manifest_has_the_same_error_and_ends_no_process(decoders: 
         for _ in range(20):
             with pytest.raises(Corrupt) as error:
                 await decoders.decode(data[:-9], location)
-            assert error.value.message == here.value.message
+            assert error.value.message == first_error.value.message
         await until_asked(decoders)
         assert before <= {helper.pid for helper in helpers()}
 

@@ -164,7 +164,7 @@ def test_typed_definition_finds_a_column_by_its_former_name() -> None:
 
 def test_definition_id_depends_on_the_indexed_content_and_not_on_name_or_state() -> None:
     first = define("a", "bloom", ["id"], FIRST, parameters={"fpp": 0.01})
-    again = define("b", "bloom", ["key"], RENAMED, state="paused")
+    renamed_definition = define("b", "bloom", ["key"], RENAMED, state="paused")
     other_definitions = [
         define("a", "bloom", ["id"], FIRST, parameters={"fpp": 0.02}),
         define("a", "bitmap", ["id"], FIRST),
@@ -172,7 +172,7 @@ def test_definition_id_depends_on_the_indexed_content_and_not_on_name_or_state()
         define("a", "bloom", ["name"], FIRST),
     ]
     term = '{"field-id":1,"transform":"identity","keys":"long"}'
-    assert first.id == again.id == '{"kind":"bloom","terms":[' + term + '],"fpp":0.01}'
+    assert first.id == renamed_definition.id == '{"kind":"bloom","terms":[' + term + '],"fpp":0.01}'
     assert len({first.id, *(other.id for other in other_definitions)}) == 5
     assert define("r", "record", ["id", "name"], FIRST).id != define("r", "record", ["name", "id"], FIRST).id
 
@@ -241,8 +241,8 @@ def test_bucket_indexes_follow_the_partition_specs_through_evolution() -> None:
         PartitionSpec(2, (PartitionField("id_bucket", "bucket[16]", 1, (), 1002),)),
         PartitionSpec(3, (PartitionField("lost", "bucket[4]", 99, (), 1003),)),
     )
-    actual_bucket_definitions = bucket_definitions(table({}, specs=specs))
-    assert [(item.name, item.kind, item.text) for item in actual_bucket_definitions] == [
+    definitions = bucket_definitions(table({}, specs=specs))
+    assert [(item.name, item.kind, item.text) for item in definitions] == [
         ("bucket:id_bucket", "bucket", "bucket(bucket[8](id))"),
         ("bucket:id_bucket:2", "bucket", "bucket(bucket[16](id))"),
     ]

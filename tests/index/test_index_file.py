@@ -146,7 +146,7 @@ def test_damage_at_any_byte_outside_the_kinds_blob_is_detected(files: int) -> No
             read_everything(raw[:size])
 
 
-def other_footer(raw: bytes, change: Callable[[list[Blob], dict[str, str]], None]) -> bytes:
+def replace_footer(raw: bytes, change: Callable[[list[Blob], dict[str, str]], None]) -> bytes:
     """Return the file with a changed footer; `change` adapts checksums and offsets."""
     footer = read_footer(raw, len(raw), "a")
     blobs = [Blob(blob.type, [raw[blob.offset : blob.offset + blob.length]], blob.fields) for blob in footer.blobs]
@@ -161,10 +161,10 @@ def rename_path(blobs: list[Blob], at: int, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["seamark-record-v2", "seamark-bloom-v17", "seamark-bitmap-v0"])
 def test_unknown_version_is_named_and_does_not_count_as_damage(name: str) -> None:
-    raw = other_footer(write_index_file(files_table(2)), lambda blobs, _: rename_path(blobs, 1, name))
+    raw = replace_footer(write_index_file(files_table(2)), lambda blobs, _: rename_path(blobs, 1, name))
     with pytest.raises(UnknownVersion, match=rf"a\.puffin: '{name}' has version \d+; this server reads version 1"):
         open_index_file(raw, "a.puffin")
-    raw = other_footer(write_index_file(files_table(2)), lambda blobs, _: rename_path(blobs, 0, "seamark-files-v2"))
+    raw = replace_footer(write_index_file(files_table(2)), lambda blobs, _: rename_path(blobs, 0, "seamark-files-v2"))
     with pytest.raises(UnknownVersion, match="seamark-files-v2"):
         open_index_file(raw, "a.puffin")
 
@@ -190,20 +190,20 @@ def test_footer_with_wrong_contents_is_rejected(
     change: Callable[[list[Blob], dict[str, str]], None], message: str
 ) -> None:
     with pytest.raises(Corrupt, match=rf"a\.puffin: .*{message}"):
-        open_index_file(other_footer(write_index_file(files_table(2)), change), "a.puffin")
+        open_index_file(replace_footer(write_index_file(files_table(2)), change), "a.puffin")
 
 
 @pytest.mark.parametrize("name", ["seamark.level", "seamark.rows", "seamark.files"])
 @pytest.mark.parametrize("text", ["", "-1", "01", "1.0", "1e3", "²", "9" * 30])
 def test_invalid_number_is_rejected_despite_a_valid_checksum(name: str, text: str) -> None:
-    def change(blobs: list[Blob], said: dict[str, str]) -> None:
-        said[name] = text
-        lines = [f"{key}={said[key]}" for key in sorted(said) if key != "seamark.checksum"]
+    def change(blobs: list[Blob], properties: dict[str, str]) -> None:
+        properties[name] = text
+        lines = [f"{key}={properties[key]}" for key in sorted(properties) if key != "seamark.checksum"]
         sealed = "\n".join([*lines, "seamark-record-v1", "3,7"]).encode()
-        said["seamark.checksum"] = f"{isal_zlib.crc32(sealed):08x}"
+        properties["seamark.checksum"] = f"{isal_zlib.crc32(sealed):08x}"
 
     with pytest.raises(Corrupt, match=f"{name} is not a number"):
-        open_index_file(other_footer(write_index_file(files_table(2)), change), "a")
+        open_index_file(replace_footer(write_index_file(files_table(2)), change), "a")
 
 
 def test_file_table_that_disagrees_with_the_footer_is_rejected() -> None:

@@ -119,10 +119,10 @@ async def test_damaged_or_missing_file_is_quarantined_and_not_read_again(rig: Ri
     assert await indexes.open(file) is None
     assert rig.storage.reads == [path.name]
     assert (indexes.failures, indexes.quarantined) == (1, 1)
-    actual_file = await rig.file(path)
-    assert actual_file.state is IndexFileState.QUARANTINED
-    assert actual_file.reason is not None
-    assert path.name in actual_file.reason
+    index_file = await rig.file(path)
+    assert index_file.state is IndexFileState.QUARANTINED
+    assert index_file.reason is not None
+    assert path.name in index_file.reason
     assert (await rig.table.registry.files(await rig.table.entry())).live(file.definition) == ()
 
 
@@ -179,9 +179,9 @@ async def test_suspect_with_an_intact_source_stays_registered(rig: Rig) -> None:
     await indexes.verify_source([file], "it looked wrong")
     assert (await rig.file(path)).state is IndexFileState.LIVE
     assert indexes.in_memory(file) is None
-    again = await indexes.open(file)
-    assert again is not None
-    assert again is not first
+    reopened = await indexes.open(file)
+    assert reopened is not None
+    assert reopened is not first
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -194,10 +194,10 @@ async def test_suspect_with_a_damaged_source_is_quarantined_with_both_reasons(ri
     indexes, file = await rig.indexes(), await rig.file(path)
     assert await indexes.open(file) is not None
     await indexes.verify_source([file], "it looked wrong")
-    actual_file = await rig.file(path)
-    assert actual_file.state is IndexFileState.QUARANTINED
-    assert actual_file.reason is not None
-    assert actual_file.reason.startswith("it looked wrong; ")
+    index_file = await rig.file(path)
+    assert index_file.state is IndexFileState.QUARANTINED
+    assert index_file.reason is not None
+    assert index_file.reason.startswith("it looked wrong; ")
     assert await indexes.open(file) is None
 
 

@@ -24,7 +24,7 @@ from tests.store.samples import NS, TABLE, make_entry
 UUID = "uuid-of-t"
 
 
-class Counting:
+class CountingStore:
     """A store that counts its calls, and may lose the reply to a transaction after its execution."""
 
     def __init__(self, store: PointerStore) -> None:
@@ -49,10 +49,10 @@ class Counting:
 
 
 @pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Counting]:
+async def store(tmp_path: Path) -> AsyncIterator[CountingStore]:
     async with open_store(f"sqlite:///{tmp_path / 'seamark.db'}", clock=SimulatedClock(seed=1)) as store:
         await store.transact([CreateNamespace(NS, {}), CreateEntry(make_entry("t"))])
-        yield Counting(store)
+        yield CountingStore(store)
 
 
 @pytest.fixture
@@ -61,11 +61,11 @@ def clock() -> SimulatedClock:
 
 
 @pytest.fixture
-def registry(store: Counting, clock: SimulatedClock) -> Registry:
+def registry(store: CountingStore, clock: SimulatedClock) -> Registry:
     return Registry(store, clock)
 
 
-async def entry_of(store: Counting) -> Entry:
+async def entry_of(store: CountingStore) -> Entry:
     entry: Entry | None = await store.entry(TABLE, NS, "t")
     assert entry is not None
     return entry
@@ -75,13 +75,13 @@ def names(files: Sequence[RegisteredIndexFile]) -> list[str]:
     return [file.location.rpartition("/")[2] for file in files]
 
 
-async def test_table_without_index_files_needs_no_read(store: Counting, registry: Registry) -> None:
+async def test_table_without_index_files_needs_no_read(store: CountingStore, registry: Registry) -> None:
     files = await registry.files(await entry_of(store))
     assert (files.files, files.definitions, files.live("d")) == ((), (), ())
     assert store.listed == 0
 
 
-async def test_concurrent_and_later_plans_read_the_store_once(store: Counting, registry: Registry) -> None:
+async def test_concurrent_and_later_plans_read_the_store_once(store: CountingStore, registry: Registry) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])
     entry = await entry_of(store)
     answers = await asyncio.gather(*(registry.files(entry) for _ in range(20)))
@@ -90,7 +90,7 @@ async def test_concurrent_and_later_plans_read_the_store_once(store: Counting, r
     assert store.listed == 1
 
 
-async def test_change_is_visible_to_readers_of_the_later_entry(store: Counting, registry: Registry) -> None:
+async def test_change_is_visible_to_readers_of_the_later_entry(store: CountingStore, registry: Registry) -> None:
     other_registry = Registry(store, SimulatedClock(seed=3))
     await registry.replace(UUID, "d", add=[make_file("a"), make_file("b", created_ms=6)])
     await registry.replace(UUID, "e", add=[make_file("c", definition="e", created_ms=7)])
@@ -107,7 +107,7 @@ async def test_change_is_visible_to_readers_of_the_later_entry(store: Counting, 
     assert names((await other_registry.files(await entry_of(store))).files) == ["b", "c", "m"]
 
 
-async def test_lost_reply_to_an_addition_is_resolved_by_a_repeat(store: Counting, registry: Registry) -> None:
+async def test_lost_reply_to_an_addition_is_resolved_by_a_repeat(store: CountingStore, registry: Registry) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])
     store.lose = 1
     version = await registry.replace(UUID, "d", add=[make_file("b")], remove=["file:///w/a"])
@@ -117,7 +117,7 @@ async def test_lost_reply_to_an_addition_is_resolved_by_a_repeat(store: Counting
 
 
 async def test_lost_reply_is_reported_when_a_repeat_could_affect_another_change(
-    store: Counting, registry: Registry
+    store: CountingStore, registry: Registry
 ) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])
     store.lose = 1
@@ -125,7 +125,7 @@ async def test_lost_reply_is_reported_when_a_repeat_could_affect_another_change(
         await registry.replace(UUID, "d", add=[], remove=["file:///w/a"])
 
 
-async def test_only_one_of_two_merges_of_the_same_files_succeeds(store: Counting, registry: Registry) -> None:
+async def test_only_one_of_two_merges_of_the_same_files_succeeds(store: CountingStore, registry: Registry) -> None:
     other_registry = Registry(store, SimulatedClock(seed=3))
     await registry.replace(UUID, "d", add=[make_file("a"), make_file("b")])
     results = await asyncio.gather(
@@ -144,7 +144,7 @@ async def test_unregistered_file_cannot_be_quarantined(registry: Registry) -> No
 
 
 async def test_forgotten_table_starts_empty_when_it_is_registered_again(
-    store: Counting, registry: Registry, clock: SimulatedClock
+    store: CountingStore, registry: Registry, clock: SimulatedClock
 ) -> None:
     await registry.replace(UUID, "d", add=[make_file("a")])
     files = await registry.files(await entry_of(store))

@@ -48,8 +48,8 @@ def run(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedPro
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)  # Compilers with sanitizers are slow, and slower on a busy machine.
-@pytest.mark.parametrize("which", TESTS)
-def test_kernels_access_only_their_own_memory(which: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kernel_name", TESTS)
+def test_kernels_access_only_their_own_memory(kernel_name: str, tmp_path: Path) -> None:
     for name in ("formats", "metaserver", "cache", "connector", "commands", "tests"):
         shutil.copytree(REPO / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     shutil.copytree(REPO / "seamark", tmp_path / "seamark", symlinks=True)  # Links to the folders above
@@ -81,7 +81,7 @@ def test_kernels_access_only_their_own_memory(which: str, tmp_path: Path) -> Non
         "no:cacheprovider",
         "-k",
         "not leave_no_memory",
-        *TESTS[which],
+        *TESTS[kernel_name],
     ]
     tested = run(
         sys.executable,

@@ -15,21 +15,21 @@ from hypothesis import strategies as st
 from seamark.formats.iceberg.types.values import Value
 from seamark.formats.index.kernels import _scan
 from seamark.formats.index.packing import NONE, Form, Packed, form_of, key_of
-from tests.index.kinds.test_packing import VALUES, packed_bounds
+from tests.index.kinds.test_packing import VALUES, pack_bounds
 from tests.seeds import examples, first_seed, quick
 
 OPS = {0: lambda a, b: a <= b, 1: lambda a, b: a < b, 2: lambda a, b: a >= b, 3: lambda a, b: a > b}
 Blocks = list[list[Value | None]]
 
 
-class Sides:
+class ScanColumns:
     """Columns of several blocks in the kernels' layout, as in a view."""
 
     def __init__(self, kind: str, blocks: Blocks, *, absent_low: bool, sketched: bool = False) -> None:
         self.keep: list[object] = []
         rows, low, high, first = [], [], [], 0
         for values in blocks:
-            column, packed = packed_bounds(kind, values, absent_low=absent_low)
+            column, packed = pack_bounds(kind, values, absent_low=absent_low)
             if column is None or packed is None:
                 rows.append((-1,) + (0,) * 14)
                 low.append(0)
@@ -66,8 +66,8 @@ class Sides:
         codes = memory[: width * rows].view(f"<u{width}").astype(np.uint64)
         bounds = np.sort(np.resize(codes, 127))
         sketch = np.concatenate((bounds.view(np.uint8), np.searchsorted(bounds, codes, "right").astype(np.uint8)))
-        made = _scan.sketch_strings(int(memory.__array_interface__["data"][0]), width, rows, bounds)
-        assert made is None or made.tolist() == sketch.tolist()
+        built_sketch = _scan.sketch_strings(int(memory.__array_interface__["data"][0]), width, rows, bounds)
+        assert built_sketch is None or built_sketch.tolist() == sketch.tolist()
         self.keep.append(sketch)
         return int(sketch.__array_interface__["data"][0]) + bounds.nbytes, 0
 
@@ -108,7 +108,7 @@ def _row(packed: Packed, address: int, rows: int, first: int) -> tuple[int, ...]
     )
 
 
-def selected_rows(state: np.ndarray, mask: np.ndarray, blocks: Sequence[Sequence[object]]) -> list[bool]:
+def select_rows(state: np.ndarray, mask: np.ndarray, blocks: Sequence[Sequence[object]]) -> list[bool]:
     results: list[bool] = []
     for number, values in enumerate(blocks):
         first = len(results)
@@ -146,7 +146,7 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
     op = data.draw(st.sampled_from(sorted(OPS)))
     flat = [value for values in blocks for value in values if value is not None]
     literal = data.draw(st.one_of(VALUES[kind], *([st.sampled_from(flat)] if flat else [])))
-    sides = Sides(kind, blocks, absent_low=op < 2, sketched=data.draw(st.booleans()))
+    sides = ScanColumns(kind, blocks, absent_low=op < 2, sketched=data.draw(st.booleans()))
     key = key_of(sides.form, kind, literal)
     assume((op, key) not in ((3, 2**63 - 1), (1, -(2**63))))  # No value is beyond these, so nothing has to be kept.
     rows = sum(map(len, blocks))
@@ -156,18 +156,18 @@ def test_comparison_keeps_matching_and_absent_values(kind: str, data: st.DataObj
         data.draw(st.lists(st.sampled_from([0, 1, 2]), min_size=len(blocks), max_size=len(blocks))), np.uint8
     )
     mask = before.copy()
-    were = selected_rows(state, mask, blocks)
+    were = select_rows(state, mask, blocks)
     sides.run(op, key, state, mask, uuid=False)
     expected = [
-        was and (value is None or OPS[op](key_of(sides.form, kind, value), key))
-        for was, value in zip(were, [value for values in blocks for value in values], strict=True)
+        state_before and (value is None or OPS[op](key_of(sides.form, kind, value), key))
+        for state_before, value in zip(were, [value for values in blocks for value in values], strict=True)
     ]
-    kept_selected_rows = selected_rows(state, mask, blocks)
+    rows_before = select_rows(state, mask, blocks)
     for number, values in enumerate(blocks):
         if all(value is None for value in values):
             first = sum(map(len, blocks[:number]))
-            assert kept_selected_rows[first : first + len(values)] == were[first : first + len(values)]
-    assert kept_selected_rows == expected
+            assert rows_before[first : first + len(values)] == were[first : first + len(values)]
+    assert rows_before == expected
 
 
 @pytest.mark.parametrize("turn", quick(range(40), 14))
@@ -183,13 +183,13 @@ def test_comparison_with_a_sketch_keeps_matching_values(turn: int) -> None:
         codes[rng.integers(0, rows)] = greatest
     if rng.random() < 0.3:
         codes = np.sort(codes)
-    new_sketch = _scan.sketch(int(codes.__array_interface__["data"][0]), codes.itemsize, rows)
+    code_sketch = _scan.sketch(int(codes.__array_interface__["data"][0]), codes.itemsize, rows)
     shift = max(0, int(codes.max()).bit_length() - 8)
     most = max(Counter(int(code) >> shift for code in codes.tolist()).values())
-    assert (new_sketch is None) == (64 * most > rows)
+    assert (code_sketch is None) == (64 * most > rows)
     sketch = (codes >> dtype(shift)).astype(np.uint8)
-    if new_sketch is not None:
-        sketch, shift = new_sketch
+    if code_sketch is not None:
+        sketch, shift = code_sketch
     assert sketch.tolist() == [int(code) >> shift for code in codes.tolist()]
     assert int(codes.max()) >> shift < 256
     addresses = [int(array.__array_interface__["data"][0]) for array in (codes, sketch)]
@@ -204,10 +204,10 @@ def test_comparison_with_a_sketch_keeps_matching_values(turn: int) -> None:
                 state, mask = np.array([state_before], dtype=np.uint8), before.copy()
                 _scan.narrow_all([(layout, *summary, op, literal)], layout, state, mask)
                 expected = [
-                    passes(code, literal) and (state_before == 1 or was == 1)
-                    for code, was in zip(codes.tolist(), before.tolist(), strict=True)
+                    passes(code, literal) and (state_before == 1 or previous_state == 1)
+                    for code, previous_state in zip(codes.tolist(), before.tolist(), strict=True)
                 ]
-                assert selected_rows(state, mask, [expected]) == expected, (literal, op, state_before)
+                assert select_rows(state, mask, [expected]) == expected, (literal, op, state_before)
 
 
 @settings(max_examples=examples(100))
@@ -222,7 +222,7 @@ def test_uuids_are_kept_when_either_order_allows_them(data: st.DataObject) -> No
         st.lists(st.lists(st.one_of(st.none(), value), min_size=1, max_size=12), min_size=1, max_size=3)
     )
     op, literal = data.draw(st.sampled_from(sorted(OPS))), data.draw(value)
-    sides = Sides("uuid", blocks, absent_low=op < 2)
+    sides = ScanColumns("uuid", blocks, absent_low=op < 2)
     state = np.ones(len(blocks), dtype=np.uint8)
     mask = np.empty(sides.rows, dtype=np.uint8)
     sides.run(op, literal, state, mask, uuid=True)
@@ -230,14 +230,14 @@ def test_uuids_are_kept_when_either_order_allows_them(data: st.DataObject) -> No
     def halves(data: bytes) -> tuple[int, int]:
         return int.from_bytes(data[:8], "big", signed=True), int.from_bytes(data[8:], "big", signed=True)
 
-    kept_selected_rows = selected_rows(state, mask, blocks)
+    rows_before = select_rows(state, mask, blocks)
     for row, held_value in enumerate(value for values in blocks for value in values):
         if held_value is None:
-            assert kept_selected_rows[row]
+            assert rows_before[row]
         else:
             assert isinstance(held_value, bytes)
             if OPS[op](held_value, literal) or OPS[op](halves(held_value), halves(literal)):
-                assert kept_selected_rows[row]
+                assert rows_before[row]
 
 
 @settings(max_examples=examples(80))
@@ -249,19 +249,19 @@ def test_row_is_kept_when_a_list_member_is_between_its_bounds(data: st.DataObjec
         lambda pair: pair if None in pair else (min(pair), max(pair))  # type: ignore[type-var]
     )
     blocks = data.draw(st.lists(st.lists(pairs, min_size=1, max_size=20), min_size=1, max_size=4))
-    lower = Sides("long", [[low for low, _ in values] for values in blocks], absent_low=True)
-    upper = Sides("long", [[high for _, high in values] for values in blocks], absent_low=False)
+    lower = ScanColumns("long", [[low for low, _ in values] for values in blocks], absent_low=True)
+    upper = ScanColumns("long", [[high for _, high in values] for values in blocks], absent_low=False)
     members = sorted(set(data.draw(st.lists(number, min_size=1, max_size=8))))
     state, mask = np.ones(len(blocks), dtype=np.uint8), np.empty(lower.rows, dtype=np.uint8)
     _scan.narrow_longs_in(
         lower.layout, upper.layout, lower.low, upper.high, state, mask, np.array(members, dtype=np.int64)
     )
-    kept_selected_rows = selected_rows(state, mask, blocks)
+    rows_before = select_rows(state, mask, blocks)
     row = 0
     for number_of, values in enumerate(blocks):
         unknown = lower.layout[number_of, 0] < 0 or upper.layout[number_of, 0] < 0
         for low, high in values:
-            assert kept_selected_rows[row] == (
+            assert rows_before[row] == (
                 unknown
                 or any((low is None or low <= member) and (high is None or member <= high) for member in members)
             )
@@ -282,7 +282,7 @@ def test_collected_rows_are_the_selected_rows(blocks: list[tuple[int, list[bool]
     mask = np.array([row for _, rows in blocks for row in rows], dtype=np.uint8)
     expected = [
         row
-        for row, kept_selected_row in enumerate(selected_rows(state, mask, [rows for _, rows in blocks]))
+        for row, kept_selected_row in enumerate(select_rows(state, mask, [rows for _, rows in blocks]))
         if kept_selected_row
     ]
     assert _scan.collect(extents, state, mask).tolist() == expected

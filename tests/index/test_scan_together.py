@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from seamark.formats.index.kernels import _scan
-from tests.index.test_scan import OPS, selected_rows
+from tests.index.test_scan import OPS, select_rows
 from tests.seeds import first_seed, quick
 
 SHAPES = ("spread", "near", "equal", "outlier", "infinite", "absent", "zeros", "tiny", "huge")
@@ -54,12 +54,12 @@ def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dt
     rng = np.random.default_rng((first_seed(), SHAPES.index(shape)))
     with np.errstate(over="ignore"):
         codes = floats(shape, 1200, rng).astype(dtype)
-    made = _scan.sketch_floats(address(codes), codes.itemsize, len(codes))
+    built_sketch = _scan.sketch_floats(address(codes), codes.itemsize, len(codes))
     finite = bool(np.isfinite(codes).all())
-    assert made is not None or shape not in ("spread", "near")
-    assert made is None or finite
-    if made is not None:
-        places = made[16:].tolist()
+    assert built_sketch is not None or shape not in ("spread", "near")
+    assert built_sketch is None or finite
+    if built_sketch is not None:
+        places = built_sketch[16:].tolist()
         assert 64 * max(Counter(places).values()) <= len(codes)
         in_order = [place for _, place in sorted(zip(codes.tolist(), places, strict=True))]
         assert in_order == sorted(in_order)
@@ -67,7 +67,7 @@ def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dt
     layout = np.zeros((1, 15), dtype=np.int64)
     layout[0, [0, 1, 2, 4]] = 1, codes.itemsize, address(codes), len(codes)
     layout[0, 3] = 0 if len(numbers) == len(codes) else 1
-    layout[0, 13] = 0 if made is None else address(made) + 16
+    layout[0, 13] = 0 if built_sketch is None else address(built_sketch) + 16
     summary = np.array([numbers.min()]), np.array([numbers.max()])
     literals = [*rng.choice(numbers, 3).tolist(), 0.0, -0.0, 1e-320, math.inf, -math.inf, float(numbers.max()), 0.3]
     values = codes.astype(np.float64).tolist()
@@ -78,17 +78,17 @@ def test_comparison_with_a_sketch_of_floats_keeps_matching_values(shape: str, dt
                 state, mask = np.array([state_before], dtype=np.uint8), before.copy()
                 _scan.narrow_all([(layout, *summary, op, float(literal))], layout, state, mask)
                 expected = [
-                    passes(op, value, literal) and (state_before == 1 or was == 1)
-                    for value, was in zip(values, before.tolist(), strict=True)
+                    passes(op, value, literal) and (state_before == 1 or previous_state == 1)
+                    for value, previous_state in zip(values, before.tolist(), strict=True)
                 ]
-                assert selected_rows(state, mask, [values]) == expected, (literal, op, state_before)
+                assert select_rows(state, mask, [values]) == expected, (literal, op, state_before)
 
 
 def sketch_of(codes: np.ndarray[Any, Any]) -> tuple[int, int, object]:
     """Return (address, shift, owner of the memory) of a sketch, also of integers for which the kernel makes none."""
     if codes.dtype.kind == "f":
-        made = _scan.sketch_floats(address(codes), codes.itemsize, len(codes))
-        return (0, 0, None) if made is None else (address(made) + 16, 0, made)
+        built_sketch = _scan.sketch_floats(address(codes), codes.itemsize, len(codes))
+        return (0, 0, None) if built_sketch is None else (address(built_sketch) + 16, 0, built_sketch)
     shift = max(0, int(codes.max(initial=0)).bit_length() - 8)
     sketch = (codes >> np.uint64(shift)).astype(np.uint8)
     return address(sketch), shift, sketch
@@ -133,9 +133,12 @@ def test_comparisons_made_together_keep_the_rows_that_all_keep(turn: int) -> Non
     for states in (2, 3):
         began = rng.integers(0, states, len(sizes)).astype(np.uint8)
         were = [
-            began[name >> 32] == 1 or bool(began[name >> 32] and was) for name, was in zip(ids, before, strict=True)
+            began[name >> 32] == 1 or bool(began[name >> 32] and state_before)
+            for name, state_before in zip(ids, before, strict=True)
         ]
-        expected = [name for name, keeps, was in zip(ids, every.tolist(), were, strict=True) if keeps and was]
+        expected = [
+            name for name, keeps, state_before in zip(ids, every.tolist(), were, strict=True) if keeps and state_before
+        ]
         if states == 2:
             assert _scan.collect_all(comparisons, extents, began).tolist() == expected
         state, mask = began.copy(), before.copy()

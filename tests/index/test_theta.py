@@ -49,10 +49,10 @@ def sketch_of(texts: list[str]) -> ThetaSketch:
 
 
 def peer_of(texts: list[str]) -> Any:
-    made = datasketches.update_theta_sketch(12)
+    sketch = datasketches.update_theta_sketch(12)
     for text in texts:
-        made.update(text)
-    return made
+        sketch.update(text)
+    return sketch
 
 
 def read(sketch: ThetaSketch) -> Any:

@@ -115,8 +115,8 @@ def test_manifests_of_a_fleet_have_the_settings_of_its_values(tmp_path: Path) ->
     settings = load({}, read_environment(server_container("fleet")), write_settings("fleet", tmp_path))
     values = yaml.safe_load((CHART / "ci" / "fleet.yaml").read_text())
     for name, value in values["settings"].items():
-        shown = getattr(settings, name)
-        assert (list(shown) if isinstance(shown, tuple) else shown) == value
+        setting = getattr(settings, name)
+        assert (list(setting) if isinstance(setting, tuple) else setting) == value
     assert settings.stream_log == values["streamLog"]
     assert settings.peer_address == f"{POD_IP}:8183"
     assert settings.database == SECRETS["SEAMARK_DATABASE"]

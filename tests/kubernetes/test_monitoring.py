@@ -100,12 +100,12 @@ async def test_expressions_use_metrics_labels_and_values_of_a_server(tmp_path: P
     for text in (*(rule["expr"] for rule in RULES), *dashboard_expressions()):
         for metric, labels, matchers in parts_of(promql.parse(text)):
             assert metric in samples, text
-            known = samples[metric]
+            sample = samples[metric]
             for label in labels | matchers.keys():
-                assert label in known or label in OF_PROMETHEUS, (text, label)
+                assert label in sample or label in OF_PROMETHEUS, (text, label)
             for label, value in matchers.items():
                 # A pattern, such as 5.., stands for values that a healthy server does not have.
-                assert label in OF_PROMETHEUS or "." in value or value in known[label], (text, value)
+                assert label in OF_PROMETHEUS or "." in value or value in sample[label], (text, value)
             checked.add(metric)
     assert len(checked) > 25
 

@@ -99,19 +99,19 @@ class StreamLogContract:
             assert stored == [f"{number}-{place}" for place in range(20)]
 
     async def test_append_to_several_shards_becomes_visible_at_once(self, log: StreamLog) -> None:
-        seen: set[tuple[int, int]] = set()
+        sequences: set[tuple[int, int]] = set()
 
         async def watch() -> None:
             while True:
                 marks = log.watermarks([A, OTHER])
-                seen.add((marks[A], marks[OTHER]))
+                sequences.add((marks[A], marks[OTHER]))
                 await asyncio.sleep(0)
 
         watcher = asyncio.ensure_future(watch())
         for number in range(20):
             await log.append({A: batch(f"a{number}"), OTHER: batch(f"b{number}", 2)})
         watcher.cancel()
-        assert all(second == 2 * first for first, second in seen), seen
+        assert all(second == 2 * first for first, second in sequences), sequences
 
     async def test_a_repeated_append_gets_the_first_answer_and_is_stored_once(self, log: StreamLog) -> None:
         first = await log.append({A: batch("x", 4), B: batch("y")}, StreamProducer("p", 0))

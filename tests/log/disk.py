@@ -19,9 +19,9 @@ class Crash(BaseException):
 
 @dataclass
 class SimulatedFile:
-    """Processes read `seen`. A power cut leaves `durable` and some of the changes in `waiting`."""
+    """Processes read `visible`. A power cut leaves `durable` and some of the changes in `waiting`."""
 
-    seen: bytearray = field(default_factory=bytearray)
+    visible: bytearray = field(default_factory=bytearray)
     durable: bytearray = field(default_factory=bytearray)
     waiting: list[tuple[int, bytes | None]] = field(default_factory=list)
     """The changes since the last sync: a write at a position, or a truncation (None)."""
@@ -67,7 +67,7 @@ class SimulatedDisk:
                         _apply(file.durable, position + place, part[place:end])
                     place = end
             file.waiting.clear()
-            file.seen[:] = file.durable
+            file.visible[:] = file.durable
 
     # -- LogFiles
 
@@ -88,7 +88,7 @@ class SimulatedDisk:
     def replace(self, name: str, data: bytes) -> None:
         self.before("create")
         self.take_room(len(data))
-        self.free_bytes += len(self.files[name].seen)
+        self.free_bytes += len(self.files[name].visible)
         self.files[name] = SimulatedFile(bytearray(data), bytearray(data))
         self.before("created")
 
@@ -98,19 +98,19 @@ class SimulatedDisk:
     def read(self, name: str, position: int, length: int) -> bytes:
         if name not in self.files:
             raise FileNotFoundError(errno.ENOENT, "No such file", name)
-        return bytes(self.files[name].seen[position : position + length])
+        return bytes(self.files[name].visible[position : position + length])
 
     def read_whole(self, name: str) -> bytes:
         return self.read(name, 0, 1 << 60)
 
     def size_bytes(self, name: str) -> int:
-        return len(self.files[name].seen)
+        return len(self.files[name].visible)
 
     def remove(self, names: Sequence[str]) -> None:
         for name in names:
             self.before("remove")
             file = self.files.pop(name, None)
-            self.free_bytes += len(file.seen) if file is not None else 0
+            self.free_bytes += len(file.visible) if file is not None else 0
 
     def take_room(self, size_bytes: int) -> None:
         if size_bytes > self.free_bytes:
@@ -130,28 +130,28 @@ class OpenSimulatedFile:
             middle = len(part) // 2
             for half, data in ((position, part[:middle]), (position + middle, part[middle:])):
                 self._disk.before("write")
-                self._disk.take_room(max(0, half + len(data) - len(self._file.seen)))
-                _apply(self._file.seen, half, data)
+                self._disk.take_room(max(0, half + len(data) - len(self._file.visible)))
+                _apply(self._file.visible, half, data)
                 self._file.waiting.append((half, data))
             position += len(part)
 
     def sync(self) -> None:
         self._disk.before("sync")
         self._disk.syncs += 1
-        self._file.durable[:] = self._file.seen
+        self._file.durable[:] = self._file.visible
         self._file.waiting.clear()
         self._disk.before("synced")
 
     def truncate(self, size_bytes: int) -> None:
-        self._disk.free_bytes += max(0, len(self._file.seen) - size_bytes)
-        _apply(self._file.seen, size_bytes, None)
+        self._disk.free_bytes += max(0, len(self._file.visible) - size_bytes)
+        _apply(self._file.visible, size_bytes, None)
         self._file.waiting.append((size_bytes, None))
 
     def reserve(self, size_bytes: int) -> None:
-        missing = size_bytes - len(self._file.seen)
+        missing = size_bytes - len(self._file.visible)
         if missing > 0:
             self._disk.take_room(missing)
-            self._file.seen.extend(bytes(missing))
+            self._file.visible.extend(bytes(missing))
             self._file.waiting.append((size_bytes - missing, bytes(missing)))
 
     def close(self) -> None:
@@ -176,6 +176,6 @@ def copy_of(disk: SimulatedDisk, *, durable: bool = False) -> SimulatedDisk:
     """
     copied = SimulatedDisk()
     for name, file in disk.files.items():
-        data = file.durable if durable else file.seen
+        data = file.durable if durable else file.visible
         copied.files[name] = SimulatedFile(bytearray(data), bytearray(data))
     return copied

@@ -35,18 +35,18 @@ async def write_records(count: int, limits: SegmentLimits = LIMITS) -> tuple[Sim
     return killed, ends
 
 
-def last_segment(disk: SimulatedDisk) -> SimulatedFile:
+def find_last_segment(disk: SimulatedDisk) -> SimulatedFile:
     return disk.files[max(name for name in disk.files if name.endswith(".segment"))]
 
 
 async def test_a_record_that_is_torn_at_any_byte_is_cut_and_the_others_stay() -> None:
     disk, ends = await write_records(3)
-    data = last_segment(disk).seen
+    data = find_last_segment(disk).visible
     end = len(data[: ends[2] - HEADER_BYTES].rstrip(b"\0"))
     for cut in range(ends[1], end):
         for tail in (b"", bytes(len(data) - cut)):
             torn = copy_of(disk)
-            last_segment(torn).seen[:] = data[:cut] + tail
+            find_last_segment(torn).visible[:] = data[:cut] + tail
             async with open_log(torn) as log:
                 assert log.watermarks([A, OTHER]) == {A: 2, OTHER: 4}, cut
                 assert log.producer("p").sequence == 1
@@ -61,7 +61,7 @@ async def test_a_flipped_bit_is_noticed_or_changes_nothing() -> None:
     noticed = 0
     for place in range(ends[2]):
         flipped = copy_of(disk)
-        last_segment(flipped).seen[place] ^= 1 << place % 8
+        find_last_segment(flipped).visible[place] ^= 1 << place % 8
         before = copy_of(flipped)
         try:
             async with open_log(flipped) as log:
@@ -69,8 +69,8 @@ async def test_a_flipped_bit_is_noticed_or_changes_nothing() -> None:
                 assert log.producer("p").sequence == 2
         except Corrupt:
             noticed += 1
-            seen = {name: file.seen for name, file in flipped.files.items()}
-            assert seen == {name: file.seen for name, file in before.files.items()}
+            contents = {name: file.visible for name, file in flipped.files.items()}
+            assert contents == {name: file.visible for name, file in before.files.items()}
     assert noticed > ends[2] // 2
 
 
@@ -87,9 +87,9 @@ async def test_a_flipped_bit_in_a_complete_segment_is_noticed_at_the_start_or_by
         names = [name for name in disk.files if name.endswith(".segment")]
         assert len(names) > 2
         starts = 0
-        for place in range(len(disk.files[names[1]].seen)):
+        for place in range(len(disk.files[names[1]].visible)):
             flipped = copy_of(disk)
-            flipped.files[names[1]].seen[place] ^= 1 << place % 8
+            flipped.files[names[1]].visible[place] ^= 1 << place % 8
             with suppress(Corrupt):
                 async with open_log(flipped, limits) as log:
                     starts += 1
@@ -106,9 +106,9 @@ async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
         await log.store_indexes()
     rows = [f"row {number}" for number in range(12)]
     (name, *_) = (name for name in disk.files if name.endswith(".index"))
-    for place in range(len(disk.files[name].seen)):
+    for place in range(len(disk.files[name].visible)):
         flipped = copy_of(disk)
-        flipped.files[name].seen[place] ^= 1 << place % 8
+        flipped.files[name].visible[place] ^= 1 << place % 8
         async with open_log(flipped, limits) as log:
             assert await texts(log, A) == rows, place
     missing = copy_of(disk)
@@ -117,7 +117,7 @@ async def test_a_damaged_or_missing_index_file_is_written_again() -> None:
         assert await texts(log, A) == rows
         await log.store_indexes()
         assert await texts(log, A) == rows
-    assert missing.files[name].seen == disk.files[name].seen
+    assert missing.files[name].visible == disk.files[name].visible
 
 
 async def test_a_missing_segment_is_noticed() -> None:
@@ -136,7 +136,7 @@ async def test_copied_or_renamed_segment_is_refused() -> None:
     """A copied or renamed file has valid checksums of its own place only."""
     disk, _ = await write_records(60, SegmentLimits(segment_bytes=1500, trim_interval_s=3600))
     first, second, *_ = (name for name in disk.files if name.endswith(".segment"))
-    disk.files[second].seen[:] = disk.files[first].seen
+    disk.files[second].visible[:] = disk.files[first].visible
     for name in [name for name in disk.files if name.endswith(".index")]:
         del disk.files[name]
     with pytest.raises(Corrupt, match="damaged record at byte 0"):
@@ -210,7 +210,7 @@ async def test_after_a_failed_sync_the_log_refuses_until_it_is_opened_again() ->
         await log.append({A: batch("second")}, StreamProducer("p", 1))
         assert await texts(log, A) == ["first", "second"]
     for file in disk.files.values():
-        assert file.durable == file.seen, "what the log serves is durable, although an earlier sync failed"
+        assert file.durable == file.visible, "what the log serves is durable, although an earlier sync failed"
 
 
 async def test_a_large_append_has_a_segment_of_its_own() -> None:
@@ -245,7 +245,7 @@ async def test_other_files_in_the_folder_are_left_alone() -> None:
         disk.create(name, b"mine")
     async with open_log(disk) as log:
         assert await texts(log, A) == ["row 0", "row 1", "row 2"]
-    assert disk.files["notes.segment"].seen == b"mine"
+    assert disk.files["notes.segment"].visible == b"mine"
 
 
 async def test_an_index_file_of_an_earlier_log_is_not_used() -> None:

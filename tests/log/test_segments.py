@@ -38,7 +38,7 @@ from tests.log.contract import (
     texts,
 )
 from tests.log.disk import DirectRunner, SimulatedDisk, copy_of
-from tests.log.written_rows import LIMITS, SHARDS, Acknowledged, check_rows
+from tests.log.written_rows import LIMITS, SHARDS, AcknowledgedAppend, check_rows
 from tests.seeds import first_seed, quick
 
 REPO = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ class TestSmallSegments(TestSegmentLog):
 @pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 20), 1))
 async def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: Path, seed: int) -> None:
     rng = random.Random(seed)
-    acknowledged: list[Acknowledged] = []
+    acknowledged: list[AcknowledgedAppend] = []
     for _ in range(3):
         writer = subprocess.Popen(
             [sys.executable, "-m", "tests.log.written_rows", str(tmp_path / "log")],
@@ -78,7 +78,7 @@ async def test_no_acknowledged_row_is_lost_when_the_writer_is_killed(tmp_path: P
         lines = [writer.stdout.readline() for _ in range(rng.choice((1, 10, 300, 1500)))]
         writer.send_signal(signal.SIGKILL)
         lines += writer.communicate()[0].splitlines(keepends=True)
-        acknowledged += [msgspec.json.decode(line, type=Acknowledged) for line in lines if line.endswith(b"\n")]
+        acknowledged += [msgspec.json.decode(line, type=AcknowledgedAppend) for line in lines if line.endswith(b"\n")]
         async with open_segment_log(tmp_path / "log", SystemClock(), LIMITS) as log:
             records = {shard: await read_all(log, shard) for shard in SHARDS}
             check_rows(records, acknowledged, dict.fromkeys(SHARDS, 0))
@@ -215,7 +215,7 @@ async def test_released_rows_are_removed_by_size() -> None:
         await log.release({A: 1000, B: 100})
         await log.trim()
         assert 1024 < log.size_bytes <= 3000 + 1024
-        assert sum(len(file.seen) for file in disk.files.values()) < 8000
+        assert sum(len(file.visible) for file in disk.files.values()) < 8000
 
 
 async def test_segments_with_rows_of_a_removed_stream_are_deleted() -> None:
@@ -311,12 +311,14 @@ def test_a_full_file_system_refuses_and_recovers(tmp_path: Path) -> None:
     script = f"mount -t tmpfs -o size=3m tmpfs {tmp_path} && head -c 1000000 /dev/zero > {tmp_path}/ballast && exec "
     script += f'{sys.executable} -c "$0" {tmp_path}'
     command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, FULL_DISK]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
-    if "unshare" in done.stderr or "mount:" in done.stderr:
+    completed = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    if "unshare" in completed.stderr or "mount:" in completed.stderr:
         # This container cannot mount a file system. The kernel's limit on the size of a file fails a write in the same
         # way.
         limited = f'ulimit -f 100; {sys.executable} -c "$0" {tmp_path}'
         (tmp_path / "ballast").touch()
-        done = subprocess.run(["sh", "-c", limited, FULL_DISK], cwd=REPO, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert 50 < int(done.stdout) < 1000
+        completed = subprocess.run(
+            ["sh", "-c", limited, FULL_DISK], cwd=REPO, capture_output=True, text=True, check=False
+        )
+    assert completed.returncode == 0, completed.stderr
+    assert 50 < int(completed.stdout) < 1000

@@ -23,7 +23,7 @@ SHARDS = [Shard("s1", 0), Shard("s1", 1), Shard("s2", 0)]
 WRITERS = 8
 
 
-class Acknowledged(msgspec.Struct, frozen=True):
+class AcknowledgedAppend(msgspec.Struct, frozen=True):
     """One acknowledged append: the offset of each batch by the index of its shard."""
 
     producer: str
@@ -48,13 +48,15 @@ async def write(log: StreamLog, name: str, acknowledged) -> None:
         producer = StreamProducer(name, sequence, state.epoch)
         answer = await log.append(rows_of(name, sequence), producer)
         if rng.random() < 0.1:
-            again = await log.append(rows_of(name, sequence), producer)
-            assert (again.duplicate, again.positions) == (True, answer.positions)
-        acknowledged(Acknowledged(name, sequence, {SHARDS.index(p.shard): p.offset for p in answer.positions}))
+            second_answer = await log.append(rows_of(name, sequence), producer)
+            assert (second_answer.duplicate, second_answer.positions) == (True, answer.positions)
+        acknowledged(AcknowledgedAppend(name, sequence, {SHARDS.index(p.shard): p.offset for p in answer.positions}))
         sequence += 1
 
 
-def check_rows(records: dict[Shard, list[Record]], acknowledged: list[Acknowledged], starts: dict[Shard, int]) -> None:
+def check_rows(
+    records: dict[Shard, list[Record]], acknowledged: list[AcknowledgedAppend], starts: dict[Shard, int]
+) -> None:
     """Check the rows of a log: none is lost or occurs twice, and appends are complete and in order."""
     places: dict[tuple[str, int], dict[Shard, int]] = defaultdict(dict)
     for shard, stored in records.items():
@@ -80,7 +82,7 @@ def check_rows(records: dict[Shard, list[Record]], acknowledged: list[Acknowledg
 async def main(folder: str) -> None:
     """Append until the process is killed."""
 
-    def print_acknowledgement(each: Acknowledged) -> None:
+    def print_acknowledgement(each: AcknowledgedAppend) -> None:
         sys.stdout.buffer.write(msgspec.json.encode(each) + b"\n")
         sys.stdout.buffer.flush()
 

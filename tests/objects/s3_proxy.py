@@ -20,7 +20,7 @@ from yarl import URL
 class Misbehaviour:
     """Faults of the proxy. The next PUTs consume each count; `delay_s` and `hang_all` apply to every request.
 
-    `seen` are the requests, as `METHOD status-of-the-server`.
+    `requests` are the requests, as `METHOD status-of-the-server`.
     """
 
     lose_replies: int = 0
@@ -31,11 +31,11 @@ class Misbehaviour:
     hang_all: bool = False
     delay_s: float = 0.0
     before_put: Callable[[], None] | None = None
-    seen: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
 
 
 @asynccontextmanager
-async def misbehaving(upstream: str, port: int) -> AsyncIterator[Misbehaviour]:
+async def run_misbehaving_proxy(upstream: str, port: int) -> AsyncIterator[Misbehaviour]:
     """Run a proxy on 127.0.0.1:`port` before the server at `upstream`."""
     mode = Misbehaviour()
     async with aiohttp.ClientSession(auto_decompress=False) as session:
@@ -60,14 +60,14 @@ async def _forward(
     if mode.delay_s:
         await asyncio.sleep(mode.delay_s)
     if mode.hang_all or (put and mode.hang):
-        mode.seen.append(f"{request.method} hung")
+        mode.requests.append(f"{request.method} hung")
         await asyncio.sleep(60)
     if put and mode.drop_requests:
         mode.drop_requests -= 1
-        mode.seen.append("PUT dropped")
+        mode.requests.append("PUT dropped")
         return _hang_up(request)
     if put and mode.conditional_501 and "If-None-Match" in request.headers:
-        mode.seen.append("PUT 501")
+        mode.requests.append("PUT 501")
         return web.Response(status=501, text="<Error><Code>NotImplemented</Code></Error>")
     if put and mode.before_put is not None:
         mode.before_put()
@@ -80,7 +80,7 @@ async def _forward(
         skip_auto_headers=skip,
     ) as answer:
         content = await answer.read()
-        mode.seen.append(f"{request.method} {answer.status}")
+        mode.requests.append(f"{request.method} {answer.status}")
         if put and mode.lose_replies:
             mode.lose_replies -= 1
             return _hang_up(request)

@@ -25,10 +25,10 @@ nasty_name = st.text(alphabet="./\\%2eEfF5cC \x00\n~:?#&+é漢", min_size=1, max
 
 def assert_inside(location: str, root: str) -> None:
     """Check four interpretations: as written, decoded repeatedly, as a POSIX path, with backslashes as slashes."""
-    scheme, _, rest = location.partition("://")
+    scheme, _, location_path = location.partition("://")
     root_scheme, _, root_rest = root.partition("://")
     assert scheme == root_scheme
-    reading = rest
+    reading = location_path
     for _ in range(5):
         for path in (reading, reading.replace("\\", "/")):
             assert posixpath.normpath(path) == path.rstrip("/"), f"{path!r} is not plain"

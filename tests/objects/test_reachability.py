@@ -68,7 +68,7 @@ async def test_one_line_names_the_endpoint_the_error_and_the_fix(
     assert s3.secret_key not in str(event)
 
 
-class Returning:
+class RecoveringStorage:
     """Storage that answers from the third ping on."""
 
     pings = 0
@@ -81,14 +81,14 @@ class Returning:
 
 async def test_failure_is_logged_once_and_recovery_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reachability, "INTERVAL_S", 0.0)
-    store: ObjectStore = Returning()  # type: ignore[assignment]
+    store: ObjectStore = RecoveringStorage()  # type: ignore[assignment]
     with structlog.testing.capture_logs() as events:
         await reachability.report_unreachable(store, Settings(home=tmp_path))
     assert [event["log_level"] for event in events] == ["warning", "info"]
     assert "no answer within" in events[0]["error"]
 
 
-class Unready(Seamark):
+class UnreadyServer(Seamark):
     """A server that has started once it is alive and has logged a warning."""
 
     def _is_ready(self) -> bool:
@@ -100,7 +100,7 @@ def test_server_over_a_dead_store_starts_and_logs_one_line(tmp_path: Path, worke
     dead = f"http://127.0.0.1:{free_port()}"
     env = {"SEAMARK_S3_ACCESS_KEY_ID": "a", "SEAMARK_S3_SECRET_ACCESS_KEY": "b", "SEAMARK_STORAGE_RETRIES": "0"}
     flags = ("--s3-endpoint", dead, "--workers", workers)
-    with Unready(tmp_path, warehouse="s3://lake/warehouse", env=env, flags=flags) as server:
+    with UnreadyServer(tmp_path, warehouse="s3://lake/warehouse", env=env, flags=flags) as server:
         assert not http_ok(f"{server.base_url}/readyz")
         assert server.terminate() == 0
     lines = [line for line in server.log.read_text().splitlines() if "the warehouse is not usable" in line]

@@ -20,7 +20,7 @@ from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.objects.s3 import WRITE_ID, bucket_endpoint
 from seamark.metaserver.settings.settings import Settings
 from tests.objects.contract import ObjectStoreContract
-from tests.objects.s3_proxy import Misbehaviour, misbehaving
+from tests.objects.s3_proxy import Misbehaviour, run_misbehaving_proxy
 from tests.services.process import ManagedProcess, free_port, http_ok
 from tests.services.s3 import CONFIG, S3, read_env_file, versitygw_binary
 
@@ -96,7 +96,7 @@ class TestVirtualHostContract(ObjectStoreContract):
 async def through_proxy(s3: S3, bucket: str, **changes: Any) -> AsyncIterator[tuple[ObjectStore, Misbehaviour, str]]:
     port = free_port()
     settings = settings_for(s3, bucket, s3_endpoint=f"http://127.0.0.1:{port}", **changes)
-    async with misbehaving(s3.endpoint, port) as mode, open_objects(settings, SystemClock()) as objects:
+    async with run_misbehaving_proxy(s3.endpoint, port) as mode, open_objects(settings, SystemClock()) as objects:
         yield objects, mode, f"s3://{bucket}/warehouse"
 
 
@@ -104,7 +104,7 @@ async def test_write_with_a_lost_reply_is_recognised_as_our_own(s3: S3, s3_bucke
     async with through_proxy(s3, s3_bucket) as (objects, mode, base):
         mode.lose_replies = 1
         await objects.create(f"{base}/x", b"mine")
-        assert mode.seen == ["PUT 200", "GET 200"]
+        assert mode.requests == ["PUT 200", "GET 200"]
         assert await objects.read(f"{base}/x") == b"mine"
 
 
@@ -112,7 +112,7 @@ async def test_retry_that_finds_its_own_first_attempt_is_not_a_conflict(s3: S3, 
     async with through_proxy(s3, s3_bucket, storage_retries=2) as (objects, mode, base):
         mode.answer_500_after = 1
         await objects.create(f"{base}/x", b"mine")
-        assert mode.seen == ["PUT 200", "PUT 412", "GET 200"]
+        assert mode.requests == ["PUT 200", "PUT 412", "GET 200"]
 
 
 async def test_lost_reply_over_another_writers_object_is_a_conflict_even_with_equal_bytes(
@@ -148,7 +148,7 @@ async def test_store_without_conditional_writes_is_read_before_a_write(s3: S3, s
         mode.conditional_501 = True
         await objects.create(f"{base}/x", b"1")
         await objects.create(f"{base}/y", b"2")
-        assert mode.seen == ["PUT 501", "HEAD 404", "PUT 200", "HEAD 404", "PUT 200"]
+        assert mode.requests == ["PUT 501", "HEAD 404", "PUT 200", "HEAD 404", "PUT 200"]
         with pytest.raises(ObjectExists):
             await objects.create(f"{base}/x", b"other")
         assert await objects.read(f"{base}/x") == b"1"

@@ -135,10 +135,10 @@ async def test_multipart_uploads_are_signed_step_by_step(client: Client) -> None
     ) as response:
         assert response.status == 200
         etag = response.headers["ETag"]
-    done = (
+    signed_answer = (
         f"<CompleteMultipartUpload><Part><PartNumber>1</PartNumber><ETag>{etag}</ETag></Part></CompleteMultipartUpload>"
     )
-    assert (await client.call("POST", f"/wh/t1-abc/big?uploadId={upload_id}", done.encode()))[0] == 200
+    assert (await client.call("POST", f"/wh/t1-abc/big?uploadId={upload_id}", signed_answer.encode()))[0] == 200
     assert await client.call("GET", "/wh/t1-abc/big") == (200, part)
 
 

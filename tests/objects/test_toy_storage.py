@@ -25,7 +25,7 @@ from seamark.metaserver.objects.router import open_objects
 from seamark.metaserver.objects.storages import access_stamp
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.settings.sources import load
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.objects.contract import ObjectStoreContract
 from tests.objects.toy_storage import SECRET, register_toy
 from tests.waits import block_until
@@ -51,8 +51,8 @@ def folder(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.fixture
-def served(folder: Path, tmp_path: Path) -> Iterator[Served]:
-    server = Served(
+def server(folder: Path, tmp_path: Path) -> Iterator[ServerThread]:
+    server = ServerThread(
         tmp_path / "home",
         warehouse=WAREHOUSE,
         drop_retention_s=0,
@@ -66,9 +66,9 @@ def served(folder: Path, tmp_path: Path) -> Iterator[Served]:
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
+def client(server: ServerThread) -> Iterator[IndexClient]:
     """Return a client of `db.t` with 6 files of 20 rows without useful bounds."""
-    with closing(IndexClient(served.url)) as client:
+    with closing(IndexClient(server.url)) as client:
         create_table(client, "db.t", SCHEMA, properties={})
         for number in range(FILES):
             ids = [number + FILES * row for row in range(ROWS)]

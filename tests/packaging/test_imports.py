@@ -92,7 +92,7 @@ def top_modules(names: set[str]) -> set[str]:
     }
 
 
-def everything() -> set[str]:
+def list_project_libraries() -> set[str]:
     """Return all libraries that the project names."""
     listing = [*PROJECT["dependencies"], *(line for lines in EXTRAS.values() for line in lines)]
     return closure(name for name in requirements(listing) if is_installed(name))
@@ -126,11 +126,11 @@ def modules_of(part: str) -> list[str]:
 def test_each_part_can_be_imported_with_only_the_libraries_of_its_extra(part: str) -> None:
     listing = [*PROJECT["dependencies"], *(line for extra in PARTS[part][0] for line in EXTRAS[extra])]
     allowed = closure(requirements(listing))
-    hidden = top_modules(everything()) - top_modules(allowed)
+    hidden = top_modules(list_project_libraries()) - top_modules(allowed)
     assert hidden
     script = f"HIDDEN = {sorted(hidden)!r}\nNAMES = {modules_of(part)!r}\n{IMPORT_ALL}"
-    done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    completed = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr[-2000:]
 
 
 @pytest.mark.parametrize(
@@ -143,8 +143,8 @@ def test_each_part_can_be_imported_with_only_the_libraries_of_its_extra(part: st
 )
 def test_import_is_delayed_until_the_first_use(imported: str, kept_out: tuple[str, ...]) -> None:
     script = f"import sys, {imported}; print([name for name in {kept_out!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    completed = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
+    assert completed.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("imported", ["seamark", "seamark.spark", "seamark.duckdb"])
@@ -159,15 +159,15 @@ def test_help_imports_no_command() -> None:
         "import sys; from click.testing import CliRunner; from seamark.commands.main import cli;"
         "assert 'trino-proxy' in CliRunner().invoke(cli, ['--help']).output; print(*sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
-    assert set(done.stdout.split()).isdisjoint({"aiohttp", "numpy", "pyarrow", "rich", "importlib.metadata"})
+    completed = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
+    assert set(completed.stdout.split()).isdisjoint({"aiohttp", "numpy", "pyarrow", "rich", "importlib.metadata"})
 
 
 def test_client_never_imports_the_server() -> None:
     """Neither directly nor through another module; `seamark` names all that a user imports from it."""
     script = "import sys, seamark; [getattr(seamark, name) for name in seamark.__all__]; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
-    packages = {name.split(".")[1] for name in done.stdout.split() if name.startswith("seamark.")}
+    completed = subprocess.run([sys.executable, "-c", script], cwd=REPO, capture_output=True, text=True, check=True)
+    packages = {name.split(".")[1] for name in completed.stdout.split() if name.startswith("seamark.")}
     assert packages >= {"connector", "formats"}
     assert packages.isdisjoint({"commands", "metaserver"})
 
@@ -205,7 +205,7 @@ def test_our_modules_can_be_imported_only_below_seamark() -> None:
 @pytest.mark.parametrize("package", ["commands", "metaserver", "connector", "formats", "cache"])
 def test_error_of_an_import_without_seamark_names_the_right_import(package: str) -> None:
     command = [sys.executable, "-c", f"import {package}"]
-    done = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    completed = subprocess.run(command, cwd=REPO, capture_output=True, text=True, check=False)
+    assert completed.returncode == 1
     sentence = f"ImportError: Import seamark.{package}: {package} is its folder in the repository"
-    assert done.stderr.strip().endswith(sentence)
+    assert completed.stderr.strip().endswith(sentence)

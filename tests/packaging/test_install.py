@@ -44,8 +44,8 @@ def test_terminal_shows_each_step_of_pip(script: dict[str, Any]) -> None:
     for line in LINES:
         progress.read(line)
         progress.show(1)
-    shown = [line.partition(" s  ")[2] for line in output.getvalue().split("\r\033[K")[1:]]
-    assert shown == [
+    steps = [line.partition(" s  ")[2] for line in output.getvalue().split("\r\033[K")[1:]]
+    assert steps == [
         "numpy 2.4.6",
         "numpy 2.4.6, 16.9 MB",
         "rich 15.0.0",

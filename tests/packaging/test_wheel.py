@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from deploy.wheels.split import split
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 
 REPO = Path(__file__).resolve().parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -30,11 +30,11 @@ USES = {
 
 def run(*command: str | Path, cwd: Path, **env: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [str(one) for one in command], cwd=cwd, env=environment | env, capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
-    return done.stdout
+    assert completed.returncode == 0, f"{command}: {completed.stdout[-2000:]}{completed.stderr[-2000:]}"
+    return completed.stdout
 
 
 def build(source: Path, folder: Path, name: str) -> Path:
@@ -181,12 +181,12 @@ def test_clients_wheel_writes_plans_and_reads_without_the_server(
 ) -> None:
     python = environment_with(tmp_path / "venv", split_wheels[0])
     assert not (python.parent / "seamark").exists()
-    served = Served(tmp_path / "home")
-    served.start()
+    server = ServerThread(tmp_path / "home")
+    server.start()
     try:
-        imported = run(python, "-c", PLANS_AND_READS, served.url, cwd=tmp_path).strip()
+        imported = run(python, "-c", PLANS_AND_READS, server.url, cwd=tmp_path).strip()
     finally:
-        served.stop()
+        server.stop()
     assert Path(imported).is_relative_to(tmp_path / "venv")
 
 

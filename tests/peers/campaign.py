@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.faults.rigs.disk import SmallDisk
-from tests.faults.rigs.http import Client, Lost
+from tests.faults.rigs.http import Client, OutcomeUnknown
 from tests.peers.fleet import NAMESPACE, Fleet, peer_reads
 from tests.peers.networks import Network
 from tests.waits import block_until
@@ -61,7 +61,7 @@ class Readers:
             client = Client(self.fleet.replicas[number].base_url, timeout_s=60)
             try:
                 status, body = client.call("POST", f"/v1/namespaces/{NAMESPACE}/tables/{table}/plan", {})
-            except Lost as lost:
+            except OutcomeUnknown as lost:
                 if self.faults[number] == before:
                     self.failed.append(f"replica {number}, {table}: {lost}")
                 continue
@@ -80,7 +80,7 @@ class Readers:
         client, table = Client(self.fleet.replicas[number].base_url, timeout_s=60), next(iter(self.expected))
         try:
             return client.call("POST", f"/v1/namespaces/{NAMESPACE}/tables/{table}/plan", {})[0] == 200
-        except Lost:
+        except OutcomeUnknown:
             return False
         finally:
             client.close()
@@ -129,7 +129,7 @@ class Faults:
             time.sleep(self._rng.uniform(0.1, 5))
             os.kill(pid, signal.SIGCONT)
 
-    def cut_off(self, number: int) -> None:
+    def isolate(self, number: int) -> None:
         """Cut a replica off from the others; it still reaches them, the database and the storage."""
         self._fleet.links[number].is_cut = True
         time.sleep(self._rng.uniform(0.1, 5))
@@ -147,7 +147,7 @@ class Faults:
         """Disconnect a replica in both directions."""
         assert self._network is not None
         with self._readers.excuse(number):
-            with self._network.hosts[number].cut_off():
+            with self._network.hosts[number].isolate():
                 time.sleep(self._rng.uniform(0.1, 6))
             block_until(lambda: self._readers.is_answering(number))  # Packets are sent again after growing pauses.
 
@@ -165,7 +165,7 @@ class Faults:
         """Fill the disk of replica 0, whose cache is on a small disk."""
         self._disk.fill()
         time.sleep(2)
-        self._disk.free()
+        self._disk.free_space()
 
     def _count_passed_over(self) -> float:
         """Return the number of reads that were answered although a replica did not answer."""

@@ -64,7 +64,7 @@ class Host:
         return results[0]
 
     @contextmanager
-    def cut_off(self) -> Iterator[None]:
+    def isolate(self) -> Iterator[None]:
         """Cut the host off from everything for the block."""
         with _run_around(f"ip link set {self.cable} down", f"ip link set {self.cable} up"):
             yield

@@ -33,7 +33,7 @@ def test_no_fault_of_a_replica_causes_a_wrong_answer_or_a_failed_read_of_another
     ):
         readers = Readers(fleet, write_tables(fleet))
         faults = Faults(readers, rng, disk)
-        kinds = [faults.kill, faults.pause, faults.cut_off, faults.damage_disk, faults.fill_disk]
+        kinds = [faults.kill, faults.pause, faults.isolate, faults.damage_disk, faults.fill_disk]
         run_campaign(readers, kinds, ROUNDS, rng)
 
 

@@ -26,7 +26,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.faults.rigs.http import Client
 from tests.peers.fleet import NAMESPACE, TABLE, Fleet, open_fleet, plan
-from tests.server.rig import LateClock, some_settings
+from tests.server.rig import OffsetClock, some_settings
 from tests.services.postgres import Postgres, postgres_server
 from tests.services.s3 import S3
 from tests.waits import block_until
@@ -152,7 +152,7 @@ def test_known_plan_is_served_while_the_storage_is_down(fleet: Fleet) -> None:
 async def test_rights_are_cached_no_longer_than_allowed_and_a_revoked_or_expired_token_is_never_accepted(
     tmp_path: Path, own_postgres: Postgres
 ) -> None:
-    clock = LateClock()
+    clock = OffsetClock()
     settings = some_settings(tmp_path, auth="token", database=own_postgres.create_database())
     async with (
         open_store(settings.database_url(), clock=clock, keeps_reads=True) as store,

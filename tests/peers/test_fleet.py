@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.rigs.http import Client, Lost
+from tests.faults.rigs.http import Client, OutcomeUnknown
 from tests.peers.fleet import PLAN, Fleet, open_fleet, peer_reads, plan, replicas_of
 from tests.services.command import run_seamark
 from tests.services.postgres import Postgres
@@ -44,10 +44,10 @@ def test_files_are_read_once_for_all_replicas_and_commits_are_visible_at_once(fl
 
     manifests = {path: count for path, count in fleet.reads().items() if path.endswith("-m0.avro")}
     assert len(manifests) == APPENDS + 1
-    again = sum(manifests.values()) - (APPENDS + 1)
+    repeated_reads = sum(manifests.values()) - (APPENDS + 1)
     # A replica on a busy machine may look slow. Counts are published every second.
-    block_until(lambda: again <= sum(peer_reads(replica, "hedged") for replica in fleet.replicas))
-    assert again < APPENDS
+    block_until(lambda: repeated_reads <= sum(peer_reads(replica, "hedged") for replica in fleet.replicas))
+    assert repeated_reads < APPENDS
     block_until(
         lambda: sum(peer_reads(replica, "hits") + peer_reads(replica, "fetched") for replica in fleet.replicas) > 0
     )
@@ -87,7 +87,7 @@ class Load:
             client, is_commit = Client(rng.choice(ready)), rng.random() < 0.2
             try:
                 status, body = self._commit(client, rng) if is_commit else client.call("POST", PLAN, {})
-            except Lost as lost:
+            except OutcomeUnknown as lost:
                 self.errors.append(f"lost: {lost}")
                 continue
             finally:

@@ -49,7 +49,7 @@ class NeverUsed:
 
 
 @dataclass
-class Served:
+class ProtocolRig:
     node: Node
     tickets: PeerTickets
     http: aiohttp.ClientSession
@@ -62,23 +62,23 @@ class Served:
 
 
 @pytest.fixture
-async def served(tmp_path: Path) -> AsyncIterator[Served]:
+async def rig(tmp_path: Path) -> AsyncIterator[ProtocolRig]:
     async with open_node(tmp_path, "a") as node, aiohttp.ClientSession() as http:
         location = next(iter(await create([node], 1, 100)))
-        yield Served(node, node.peers.client._tickets, http, location)
+        yield ProtocolRig(node, node.peers.client._tickets, http, location)
 
 
-async def test_only_a_request_with_a_valid_ticket_is_answered(served: Served) -> None:
-    headers, mac = served.tickets.issue(served.node.address, served.location)
-    status, body = await served.ask(headers)
+async def test_only_a_request_with_a_valid_ticket_is_answered(rig: ProtocolRig) -> None:
+    headers, mac = rig.tickets.issue(rig.node.address, rig.location)
+    status, body = await rig.ask(headers)
     assert status == 200
-    assert served.tickets.unseal(mac, body[:HEAD_BYTES]).outcome is Outcome.FOUND
+    assert rig.tickets.unseal(mac, body[:HEAD_BYTES]).outcome is Outcome.FOUND
     assert len(body) == HEAD_BYTES + 100
-    reads = served.node.stored.reads.total()
+    reads = rig.node.stored.reads.total()
 
     ticket = headers[TICKET_HEADER]
     raw = base64.urlsafe_b64decode(ticket)
-    other = served.location.replace("/t/", "/u/")
+    other = rig.location.replace("/t/", "/u/")
     forged = PeerTickets(make_fixed_keyring(b"x"), SystemClock(), NeverUsed(), leeway_s=30)
     for bad in (
         {},
@@ -87,8 +87,8 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(served: Served) ->
         {**headers, TICKET_HEADER: ""},
         {**headers, TICKET_HEADER: "x" * 100_000 if len(ticket) < 8000 else ""},
         {**headers, TICKET_HEADER: ticket[:-1] + "!"},
-        served.tickets.issue("10.0.0.2:8183", served.location)[0],
-        forged.issue(served.node.address, served.location)[0],
+        rig.tickets.issue("10.0.0.2:8183", rig.location)[0],
+        forged.issue(rig.node.address, rig.location)[0],
         *(
             {**headers, TICKET_HEADER: base64.urlsafe_b64encode(_flip_byte(raw, at)).decode()}
             for at in range(0, len(raw), 5)
@@ -96,8 +96,8 @@ async def test_only_a_request_with_a_valid_ticket_is_answered(served: Served) ->
     ):
         if len(bad.get(TICKET_HEADER, "")) > 8000:
             bad = {**bad, TICKET_HEADER: "x" * 8000}
-        assert (await served.ask(bad))[0] == 401, bad
-    assert served.node.stored.reads.total() == reads
+        assert (await rig.ask(bad))[0] == 401, bad
+    assert rig.node.stored.reads.total() == reads
 
 
 async def test_ticket_is_accepted_once_also_after_a_restart(tmp_path: Path) -> None:
@@ -105,25 +105,25 @@ async def test_ticket_is_accepted_once_also_after_a_restart(tmp_path: Path) -> N
     repeated: list[dict[str, str]] = []
     async with open_node(tmp_path, "a") as node, aiohttp.ClientSession() as http:
         location = next(iter(await create([node], 1, 100)))
-        served = Served(node, node.peers.client._tickets, http, location)
+        rig = ProtocolRig(node, node.peers.client._tickets, http, location)
         for _ in range(20):
-            headers, _ = served.tickets.issue(node.address, location)
-            assert (await served.ask(headers))[0] == 200
-            assert await served.ask(headers) == (401, b"")
+            headers, _ = rig.tickets.issue(node.address, location)
+            assert (await rig.ask(headers))[0] == 200
+            assert await rig.ask(headers) == (401, b"")
             repeated.append(headers)
         reads = node.stored.reads.total()
         with closing(UsedTickets(node.settings.home / USED_TICKETS_NAME, SystemClock().now_ms())) as worker:
-            other = PeerTickets(served.tickets._keyring, SystemClock(), worker, leeway_s=30)
+            other = PeerTickets(rig.tickets._keyring, SystemClock(), worker, leeway_s=30)
             with pytest.raises(Unauthenticated, match="was sent before"):
                 other.open(node.address, headers[LOCATION_HEADER], headers[TICKET_HEADER])
-        assert await asyncio.gather(*(served.ask(headers) for headers in repeated)) == [(401, b"")] * 20
+        assert await asyncio.gather(*(rig.ask(headers) for headers in repeated)) == [(401, b"")] * 20
         assert node.stored.reads.total() == reads
         address = node.address
     async with open_node(tmp_path, "a", peer_address=address) as node, aiohttp.ClientSession() as http:
-        again = Served(node, node.peers.client._tickets, http, location)
+        rig_after_restart = ProtocolRig(node, node.peers.client._tickets, http, location)
         for headers in repeated:
-            assert await again.ask(headers) == (401, b"")
-        assert (await again.ask(again.tickets.issue(address, location)[0]))[0] == 200
+            assert await rig_after_restart.ask(headers) == (401, b"")
+        assert (await rig_after_restart.ask(rig_after_restart.tickets.issue(address, location)[0]))[0] == 200
 
 
 def test_record_of_tickets_is_limited_and_rejects_tickets_that_do_not_fit(tmp_path: Path) -> None:
@@ -150,11 +150,11 @@ def _flip_byte(raw: bytes, at: int) -> bytes:
     return raw[:at] + bytes([raw[at] ^ 1]) + raw[at + 1 :]
 
 
-async def test_replica_reads_no_file_outside_the_catalog_even_for_a_replica(served: Served, tmp_path: Path) -> None:
+async def test_replica_reads_no_file_outside_the_catalog_even_for_a_replica(rig: ProtocolRig, tmp_path: Path) -> None:
     rng = random.Random(3)
     secret = tmp_path / name_of(rng, 1)
     secret.write_bytes(b"secret")
-    warehouse = served.node.settings.warehouse
+    warehouse = rig.node.settings.warehouse
     for location in (
         f"file://{secret}",
         f"{warehouse}/../{secret.name}",
@@ -165,17 +165,17 @@ async def test_replica_reads_no_file_outside_the_catalog_even_for_a_replica(serv
         warehouse,
         "",
     ):
-        status, body = await served.ask(served.tickets.issue(served.node.address, location)[0])
+        status, body = await rig.ask(rig.tickets.issue(rig.node.address, location)[0])
         assert (status, body) == (400, b""), location
-    assert not any("secret" in location or secret.name in location for location in served.node.stored.reads)
+    assert not any("secret" in location or secret.name in location for location in rig.node.stored.reads)
 
 
-async def test_peer_port_has_one_route_that_reads(served: Served) -> None:
-    headers, _ = served.tickets.issue(served.node.address, served.location)
+async def test_peer_port_has_one_route_that_reads(rig: ProtocolRig) -> None:
+    headers, _ = rig.tickets.issue(rig.node.address, rig.location)
     for path in ("/", "/v1/config", "/metrics", "/api/v1/replicas", "/peers/v2/file", f"{FILE_PATH}/"):
-        assert (await served.ask(headers, path))[0] == 404
+        assert (await rig.ask(headers, path))[0] == 404
     for method in ("POST", "PUT", "DELETE"):
-        assert (await served.ask(headers, method=method))[0] == 405
+        assert (await rig.ask(headers, method=method))[0] == 405
 
 
 async def test_replicas_with_a_certificate_use_https_and_verify_each_other(

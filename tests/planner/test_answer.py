@@ -249,14 +249,14 @@ def test_statistics_belong_to_the_requested_files() -> None:
     tasks = json.loads(b"[" + b"".join(ScanTaskWriter(plan, stats=[1]).tasks(rows)) + b"]")
     for task, row in zip(tasks, rows.tolist(), strict=True):
         actual = {key: task["data-file"].get(key) for key in ("lower-bounds", "upper-bounds", "value-counts")}
-        known_metrics = metrics[row].get(1)
-        if known_metrics is None:
+        column_metrics = metrics[row].get(1)
+        if column_metrics is None:
             assert actual == dict.fromkeys(actual), f"seed 5, row {row}"
         else:
-            assert actual["lower-bounds"] == {"keys": [1], "values": [known_metrics.lower.hex().upper()]}, (
+            assert actual["lower-bounds"] == {"keys": [1], "values": [column_metrics.lower.hex().upper()]}, (
                 f"seed 5, row {row}"
             )
-            assert actual["upper-bounds"] == {"keys": [1], "values": [known_metrics.upper.hex().upper()]}, (
+            assert actual["upper-bounds"] == {"keys": [1], "values": [column_metrics.upper.hex().upper()]}, (
                 f"seed 5, row {row}"
             )
             assert actual["value-counts"] == {"keys": [1], "values": [7]}, f"seed 5, row {row}"
@@ -368,13 +368,15 @@ def test_plans_of_a_shared_view_use_their_own_metadata() -> None:
     plan = scan(days, [block([a_file(partition=(1,))], 0, spec)])
     other = scan(promoted, [], view=plan.view)
     for _ in range(2):
-        for one, dialect, expected in (
+        for user_agent, dialect, expected in (
             (plan, STANDARD, "1970-01-02"),
             (other, STANDARD, "1970-01-02T00:00:00"),
             (plan, PYICEBERG, 1),
             (other, PYICEBERG, 86_400_000_000),
         ):
-            assert parse_answer(one, dialect=dialect)["file-scan-tasks"][0]["data-file"]["partition"] == [expected]
+            assert parse_answer(user_agent, dialect=dialect)["file-scan-tasks"][0]["data-file"]["partition"] == [
+                expected
+            ]
 
 
 def test_error_names_the_manifest_with_an_unknown_spec() -> None:

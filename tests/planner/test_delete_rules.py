@@ -35,7 +35,7 @@ from tests.planner.lakes.kinds import DAY_US, to_bytes
 from tests.planner.lakes.lake import DATA, EQUALITY_DELETES, PATH_ID, POSITION_DELETES, DataFile, DeleteFile
 from tests.planner.lakes.manifests import ADDED, EXISTING, Entry, Style, manifest_bytes
 from tests.planner.lakes.metrics import ColumnMetrics
-from tests.planner.test_deletes import UNITS_PER_DAY, Listed, Situation
+from tests.planner.test_deletes import UNITS_PER_DAY, ListedManifest, Situation
 
 KINDS = {A: "long", B: "uuid", NESTED: "int", LATE: "string", F: "double"}
 SCHEMA = schema_json(0, KINDS, set(), late=True)
@@ -210,7 +210,7 @@ def stats(lower: bytes | None, upper: bytes | None, nulls: int | None = 0, nans:
 
 
 @pytest.mark.parametrize(
-    ("key", "kind", "gone", "held_values", "kept"),
+    ("key", "kind", "excluded", "held_values", "is_kept"),
     [
         pytest.param(A, "long", (1, 5, 0), (6, 9, 0), False, id="apart"),
         pytest.param(A, "long", (1, 6, 0), (6, 9, 0), True, id="touching"),
@@ -229,7 +229,7 @@ def stats(lower: bytes | None, upper: bytes | None, nulls: int | None = 0, nans:
     ],
 )
 def test_equality_delete_is_dropped_only_when_statistics_exclude_it(
-    key: int, kind: str, gone: tuple[Any, ...], held_values: tuple[Any, ...], kept: bool
+    key: int, kind: str, excluded: tuple[Any, ...], held_values: tuple[Any, ...], is_kept: bool
 ) -> None:
     def metrics(lower: Any, upper: Any, nulls: int | None = 0) -> dict[int, ColumnMetrics]:
         def write_value(value: Any) -> bytes | None:
@@ -238,9 +238,9 @@ def test_equality_delete_is_dropped_only_when_statistics_exclude_it(
 
         return {key: stats(write_value(lower), write_value(upper), nulls)}
 
-    delete = delete_file(EQUALITY_DELETES, equality_ids=[key], metrics=metrics(*gone))
+    delete = delete_file(EQUALITY_DELETES, equality_ids=[key], metrics=metrics(*excluded))
     data = data_file(metrics=metrics(*held_values))
-    assert find_applying_deletes([entry(data, 1)], [entry(delete, 2)]) == [(0,) if kept else ()]
+    assert find_applying_deletes([entry(data, 1)], [entry(delete, 2)]) == [(0,) if is_kept else ()]
 
 
 @pytest.mark.parametrize("pairs_max", [16, 1 << 21])
@@ -268,14 +268,14 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
 
     data = [entry(data_file(f"d{at}", metrics=metrics([A, LATE]), **partition()), rng.randrange(9)) for at in range(80)]
     deletes = []
-    for some, where in ((250, partition), (150, dict)):
-        files = [(rng.choice([[A], [A], [LATE, A]]), where()) for _ in range(some)]
+    for position_count, where in ((250, partition), (150, dict)):
+        files = [(rng.choice([[A], [A], [LATE, A]]), where()) for _ in range(position_count)]
         delete_files = [
             delete_file(EQUALITY_DELETES, equality_ids=ids, metrics=metrics(ids), **at) for ids, at in files
         ]
         deletes.append([entry(file, rng.randrange(12)) for file in delete_files])
     result = find_applying_deletes(data, *deletes)
-    listing = Listed(0, 0, 0, 3, 5)
+    listing = ListedManifest(0, 0, 0, 3, 5)
     flat = [(listing, item) for item in deletes[0] + deletes[1]]
     expected = [
         tuple(
@@ -291,9 +291,11 @@ def test_many_equality_deletes_apply_as_each_does_alone(pairs_max: int, monkeypa
 
 def test_required_column_has_no_nulls_when_null_counts_are_missing() -> None:
     required = schema_json(0, KINDS, {A}, late=True)
-    gone, held = ({A: ColumnMetrics(lower=to_bytes("long", low), upper=to_bytes("long", low + 1))} for low in (1, 5))
-    delete = entry(delete_file(EQUALITY_DELETES, equality_ids=[A], metrics=gone), 2)
-    data = [entry(data_file(metrics=held), 1)]
+    excluded, included = (
+        {A: ColumnMetrics(lower=to_bytes("long", low), upper=to_bytes("long", low + 1))} for low in (1, 5)
+    )
+    delete = entry(delete_file(EQUALITY_DELETES, equality_ids=[A], metrics=excluded), 2)
+    data = [entry(data_file(metrics=included), 1)]
     assert find_applying_deletes(data, [delete]) == [(0,)]
     assert find_applying_deletes(data, [delete], schema=required) == [()]
 
@@ -317,12 +319,12 @@ def test_partition_deletes_apply_before_and_after_promotion_of_a_date_to_a_times
     kinds = [KINDS | {A: item} for item in ("date", kind)]
     schemas = [schema_json(number, kind, set(), late=True) for number, kind in enumerate(kinds)]
 
-    def blocks(made: Callable[[Any], DataFile | DeleteFile], sequence: int) -> list[Block]:
+    def blocks(file_counts: Callable[[Any], DataFile | DeleteFile], sequence: int) -> list[Block]:
         """Return one from before the promotion and one from after it, each of the same three partitions."""
         days = [[-700 * unit, 700 * unit, None] for unit in (1, UNITS_PER_DAY[kind])]
         return [
-            block([entry(made((day,)), sequence) for day in some], schema=schema, kinds=kind)
-            for some, schema, kind in zip(days, schemas, kinds, strict=True)
+            block([entry(file_counts((day,)), sequence) for day in day_values], schema=schema, kinds=kind)
+            for day_values, schema, kind in zip(days, schemas, kinds, strict=True)
         ]
 
     data = blocks(lambda partition: data_file(spec_id=1, partition=partition), 1)
@@ -341,11 +343,11 @@ def test_equality_delete_on_a_column_missing_from_the_data_file_is_kept() -> Non
 
 
 def test_two_columns_together_exclude_an_equality_delete() -> None:
-    one, nine = to_bytes("long", 1), to_bytes("long", 9)
-    removal = {A: stats(one, nine), LATE: stats(b"a", b"b")}
-    held = {A: stats(one, nine), LATE: stats(b"c", b"d")}
+    one_bytes, nine = to_bytes("long", 1), to_bytes("long", 9)
+    removal = {A: stats(one_bytes, nine), LATE: stats(b"a", b"b")}
+    statistics = {A: stats(one_bytes, nine), LATE: stats(b"c", b"d")}
     delete = delete_file(EQUALITY_DELETES, equality_ids=[LATE, A], metrics=removal)
-    assert find_applying_deletes([entry(data_file(metrics=held), 1)], [entry(delete, 2)]) == [()]
+    assert find_applying_deletes([entry(data_file(metrics=statistics), 1)], [entry(delete, 2)]) == [()]
 
 
 def test_files_with_the_same_deletes_share_one_tuple() -> None:

@@ -75,17 +75,17 @@ async def test_truncated_manifest_is_reported_as_corrupt_by_name(tmp_path: Path)
             assert await numbers(planner, table.metadata) == list(range(160)), "nothing broken was kept"
 
 
-@pytest.mark.parametrize("which", ["m2.avro", "d1.avro", "snap-1.avro"])
-async def test_missing_file_is_named_in_the_error_until_it_is_back(tmp_path: Path, which: str) -> None:
+@pytest.mark.parametrize("missing_file", ["m2.avro", "d1.avro", "snap-1.avro"])
+async def test_missing_file_is_named_in_the_error_until_it_is_back(tmp_path: Path, missing_file: str) -> None:
     table, _ = create_filled_table(tmp_path / "t")
-    path = tmp_path / "t" / "metadata" / which
+    path = tmp_path / "t" / "metadata" / missing_file
     content = path.read_bytes()
     path.unlink()
     async with open_test_planner(tmp_path) as planner:
         for _ in range(2):
-            with pytest.raises(Corrupt, match=f"{which} is not in storage; .* on the server's machine"):
+            with pytest.raises(Corrupt, match=f"{missing_file} is not in storage; .* on the server's machine"):
                 await numbers(planner, table.metadata)
-        if which == "m2.avro":
+        if missing_file == "m2.avro":
             assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20)), "it needs not that file"
         path.write_bytes(content)
         assert await numbers(planner, table.metadata) == list(range(40))
@@ -118,7 +118,7 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
     table = Table(tmp_path / "t", style=STORED) if seed % 2 else Table(tmp_path / "t")
     manifests = [table.manifest(f"m{day}", range(day * 10, day * 10 + 10), day=day) for day in range(3)]
     table.commit(1, manifests)
-    metadata, seen = table.metadata, Counter[str]()
+    metadata, outcomes = table.metadata, Counter[str]()
     path = path_of(manifests[1])
     content = path.read_bytes()
     async with open_test_planner(tmp_path, plan_memory_bytes=0) as planner:
@@ -132,20 +132,20 @@ async def test_manifest_with_flipped_bytes_is_corrupt_or_planned_as_stored(tmp_p
             try:
                 scan = await planner.bind_and_plan(metadata, ScanRequest())
             except Corrupt as error:
-                seen["corrupt" if "m1.avro" in error.message else f"{context}: {error.message}"] += 1
+                outcomes["corrupt" if "m1.avro" in error.message else f"{context}: {error.message}"] += 1
                 continue
             expected = plan_by_fastavro(manifests)
             located = (scan.view.locate(row) for row in scan.entry_ids.tolist())
             texts = [block.text("file_path", row) for block, row in located]
             if expected is not None:
                 assert texts == expected, context
-            seen["as stored"] += 1
+            outcomes["as stored"] += 1
             del scan
             await _let_go(planner)
         path.write_bytes(content)
         assert await numbers(planner, metadata) == list(range(30)), f"seed {seed}"
-    assert seen["corrupt"] > 0
-    assert set(seen) <= {"corrupt", "as stored"}, seen
+    assert outcomes["corrupt"] > 0
+    assert set(outcomes) <= {"corrupt", "as stored"}, outcomes
 
 
 async def test_manifest_that_disagrees_with_its_list_is_read_again(tmp_path: Path) -> None:
@@ -210,8 +210,8 @@ async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(t
         ("d0.avro", 0, 0, "d0.avro lists delete files; its manifest list states data files"),
         ("m0.avro", 1, 0, "Delete manifest .*m0.avro lists .*which is not a delete file"),
     ]
-    for number, (name, content, spec_id, told) in enumerate(lies, start=2):
-        kept = {
+    for number, (name, content, spec_id, listed_counts) in enumerate(lies, start=2):
+        kept_files = {
             "content": [manifest.content for manifest in manifests],
             "spec": [manifest.spec_id for manifest in manifests],
         }
@@ -219,16 +219,16 @@ async def test_manifest_whose_spec_or_content_differs_from_its_list_is_corrupt(t
             if path_of(manifest).name == name:
                 manifest.content, manifest.spec_id = content, spec_id
         table.commit(number, manifests)
-        for manifest, old_content, old_spec in zip(manifests, kept["content"], kept["spec"], strict=True):
+        for manifest, old_content, old_spec in zip(manifests, kept_files["content"], kept_files["spec"], strict=True):
             manifest.content, manifest.spec_id = old_content, old_spec
         async with open_test_planner(tmp_path) as planner:
             for _ in range(2):
-                with pytest.raises(Corrupt, match=told):
+                with pytest.raises(Corrupt, match=listed_counts):
                     await numbers(planner, table.metadata)
             assert await numbers(planner, table.metadata, snapshot_id=1) == list(range(40)), (
                 "the blocks are not at fault"
             )
-            with pytest.raises(Corrupt, match=told):
+            with pytest.raises(Corrupt, match=listed_counts):
                 await numbers(planner, table.metadata)
 
 
@@ -236,9 +236,9 @@ async def test_partition_of_an_unknown_type_is_planned(tmp_path: Path) -> None:
     """The type may come from a later format version or from a flipped bit in the schema of the header."""
     table, manifests = create_filled_table(tmp_path / "t")
     path = path_of(manifests[1])
-    known, unknown = (b'"name": "day", "required": false, "type": "%s"' % kind for kind in (b"int", b"inv"))
-    assert path.read_bytes().count(known) == 1
-    path.write_bytes(path.read_bytes().replace(known, unknown))
+    known_type, unknown = (b'"name": "day", "required": false, "type": "%s"' % kind for kind in (b"int", b"inv"))
+    assert path.read_bytes().count(known_type) == 1
+    path.write_bytes(path.read_bytes().replace(known_type, unknown))
     async with open_test_planner(tmp_path) as planner:
         assert await numbers(planner, table.metadata) == list(range(40))
         assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20))
@@ -332,7 +332,7 @@ def zero(data: bytearray, rng: random.Random) -> None:
     data[start : start + 4096] = bytes(len(data[start : start + 4096]))
 
 
-def cut_data(data: bytearray, rng: random.Random) -> None:
+def truncate(data: bytearray, rng: random.Random) -> None:
     del data[rng.randrange(len(data)) :]
 
 
@@ -340,7 +340,7 @@ def grow(data: bytearray, rng: random.Random) -> None:
     data += rng.randbytes(rng.randint(1, 5000))
 
 
-DAMAGES: list[Damage] = [flip, zero, cut_data, grow]
+DAMAGES: list[Damage] = [flip, zero, truncate, grow]
 FOLDER_BYTES = 64 << 20
 
 
@@ -431,7 +431,7 @@ async def test_planner_skips_the_cache_folder_while_its_disk_is_full_or_read_onl
             for _ in range(2):
                 assert await numbers(planner, table.metadata) == list(range(40))
                 await _let_go(planner)  # On a busy machine a block that waits for its write would serve the next plan.
-            disk.free()
+            disk.free_space()
             assert await numbers(planner, table.metadata, on_day(1)) == list(range(10, 20))
             decoded = planner.stats().decoded
             assert decoded > len(manifests), "nothing could be kept while the disk was full"

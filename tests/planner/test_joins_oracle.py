@@ -79,12 +79,12 @@ def literal(kind: str, value: Any) -> tuple[str, str]:
 def predicate(rng: random.Random, table: RandomTable, depth: int = 0) -> tuple[str, str]:
     """Return a predicate on the table's columns in our form and in DuckDB's."""
     if depth < 2 and rng.random() < 0.35:
-        (one, its), (two, other) = predicate(rng, table, depth + 1), predicate(rng, table, depth + 1)
+        (left_predicate, its), (two, other) = predicate(rng, table, depth + 1), predicate(rng, table, depth + 1)
         joined = rng.choice(["AND", "OR"])
-        return f"({one} {joined} {two})", f"({its} {joined} {other})"
+        return f"({left_predicate} {joined} {two})", f"({its} {joined} {other})"
     if depth < 2 and rng.random() < 0.15:
-        one, its = predicate(rng, table, depth + 1)
-        return f"NOT {one}", f"NOT {its}"
+        left_predicate, its = predicate(rng, table, depth + 1)
+        return f"NOT {left_predicate}", f"NOT {its}"
     column = rng.choice([column for column in table.table.columns if column.kind in PREDICATE_KINDS])
     name, shape = column.name, rng.random()
     if shape < 0.15:
@@ -98,7 +98,9 @@ def predicate(rng: random.Random, table: RandomTable, depth: int = 0) -> tuple[s
         return _and_text(f"({name} {rng.choice(['=', '<>'])} %s)", values[0])
     if shape < 0.65:
         text = f"({name} {rng.choice(['', 'NOT '])}IN (%s))"
-        return text % ", ".join(one for one, _ in values), text % ", ".join(its for _, its in values)
+        return text % ", ".join(left_predicate for left_predicate, _ in values), text % ", ".join(
+            its for _, its in values
+        )
     if shape < 0.75 and column.kind == "string" and "_" not in values[0][0] and "%" not in values[0][0]:
         return f"({name} LIKE {values[0][0][:-1]}%')", f"starts_with({name}, {values[0][1]})"
     return _and_text(f"({name} {rng.choice(['<', '<=', '>', '>='])} %s)", values[0])
@@ -155,8 +157,8 @@ async def draw_table(
         kind = rng.choice(PREDICATE_KINDS)
         pools["new"] = pool(rng, kind, 5)
         default = rng.choice(_unambiguous_values(pools["new"])) if version == 3 and rng.random() < 0.7 else None
-        said = None if default is None else default_json(kind, default)
-        await random_table.table.evolve([*fresh, Col(len(columns) + 1, "new", kind, said)])
+        default_value = None if default is None else default_json(kind, default)
+        await random_table.table.evolve([*fresh, Col(len(columns) + 1, "new", kind, default_value)])
         for rows in random_table.table.rows.values():
             for row in rows:
                 row["new"] = default
@@ -215,7 +217,7 @@ def into_duckdb(con: duckdb.DuckDBPyConnection, random_table: RandomTable) -> No
         (number, row)
         for number, file in enumerate(table.data)
         for at, row in enumerate(table.rows[file.path])
-        if at not in table.gone.get(file.path, set())
+        if at not in table.deleted.get(file.path, set())
     ]
     columns = {"file": pa.array([number for number, _ in live], pa.int64())}
     for column in table.columns:
@@ -239,7 +241,7 @@ def draw_joins(
     rng: random.Random, table: RandomTable, counts: Counter[str]
 ) -> tuple[list[dict[str, Any]], list[str], bool]:
     """Return random joins in our form and in DuckDB's (conditions on `drawn`), and whether a plan can be exact."""
-    request, told, exact = [], [], True
+    request, tables_json, exact = [], [], True
     for lead, other in table.leads.items():
         if rng.random() < 0.2:
             continue
@@ -265,9 +267,9 @@ def draw_joins(
             conditions += further
             counts["snowflakes"] += 1
         request.append(join)
-        told.append(f"EXISTS (SELECT 1 FROM {name} WHERE {' AND '.join(conditions)})")
+        tables_json.append(f"EXISTS (SELECT 1 FROM {name} WHERE {' AND '.join(conditions)})")
         exact = exact and whole
-    return request, told, exact
+    return request, tables_json, exact
 
 
 def draw_likes(rng: random.Random, table: RandomTable) -> tuple[list[list[dict[str, Any]]], str, bool]:
@@ -371,19 +373,19 @@ async def test_plan_keeps_the_rows_that_duckdb_joins(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: range
 ) -> None:
     """The seeds of the fast tier have joins of every kind."""
-    seen_campaign = await campaign(seeds(numbers), tmp_path, monkeypatch)
-    assert seen_campaign["kept"] < seen_campaign["files"], seen_campaign
+    counts = await campaign(seeds(numbers), tmp_path, monkeypatch)
+    assert counts["kept"] < counts["files"], counts
     if "JOIN_SEEDS" not in os.environ:
         assert (
             min(
-                seen_campaign["exact"],
-                seen_campaign["snowflakes"],
-                seen_campaign["joins on two columns"],
-                seen_campaign["wanted"],
-                seen_campaign["joins with LIKE"],
+                counts["exact"],
+                counts["snowflakes"],
+                counts["joins on two columns"],
+                counts["wanted"],
+                counts["joins with LIKE"],
             )
             > 5
-        ), seen_campaign
+        ), counts
 
 
 @pytest.mark.slow

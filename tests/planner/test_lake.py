@@ -15,7 +15,7 @@ from tests.planner.lakes.history import random_lake
 from tests.planner.lakes.lake import EQUALITY_DELETES, Lake
 from tests.planner.lakes.predicates import ORDERED, SPARKS, Names, is_judged_otherwise_by_java, matches
 from tests.planner.lakes.schemas import Field, Schema
-from tests.services.java_planner import JavaPlanner, Planned, PlanRequest
+from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
 LAKES = 40
 
@@ -47,7 +47,7 @@ def test_java_finds_the_live_files_and_delete_files_of_every_snapshot(lakes: lis
             ours = lake.applicable(snapshot, file)
             deletes = answer.tasks[file.path].deletes
             assert deletes <= {delete.name for delete in ours}, f"seed {lake.seed} {file.path}"
-            hitting = {delete.name for delete in ours if lake.removed_positions(delete, file)}
+            hitting = {delete.name for delete in ours if lake.find_removed_positions(delete, file)}
             if not any(column.kind == "uuid" for column in lake.all_columns.values()):
                 assert hitting <= deletes, f"seed {lake.seed} {file.path}"
             counts.update({"vector" if delete.is_vector else f"content {delete.content}" for delete in ours})
@@ -69,7 +69,7 @@ def test_pyiceberg_finds_the_live_files_of_every_snapshot(lakes: list[Lake]) -> 
     assert read > 20
 
 
-def judge_java(case: Case, answer: Planned) -> Counter[str]:
+def judge_java(case: Case, answer: JavaPlan) -> Counter[str]:
     """Check that Java's plan and residuals agree with the rows, except for the faults listed in `predicates.py`."""
     counts: Counter[str] = Counter()
     if answer.error is not None:

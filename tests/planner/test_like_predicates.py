@@ -46,15 +46,15 @@ def test_matching_rows_are_kept_and_the_plan_is_exact_without_conversions(lake: 
             rows = con.execute(f"SELECT i FROM t WHERE {text} ORDER BY i", [predicate.pattern]).fetchall()
             expected = np.zeros(len(texts), dtype=np.bool_)
             expected[[row for (row,) in rows]] = True
-            kept_rows_like = rows_like([(BoundLike(COLUMN, predicate),)], {COLUMN: column})
-            assert kept_rows_like is not None
+            matching_rows = rows_like([(BoundLike(COLUMN, predicate),)], {COLUMN: column})
+            assert matching_rows is not None
             sure = np.array(
                 [text is None or (len(text) <= 1000 and (function is None or text.isascii())) for text in texts],
                 dtype=np.bool_,
             )
-            assert not (expected & ~kept_rows_like).any(), (predicate, texts)
-            assert (kept_rows_like == expected)[sure].all(), (predicate, texts)
-            excluded += int((~kept_rows_like).sum())
+            assert not (expected & ~matching_rows).any(), (predicate, texts)
+            assert (matching_rows == expected)[sure].all(), (predicate, texts)
+            excluded += int((~matching_rows).sum())
     assert excluded or len(texts) < 10
 
 

@@ -55,14 +55,14 @@ def test_key_in_json_equals_the_key_of_the_column(kind: str) -> None:
     terms = [resolve("c", schema), resolve("d", schema)]
     rng = random.Random(kind)
     values = [rng.choice([*KINDS[kind], None]) for _ in range(200)]
-    others = [rng.choice([1, 2, None]) for _ in values]
-    columns = [pa.array(values, ARROW.get(kind, pa.string())), pa.array(others, pa.int64())]
+    other_values = [rng.choice([1, 2, None]) for _ in values]
+    columns = [pa.array(values, ARROW.get(kind, pa.string())), pa.array(other_values, pa.int64())]
     expected = [keys_of(columns[0], kind), keys_of(columns[1], "long")]
-    rows = [list(row) for row in zip(map(as_json, values), others, strict=True)]
-    given, request = keys_of_json(terms, rows)
+    rows = [list(row) for row in zip(map(as_json, values), other_values, strict=True)]
+    given_keys, request = keys_of_json(terms, rows)
     assert request is None
     for seed in (0, 1):
-        assert np.array_equal(hash_rows(given, seed), hash_rows(expected, seed))
+        assert np.array_equal(hash_rows(given_keys, seed), hash_rows(expected, seed))
     table = pa.table({"d": columns[1], "c": columns[0], "more": columns[1]})
     assert np.array_equal(hash_rows(keys_of_arrays(terms, arrays_of(terms, table)[0]), 0), hash_rows(expected, 0))
 
@@ -79,10 +79,10 @@ def test_columns_of_keys_are_read_once() -> None:
 def test_hash_lookup_compares_both_halves() -> None:
     rng = np.random.default_rng(3)
     high, low = rng.integers(0, 50, 500).astype(np.uint64), rng.integers(0, 50, 500).astype(np.uint64)
-    there = set(zip(high.tolist(), low.tolist(), strict=True))
+    existing_keys = set(zip(high.tolist(), low.tolist(), strict=True))
     query = rng.integers(0, 60, (2, 2000)).astype(np.uint64)
     result = HashSet(high, low).has(query[0], query[1]).tolist()
-    assert result == [pair in there for pair in zip(*query.tolist(), strict=True)]
+    assert result == [pair in existing_keys for pair in zip(*query.tolist(), strict=True)]
     none = np.empty(0, dtype=np.uint64)
     assert not HashSet(none, none).has(query[0], query[1]).any()
 

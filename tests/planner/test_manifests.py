@@ -64,14 +64,14 @@ def summary(kind: str, values: Sequence[Any], *, javas: bool, terse: bool) -> Fi
     """
     nan = any(isinstance(value, float) and math.isnan(value) for value in values)
     order = javas_order if javas else pythons_order
-    there = sorted(
+    present = sorted(
         (value for value in values if value is not None and value == value), key=lambda value: order(kind, value)
     )
     return FieldSummary(
         contains_null=None in values,
         contains_nan=None if terse else nan,
-        lower=to_bytes(kind, there[0]) if there else None,
-        upper=to_bytes(kind, there[-1]) if there else None,
+        lower=to_bytes(kind, present[0]) if present else None,
+        upper=to_bytes(kind, present[-1]) if present else None,
     )
 
 
@@ -110,21 +110,21 @@ def test_manifest_whose_summary_excludes_the_expression_is_pruned(data: st.DataO
     field = next(one for one, other in KINDS.items() if other == kind)
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=3))
     literal, other = data.draw(VALUES[kind]), data.draw(VALUES[kind])
-    there = [value for value in values if value is not None]
+    present = [value for value in values if value is not None]
     within = {
-        Op.LT: lambda: min(there) < literal,
-        Op.LT_EQ: lambda: min(there) <= literal,
-        Op.GT: lambda: max(there) > literal,
-        Op.GT_EQ: lambda: max(there) >= literal,
-        Op.EQ: lambda: min(there) <= literal <= max(there),
-        Op.IN: lambda: any(min(there) <= item <= max(there) for item in (literal, other)),
+        Op.LT: lambda: min(present) < literal,
+        Op.LT_EQ: lambda: min(present) <= literal,
+        Op.GT: lambda: max(present) > literal,
+        Op.GT_EQ: lambda: max(present) >= literal,
+        Op.EQ: lambda: min(present) <= literal <= max(present),
+        Op.IN: lambda: any(min(present) <= item <= max(present) for item in (literal, other)),
     }
     before = [FieldSummary(None, None, None, None)] * (field - 1000)
     for op, allowed in within.items():
         literals = tuple(sorted({literal, other})) if op is Op.IN else (literal,)
         bound = Bound(op, field, f"p{field}", kind, "identity", kind, literals)
         result = is_needed(bound, *before, summary(kind, values, javas=True, terse=False))
-        assert result == (bool(there) and allowed()), op
+        assert result == (bool(present) and allowed()), op
 
 
 def make_bound(kind: str, op: Op, *values: Any) -> Bound:
@@ -183,8 +183,8 @@ def test_manifests_together_are_pruned_as_each_alone(data: st.DataObject) -> Non
         summaries = [summary(kind, [row[field] for row in rows], javas=True, terse=False) for field, kind in kinds]
         if spec_id == 4:
             summaries.reverse()
-        told = data.draw(st.sampled_from([len(kinds), len(kinds), len(kinds) // 2, None]))
-        listed_manifests.append(manifest(None if told is None else summaries[:told], spec_id=spec_id))
+        field_count = data.draw(st.sampled_from([len(kinds), len(kinds), len(kinds) // 2, None]))
+        listed_manifests.append(manifest(None if field_count is None else summaries[:field_count], spec_id=spec_id))
     together = ManifestSummaries(listed_manifests)
     for _ in range(4):
         by_spec = {
@@ -193,8 +193,8 @@ def test_manifests_together_are_pruned_as_each_alone(data: st.DataObject) -> Non
         }
         alone = [
             number
-            for number, one in enumerate(listed_manifests)
-            if ManifestSummaries([one]).find_needed(by_spec, [SPEC, turned])
+            for number, listed_manifest in enumerate(listed_manifests)
+            if ManifestSummaries([listed_manifest]).find_needed(by_spec, [SPEC, turned])
         ]
         assert together.find_needed(by_spec, [SPEC, turned]) == alone
         assert together.find_needed(by_spec, [SPEC, turned]) == alone
@@ -206,18 +206,18 @@ def test_partition_field_is_found_by_its_position_in_its_own_spec() -> None:
     summaries = [FieldSummary(None, None, None, None)] * (len(KINDS) - 1)
     place = len(KINDS) - 1 - (field - 1000)
     summaries.insert(place, FieldSummary(False, None, b"a", b"b"))
-    for literal, kept in (("a", [0]), ("c", [])):
+    for literal, kept_files in (("a", [0]), ("c", [])):
         bound = Bound(Op.EQ, field, "p", "string", "identity", "string", (literal,))
-        assert ManifestSummaries([manifest(summaries, spec_id=4)]).find_needed({4: bound}, [SPEC, turned]) == kept
+        assert ManifestSummaries([manifest(summaries, spec_id=4)]).find_needed({4: bound}, [SPEC, turned]) == kept_files
 
 
 def test_in_list_is_prepared_once_for_all_manifests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Preparing a hundred thousand values for each of a thousand manifests would take minutes."""
-    made = 0
+    manifest_count = 0
 
     def count_call(form: Form, kind: str, value: Value) -> Any:
-        nonlocal made
-        made += 1
+        nonlocal manifest_count
+        manifest_count += 1
         return key_of(form, kind, value)
 
     monkeypatch.setattr(manifests, "key_of", count_call)
@@ -226,7 +226,7 @@ def test_in_list_is_prepared_once_for_all_manifests(monkeypatch: pytest.MonkeyPa
     query = make_bound("long", Op.IN, *range(1, 1000, 4))
     result = ManifestSummaries(listed_manifests).find_needed({3: query}, [SPEC_OF_ONE])
     assert result == [low for low in range(200) if low % 4 in (0, 1)]
-    assert made == len(query.values) + 2 * len(listed_manifests)
+    assert manifest_count == len(query.values) + 2 * len(listed_manifests)
 
 
 async def test_long_in_list_is_evaluated_off_the_event_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

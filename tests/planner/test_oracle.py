@@ -28,12 +28,12 @@ def seeds(default: range) -> range:
 async def test_plans_keep_all_matching_files_and_prune_all_that_java_prunes(
     tmp_path: Path, java: JavaPlanner, count: int
 ) -> None:
-    seen_campaign = await campaign(seeds(range(count)), 10, tmp_path, java)
+    counts = await campaign(seeds(range(count)), 10, tmp_path, java)
     if "PLANNER_SEEDS" not in os.environ:
-        assert seen_campaign["dropped"] > 10 * count
-        assert seen_campaign["kept with a match"] > 10 * count
-        assert seen_campaign["deletes needed"] > count
-        assert seen_campaign["planned by java"] > 0.8 * seen_campaign["case"]
+        assert counts["dropped"] > 10 * count
+        assert counts["kept with a match"] > 10 * count
+        assert counts["deletes needed"] > count
+        assert counts["planned by java"] > 0.8 * counts["case"]
 
 
 @pytest.mark.slow
@@ -42,6 +42,6 @@ async def test_plans_keep_all_matching_files_and_prune_all_that_java_prunes(
 async def test_plans_keep_all_matching_files_in_thousands_of_cases(
     start: int, tmp_path: Path, java: JavaPlanner
 ) -> None:
-    seen_campaign = await campaign(range(start, start + 500), 10, tmp_path, java)
-    print(f"seeds from {start}: {dict(seen_campaign)}")
-    assert seen_campaign["case"] == 5000
+    counts = await campaign(range(start, start + 500), 10, tmp_path, java)
+    print(f"seeds from {start}: {dict(counts)}")
+    assert counts["case"] == 5000

@@ -34,7 +34,7 @@ from tests.planner.lakes.history import random_lake
 from tests.planner.lakes.lake import DataFile
 from tests.planner.lakes.lake import Snapshot as KnownSnapshot
 from tests.planner.test_oracle import seeds
-from tests.services.java_planner import JavaPlanner, Planned, PlanRequest
+from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
 
 class Tables:
@@ -56,16 +56,16 @@ class Tables:
         )
         scan = await self.planner.bind_and_plan(metadata, request)
         located = [scan.view.locate(row) for row in scan.entry_ids.tolist()]
-        kept = find_kept_manifests(scan, metadata.format_version)
+        kept_manifests = find_kept_manifests(scan, metadata.format_version)
         snapshot = metadata.snapshot(case.snapshot.id)
         assert snapshot is not None
         self.count += 1
         at = case.lake.folder / "_seamark" / "plans" / str(self.count)
         at.parent.mkdir(parents=True, exist_ok=True)
-        made = await self.writer.write(kept, metadata, snapshot, at.as_uri(), "p")
-        for path, data in made.files:
+        plan_table = await self.writer.write(kept_manifests, metadata, snapshot, at.as_uri(), "p")
+        for path, data in plan_table.files:
             Path(path.removeprefix("file://")).write_bytes(data)
-        return kept, made, {block.text("file_path", row) or "" for block, row in located}
+        return kept_manifests, plan_table, {block.text("file_path", row) or "" for block, row in located}
 
 
 async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter[str]]:
@@ -73,24 +73,30 @@ async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter
     occurred.
     """
     note = str(case)
-    kept, made, paths = await tables.plan(case)
-    at = made.files[-1][0]
+    kept_manifests, plan_table, paths = await tables.plan(case)
+    at = plan_table.files[-1][0]
     metadata = json.loads(Path(at.removeprefix("file://")).read_bytes())
-    assert decode_table(made.files[-1][1], at) == made.metadata, note
+    assert decode_table(plan_table.files[-1][1], at) == plan_table.metadata, note
     (snapshot,) = metadata["snapshots"]
     known_json = case.snapshot.json
     assert {**snapshot, "manifest-list": None} == {**known_json, "manifest-list": None}, note
     assert metadata["current-snapshot-id"] == snapshot["snapshot-id"] == metadata["refs"]["main"]["snapshot-id"], note
     assert metadata.get("next-row-id") == case.lake.metadata.get("next-row-id"), note
-    was, now = read_manifest_list(known_json["manifest-list"]), read_manifest_list(snapshot["manifest-list"])
-    deletes = [row for row in was if row["content"]]
+    manifests_before, now = (
+        read_manifest_list(known_json["manifest-list"]),
+        read_manifest_list(snapshot["manifest-list"]),
+    )
+    deletes = [row for row in manifests_before if row["content"]]
     assert [row for row in now if row["content"]] == deletes, note
-    same = {row["path"]: row for row in was}
+    same = {row["path"]: row for row in manifests_before}
     fresh = [row for row in now if row["path"] not in same]
     for row in now:
         assert row["path"] not in same or row == same[row["path"]], note
     assert len(fresh) == len({row["spec_id"] for row in fresh}), note
-    originals, data_files = read_data_files(was, case.lake.version), read_data_files(now, case.lake.version)
+    originals, data_files = (
+        read_data_files(manifests_before, case.lake.version),
+        read_data_files(now, case.lake.version),
+    )
     assert data_files.keys() == paths, note
     for path, entry in data_files.items():
         assert_same(entry, originals[path], f"{path}\n{note}")
@@ -101,7 +107,7 @@ async def check_case(tables: Tables, case: Case) -> tuple[str, set[str], Counter
         assert row["existing_rows"] == sum(entry["record_count"] for entry in rows), note
     assert_truth(case.snapshot, data_files, note)
     counts = Counter(["case", f"version {case.lake.version}"])
-    counts["whole"], counts["anew"], counts["deletes"] = len(kept.whole), kept.entries, len(deletes)
+    counts["whole"], counts["anew"], counts["deletes"] = len(kept_manifests.whole), kept_manifests.entries, len(deletes)
     counts["empty"] = int(not paths)
     counts["of several specs"] = int(len(fresh) > 1)
     return at, paths, counts
@@ -116,7 +122,7 @@ def assert_truth(snapshot: KnownSnapshot, records: dict[str, Record], note: str)
         assert entry["record_count"] == file.record_count, f"{path}\n{note}"
 
 
-def judge_java(case: Case, paths: set[str], table: Planned, plan: Planned) -> bool:
+def judge_java(case: Case, paths: set[str], table: JavaPlan, plan: JavaPlan) -> bool:
     """Check that Java plans the same kept files on the plan table as on the table.
 
     Return False if Java refuses to plan the table.
@@ -142,8 +148,8 @@ async def campaign(chosen: Sequence[int], per_lake: int, folder: Path, java: Jav
             random_cases = [case for case in cases(seed, folder, per_lake) if not case.names_of_snapshot]
             results = [await check_case(tables, case) for case in random_cases]
             queries = []
-            for case, (at, _, told) in zip(random_cases, results, strict=True):
-                counts += told
+            for case, (at, _, written) in zip(random_cases, results, strict=True):
+                counts += written
                 request = with_plan_options(case.java_request(), snapshot_id=case.snapshot.id)
                 queries += [request, with_plan_options(request, metadata=at)]
             answers = java.plan(queries)
@@ -159,18 +165,18 @@ def with_plan_options(request: PlanRequest, **options: Any) -> PlanRequest:
 
 
 async def test_plan_tables_have_the_unchanged_entries_of_their_plan(tmp_path: Path, java: JavaPlanner) -> None:
-    seen_campaign = await campaign(seeds(range(35)), 8, tmp_path, java)
-    print(dict(seen_campaign))
-    assert seen_campaign["planned by java"] > 0.8 * seen_campaign["case"]
-    assert min(seen_campaign[f"version {version}"] for version in (1, 2, 3)) > 20
-    assert min(seen_campaign[outcome] for outcome in ("whole", "anew", "deletes", "empty")) > 20
+    counts = await campaign(seeds(range(35)), 8, tmp_path, java)
+    print(dict(counts))
+    assert counts["planned by java"] > 0.8 * counts["case"]
+    assert min(counts[f"version {version}"] for version in (1, 2, 3)) > 20
+    assert min(counts[outcome] for outcome in ("whole", "anew", "deletes", "empty")) > 20
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 async def test_plan_tables_have_the_unchanged_entries_in_thousands_of_cases(tmp_path: Path, java: JavaPlanner) -> None:
-    seen_campaign = await campaign(seeds(range(20_000, 20_400)), 8, tmp_path, java)
-    print(dict(seen_campaign))
+    counts = await campaign(seeds(range(20_000, 20_400)), 8, tmp_path, java)
+    print(dict(counts))
 
 
 @pytest.fixture
@@ -207,9 +213,11 @@ async def test_version_1_snapshot_without_a_manifest_list_gets_one_in_the_plan_t
             else snapshot
             for snapshot in metadata.snapshots
         )
-        kept, made, expected = await tables.plan(case, msgspec.structs.replace(metadata, snapshots=snapshots))
-        assert kept.whole == (), "nothing says how long they are"
-        (snapshot,) = made.metadata.snapshots
+        kept_manifests, plan_table, expected = await tables.plan(
+            case, msgspec.structs.replace(metadata, snapshots=snapshots)
+        )
+        assert kept_manifests.whole == (), "nothing says how long they are"
+        (snapshot,) = plan_table.metadata.snapshots
         assert snapshot.manifests is None
         assert snapshot.manifest_list is not None
         result = read_data_files(read_manifest_list(snapshot.manifest_list), 1)
@@ -225,45 +233,45 @@ async def test_files_from_before_an_upgrade_to_version_3_get_no_row_ids(tables: 
     planned = 0
     for case in some_cases(tmp_path, 2):
         upgraded = msgspec.structs.replace(metadata_of(case), format_version=3, next_row_id=0)
-        kept, made, expected = await tables.plan(case, upgraded)
-        assert made.metadata.format_version == 3
-        (snapshot,) = made.metadata.snapshots
+        kept_manifests, plan_table, expected = await tables.plan(case, upgraded)
+        assert plan_table.metadata.format_version == 3
+        (snapshot,) = plan_table.metadata.snapshots
         assert snapshot.first_row_id is None
         assert snapshot.manifest_list is not None
         result = read_data_files(read_manifest_list(snapshot.manifest_list), 2)
         assert result.keys() == expected
         assert all(entry["first_row_id"] is None for entry in result.values())
         assert all(row["first_row_id"] is None for row in read_manifest_list(snapshot.manifest_list))
-        planned += kept.entries
+        planned += kept_manifests.entries
     assert planned > 5
 
 
 async def test_error_names_the_manifest_that_is_truncated_or_missing(tables: Tables, tmp_path: Path) -> None:
     for case in some_cases(tmp_path, 2):
-        kept, _, _ = await tables.plan(case)
-        if kept.parts:
+        kept_manifests, _, _ = await tables.plan(case)
+        if kept_manifests.parts:
             break
     metadata = metadata_of(case)
     snapshot = metadata.snapshot(case.snapshot.id)
     assert snapshot is not None
-    file = Path(kept.parts[0].manifest.manifest_path.removeprefix("file://"))
+    file = Path(kept_manifests.parts[0].manifest.manifest_path.removeprefix("file://"))
     data = file.read_bytes()
     for damaged in (data[:-1], data[: len(data) // 2], b"", None):
         file.unlink(missing_ok=True)
         if damaged is not None:
             file.write_bytes(damaged)
         with pytest.raises(Corrupt, match=file.name):
-            await tables.writer.write(kept, metadata, snapshot, "file:///nowhere", "p")
+            await tables.writer.write(kept_manifests, metadata, snapshot, "file:///nowhere", "p")
 
 
 async def test_plan_table_has_an_empty_location_that_nobody_cleans_or_writes(tables: Tables, tmp_path: Path) -> None:
     case = some_cases(tmp_path, 2)[0]
-    _, made, _ = await tables.plan(case)
-    planned, metadata = made.metadata, metadata_of(case)
+    _, plan_table, _ = await tables.plan(case)
+    planned, metadata = plan_table.metadata, metadata_of(case)
     assert planned.properties == {**metadata.properties, "gc.enabled": "false"}
     # Its location is empty, so engines that remove files which the table does not name find nothing.
     assert planned.location.startswith(f"{metadata.location}/_seamark/plans/")
     assert not Path(planned.location.removeprefix("file://")).exists()
-    assert all(at.startswith(f"{planned.location}-p") for at, _ in made.files)
+    assert all(at.startswith(f"{planned.location}-p") for at, _ in plan_table.files)
     assert planned.snapshot_log == planned.metadata_log == ()
     assert planned.table_uuid == metadata.table_uuid

@@ -57,7 +57,7 @@ def view(*elements: ColumnMetrics, kind: str = "string") -> TableView:
     return TableView([manifest_file], [Block(b"".join(encode_block(decode_manifest(data, "file:///t/m.avro"))))])
 
 
-def remaining_files(of: TableView, expression: Expression) -> list[int]:
+def find_remaining_files(of: TableView, expression: Expression) -> list[int]:
     selection = Selection.everything(of)
     narrow_by_stats(selection, expression, lambda: False)
     selection.check_invariants()
@@ -69,9 +69,11 @@ def test_statistics_of_list_elements_prune_nothing(op: Op) -> None:
     """The statistics count elements: if no element is null, the list may be null; if all elements are null, a row may
     have no list.
     """
-    some = [ColumnMetrics(7, 0, None, b"a", b"a"), ColumnMetrics(7, 7, None, None, None)]
+    column_metrics = [ColumnMetrics(7, 0, None, b"a", b"a"), ColumnMetrics(7, 7, None, None, None)]
     values = () if op in (Op.IS_NULL, Op.NOT_NULL) else ("a",)
-    assert remaining_files(view(*some), Bound(op, ELEMENT, "tags.element", "list", "identity", "string", values)) == [
+    assert find_remaining_files(
+        view(*column_metrics), Bound(op, ELEMENT, "tags.element", "list", "identity", "string", values)
+    ) == [
         0,
         1,
     ]
@@ -86,18 +88,18 @@ class Uuids:
         self.halves = [bytes([first]) + rng.randbytes(7) for first in (0x00, 0x04, 0x05, 0x7F, 0x80, 0x81, 0xFF)]
         self.held = [[self.any() for _ in range(rng.choice([1, 2, 5]))] for _ in range(300)]
         metrics = []
-        for some in self.held:
+        for values in self.held:
             order = rng.choice(UUID_ORDERS)
-            lower = min(some, key=order) if rng.random() < 0.95 else None
-            upper = max(some, key=order) if rng.random() < 0.95 else None
-            metrics.append(ColumnMetrics(len(some), 0, None, lower, upper))
+            lower = min(values, key=order) if rng.random() < 0.95 else None
+            upper = max(values, key=order) if rng.random() < 0.95 else None
+            metrics.append(ColumnMetrics(len(values), 0, None, lower, upper))
         self.view = view(*metrics, kind="uuid")
 
     def any(self) -> bytes:
         return self.rng.choice(self.halves) + self.rng.choice(self.halves)
 
     def find_remaining(self, op: Op, *values: bytes) -> set[int]:
-        return set(remaining_files(self.view, Bound(op, ELEMENT, "u", "uuid", "identity", "uuid", values)))
+        return set(find_remaining_files(self.view, Bound(op, ELEMENT, "u", "uuid", "identity", "uuid", values)))
 
 
 @pytest.mark.parametrize("length", [3, IN_LIMIT + 1])
@@ -105,8 +107,8 @@ def test_uuid_bounds_in_either_order_keep_files_with_members_of_a_list(length: i
     files = Uuids(random.Random(length))
     rng = files.rng
     for _ in range(40):
-        others = (rng.choice(files.halves) + rng.randbytes(8) for _ in range(length - 1))
-        listing = sorted([rng.choice(rng.choice(files.held)), *others])
+        random_values = (rng.choice(files.halves) + rng.randbytes(8) for _ in range(length - 1))
+        listing = sorted([rng.choice(rng.choice(files.held)), *random_values])
         dynamic_filters = {number for number, some in enumerate(files.held) if set(some) & set(listing)}
         assert dynamic_filters <= files.find_remaining(Op.IN, *listing), listing
     near_zero = tuple(number.to_bytes(16, "big") for number in range(length))
@@ -125,8 +127,8 @@ def test_uuid_bounds_in_either_order_keep_files_for_readers_of_the_other_order(
         for order in UUID_ORDERS:
             matching = {
                 number
-                for number, some in enumerate(files.held)
-                if any(holds(order(item), order(literal)) for item in some)
+                for number, values in enumerate(files.held)
+                if any(holds(order(item), order(literal)) for item in values)
             }
             assert matching <= result, (literal, order)
         dropped += len(files.held) - len(result)
@@ -139,7 +141,7 @@ def test_branches_reached_after_the_time_limit_prune_nothing_at_no_cost(monkeypa
     """
     table = view(*[ColumnMetrics(1, 0, None, None, None)] * 20)
     branches = Or(tuple(Bound(Op.EQ, 1, "id", "long", "identity", "long", (n,)) for n in range(5_000, 15_000)))
-    assert remaining_files(table, branches) == []
+    assert find_remaining_files(table, branches) == []
     copies = looks = 0
     copy = Selection.copy
 

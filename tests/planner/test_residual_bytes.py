@@ -60,10 +60,10 @@ def test_weakened_residual_matches_every_row_of_the_residual_and_is_never_true(s
             continue
         weak = weaken_residual(bound)
         assert weak != TRUE
-        told = JSON.validate_python(expression_json(weak))
-        assert told != AlwaysTrue()
+        residual_json = JSON.validate_python(expression_json(weak))
+        assert residual_json != AlwaysTrue()
         strict = expression_evaluator(PYTHON, JSON.validate_python(where), case_sensitive=True)
-        wide = expression_evaluator(PYTHON, told, case_sensitive=True)
+        wide = expression_evaluator(PYTHON, residual_json, case_sensitive=True)
         always = expression_evaluator(
             PYTHON, JSON.validate_python(expression_json(make_tautology(predicates_of(bound)[0]))), case_sensitive=True
         )

@@ -37,12 +37,14 @@ ASKED = PinnedRequest(
 
 
 @given(asked=requests, first=st.integers(0, ROWS_MAX), end=st.integers(0, ROWS_MAX), uuid=st.uuids())
-def test_token_opens_on_any_replica_with_its_content(asked: PinnedRequest, first: int, end: int, uuid: object) -> None:
-    tokens, there = Tokens(make_fixed_keyring()), Tokens(make_fixed_keyring())
-    task = there.open_plan_task(tokens.plan_task(pack(asked), first, end, str(uuid)), str(uuid))
+def test_token_opens_on_any_replica_with_its_content(
+    request: PinnedRequest, first: int, end: int, uuid: object
+) -> None:
+    tokens, other_replica = Tokens(make_fixed_keyring()), Tokens(make_fixed_keyring())
+    task = other_replica.open_plan_task(tokens.plan_task(pack(request), first, end, str(uuid)), str(uuid))
     assert task is not None
-    assert (task.request, task.first_row, task.end_row) == (asked, first, end)
-    assert there.open_plan_id(tokens.plan_id(pack(asked), str(uuid)), str(uuid)) == asked
+    assert (task.request, task.first_row, task.end_row) == (request, first, end)
+    assert other_replica.open_plan_id(tokens.plan_id(pack(request), str(uuid)), str(uuid)) == request
 
 
 def test_token_of_another_table_purpose_or_server_is_rejected() -> None:

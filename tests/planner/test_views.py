@@ -113,9 +113,9 @@ async def test_selective_filter_on_a_cold_snapshot_reads_only_needed_manifests_a
     table, _ = create_filled_table(tmp_path / "t")
     async with open_test_planner(tmp_path) as part, open_test_planner(tmp_path) as full:
         everything = await plan(full, table)
-        for done, day in enumerate((6, 2, 5), start=1):
+        for prepared_days, day in enumerate((6, 2, 5), start=1):
             of_part, of_full = await plan(part, table, on_day(day)), await plan(full, table, on_day(day))
-            assert part.stats().decoded == done
+            assert part.stats().decoded == prepared_days
             assert numbers_of(of_part) == list(range(day * 10, day * 10 + 10))
             assert (
                 of_part.entry_ids.tolist()
@@ -261,8 +261,8 @@ async def test_principal_that_plans_many_tables_evicts_its_own_views(tmp_path: P
         for number in numbers_planned:
             low = rng.randrange(70)
             with set_principal(principal):
-                kept_numbers = await numbers(planner, tables[number].metadata, make_between(low, low + 5))
-            assert kept_numbers == list(range(low, low + 6))
+                planned_files = await numbers(planner, tables[number].metadata, make_between(low, low + 5))
+            assert planned_files == list(range(low, low + 6))
             planner.check_invariants()
 
     async with open_test_planner(tmp_path, plan_memory_bytes=sum(expected) * 8 // 12) as planner:
@@ -294,10 +294,10 @@ async def test_adding_a_view_examines_no_other_view(tmp_path: Path, monkeypatch:
             for number, days in enumerate(itertools.combinations(range(12), 4)):
                 looked.clear()
                 views = len(planner._views)
-                actual_numbers = await numbers(
+                file_numbers = await numbers(
                     planner, table.metadata, {"type": "in", "term": "day", "values": list(days)}
                 )
-                assert actual_numbers == [file for day in days for file in (2 * day, 2 * day + 1)]
+                assert file_numbers == [file for day in days for file in (2 * day, 2 * day + 1)]
                 counts.append(len({id(cached) for cached in looked}))
                 evicted += len(planner._views) <= views
                 if number % 100 == 0:
@@ -413,14 +413,14 @@ async def test_pages_of_plans_with_and_without_time_form_a_complete_answer(tmp_p
         await slow.table()
         files = [file_of(f"file:///t/data/{n:06d}.parquet", 10 * n, 10 * n + 9) for n in range(60)]
         await append(slow, "t", files, snapshot_id=1, manifests=4)
-        for request, others in ((slow, fast), (fast, slow)):
+        for request, other_request in ((slow, fast), (fast, slow)):
             plan = await request("POST", f"{path}/plan", where)
             tokens = plan.json["plan-tasks"]
             assert len(tokens) > 1
             for turn in range(2):
                 results: list[int] = []
                 for at, token in enumerate(tokens):
-                    server = (request, others)[(at + turn) % 2]
+                    server = (request, other_request)[(at + turn) % 2]
                     page = await server("POST", f"{path}/tasks", {"plan-task": token})
                     tasks = page.json["file-scan-tasks"]
                     results += [int(task["data-file"]["file-path"][-14:-8]) for task in tasks]
@@ -457,10 +457,10 @@ async def test_memory_account_is_close_to_the_memory_of_the_process(tmp_path: Pa
             )
             await asyncio.sleep(0)
             gc.collect()
-            held = tracemalloc.get_traced_memory()[0]
+            held_bytes = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
         after = planner.stats()
         counted = after.live_bytes + after.added_bytes - before.live_bytes - before.added_bytes
         assert tasks > 60_000 * 100
-        assert abs(counted - held) < held / 10, f"{counted:,} bytes are counted, {held:,} are held"
+        assert abs(counted - held_bytes) < held_bytes / 10, f"{counted:,} bytes are counted, {held_bytes:,} are held"

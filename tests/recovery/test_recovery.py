@@ -37,7 +37,7 @@ def rebuild(home: Path, *arguments: str) -> Any:
     return json.loads(run(home, "rebuild", "--json", *arguments))
 
 
-def without_location(listing: Listing) -> Listing:
+def drop_locations(listing: Listing) -> Listing:
     return {kind: rows for kind, rows in listing.items() if kind != "location"}
 
 
@@ -113,10 +113,10 @@ def test_rebuild_finds_the_catalog_in_the_warehouse(tmp_path: Path, seed: int) -
         world.run(3 * ACTIONS)
         before = list_catalog(server.base_url)
     forget_database(home)
-    found = rebuild(home)
+    report = rebuild(home)
     # The rebuilt names are those of the creation, unless several tables had the same one.
     counts = Counter(world.created.values())
-    assert {each["uuid"]: (each["kind"], each["name"]) for each in found["registered"]} == {
+    assert {each["uuid"]: (each["kind"], each["name"]) for each in report["registered"]} == {
         uuid: created for uuid, created in world.created.items() if counts[created] == 1
     }
     with Seamark(home) as server:

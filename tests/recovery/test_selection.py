@@ -26,8 +26,8 @@ def has_folder_of_its_uuid(file: FoundFile) -> bool:
     return file.table_location.endswith(file.uuid.replace("-", ""))
 
 
-def overlap(one: FoundFile, other: FoundFile) -> bool:
-    first, second = f"{one.table_location}/", f"{other.table_location}/"
+def overlap(location: FoundFile, other: FoundFile) -> bool:
+    first, second = f"{location.table_location}/", f"{other.table_location}/"
     return first.startswith(second) or second.startswith(first)
 
 

@@ -172,7 +172,7 @@ async def test_upgrade_in_postgres_keeps_the_content_of_the_first_schema(tmp_pat
 async def test_timeline_continues_after_each_move(tmp_path: Path, postgres_url: str) -> None:
     clock = SimulatedClock(seed=1)
     first, last = f"sqlite://{tmp_path / 'a.db'}", f"sqlite://{tmp_path / 'b.db'}"
-    ids, seen = [], []
+    ids, positions = [], []
     for number, (url, source) in enumerate(((first, None), (postgres_url, first), (last, postgres_url))):
         if source is not None:
             await move(source, url)
@@ -183,10 +183,10 @@ async def test_timeline_continues_after_each_move(tmp_path: Path, postgres_url: 
             instants = await store.instants(InstantFilter(), 100)
             assert [instant.id for instant in instants] == ids
             # A reader that continues from a position of the database before misses no later instant.
-            for position in seen:
+            for position in positions:
                 later = await store.instants(InstantFilter(since=position), 100)
                 assert [instant.id for instant in later][-3:] == ids[-3:]
-            seen += [instant.position for instant in instants]
+            positions += [instant.position for instant in instants]
 
 
 async def test_copy_to_postgres_begins_after_all_epochs_of_the_source(tmp_path: Path, postgres_url: str) -> None:

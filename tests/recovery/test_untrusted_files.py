@@ -74,18 +74,18 @@ class Warehouse:
             assert owners, f"{name} has no claim"
             assert owners <= {own, *unnamed}, (name, owners)
 
-    def registered(self, result: Json) -> dict[str, str]:
+    def registered_locations(self, result: Json) -> dict[str, str]:
         return {each["name"]: each["location"] for each in result["registered"]}
 
 
-def overlap(one: str, other: str) -> bool:
-    return f"{one}/".startswith(f"{other}/") or f"{other}/".startswith(f"{one}/")
+def overlap(location: str, other: str) -> bool:
+    return f"{location}/".startswith(f"{other}/") or f"{other}/".startswith(f"{location}/")
 
 
 @pytest.fixture
 def warehouse(tmp_path: Path) -> Warehouse:
-    made = Warehouse(tmp_path / "home")
-    with Seamark(made.home) as server:
+    new_warehouse = Warehouse(tmp_path / "home")
+    with Seamark(new_warehouse.home) as server:
         client = Client(server.base_url)
         for name, namespace in (("t", "ours"), ("u", "theirs")):
             assert client.create_table(name, namespace)[0] == 200
@@ -94,8 +94,8 @@ def warehouse(tmp_path: Path) -> Warehouse:
                 updates = [{"action": "set-properties", "updates": {"p": value}}]
                 status, answer = client.call("POST", route, {"requirements": [], "updates": updates})
                 assert status == 200
-            made.tables[f"{namespace}.{name}"] = answer
-    return made
+            new_warehouse.tables[f"{namespace}.{name}"] = answer
+    return new_warehouse
 
 
 def reasons(result: Json, location: str) -> list[str]:
@@ -166,20 +166,20 @@ def test_written_file_does_not_take_files_of_another_table(
 ) -> None:
     location = write(warehouse)
     result = warehouse.rebuild()
-    assert warehouse.registered(result)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
-    assert location not in warehouse.registered(result).values()
+    assert warehouse.registered_locations(result)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
+    assert location not in warehouse.registered_locations(result).values()
     assert reasons(result, location)
 
 
 def test_copied_uuid_is_reported_and_a_choice_solves_it(warehouse: Warehouse, tmp_path: Path) -> None:
     location, own = write_uuid_of_another_table(warehouse), warehouse.tables["ours.t"]["metadata-location"]
     result = warehouse.rebuild()
-    assert "ours.t" not in warehouse.registered(result)
+    assert "ours.t" not in warehouse.registered_locations(result)
     assert "Several folders" in reasons(result, location)[0]
     assert "Several folders" in reasons(result, own)[0]
     (tmp_path / "names").write_text(json.dumps({own: "ours.t", location: None}))
     result = rebuild(warehouse.home, "--names", str(tmp_path / "names"))
-    assert warehouse.registered(result) == {"ours.t": own}
+    assert warehouse.registered_locations(result) == {"ours.t": own}
     warehouse.check_claims()
 
 
@@ -189,13 +189,13 @@ def test_two_newest_files_are_reported_and_none_is_guessed(warehouse: Warehouse)
     metadata["properties"]["p"] = "another commit"
     location = warehouse.write(warehouse.folder("ours.t") / "metadata", metadata, 2)
     result = warehouse.rebuild()
-    assert "ours.t" not in warehouse.registered(result)
+    assert "ours.t" not in warehouse.registered_locations(result)
     assert "Several files may be the newest" in reasons(result, location)[0]
     assert "Several files may be the newest" in reasons(result, newest)[0]
     names = warehouse.home / "names"
     names.write_text(json.dumps({location: "ours.t", newest: None, f"{newest}x": "ours.x"}))
     result = rebuild(warehouse.home, "--names", str(names))
-    assert warehouse.registered(result) == {"ours.t": location}
+    assert warehouse.registered_locations(result) == {"ours.t": location}
     assert [finding["location"] for finding in result["findings"]] == [f"{newest}x"]
 
 
@@ -203,7 +203,7 @@ def test_orphan_of_an_earlier_number_is_left_out(warehouse: Warehouse) -> None:
     metadata = warehouse.metadata("ours.t") | {"last-updated-ms": warehouse.metadata("ours.t")["last-updated-ms"] - 1}
     warehouse.write(warehouse.folder("ours.t") / "metadata", metadata | {"metadata-log": []}, 1)
     result = warehouse.rebuild()
-    assert warehouse.registered(result)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
+    assert warehouse.registered_locations(result)["ours.t"] == warehouse.tables["ours.t"]["metadata-location"]
 
 
 def test_commit_after_a_registered_older_file_is_not_overlooked(warehouse: Warehouse) -> None:
@@ -212,7 +212,7 @@ def test_commit_after_a_registered_older_file_is_not_overlooked(warehouse: Wareh
         "last-updated-ms": warehouse.metadata("ours.t")["last-updated-ms"] + 1000
     }
     warehouse.write(warehouse.folder("ours.t") / "metadata", metadata | {"metadata-log": []}, 1)
-    assert "ours.t" not in warehouse.registered(warehouse.rebuild())
+    assert "ours.t" not in warehouse.registered_locations(warehouse.rebuild())
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"table-uuid": "x"}', b"\x1f\x8b" + bytes(100), b"[" * 100_000])
@@ -220,7 +220,7 @@ def test_damaged_newest_file_is_reported(warehouse: Warehouse, content: bytes) -
     path = warehouse.folder("ours.t") / "metadata" / f"00007-{uuid.uuid4()}.metadata.json"
     path.write_bytes(content)
     result = warehouse.rebuild()
-    assert "ours.t" not in warehouse.registered(result)
+    assert "ours.t" not in warehouse.registered_locations(result)
     assert reasons(result, f"file://{path}")
     assert "A later file cannot be used" in reasons(result, warehouse.tables["ours.t"]["metadata-location"])[0]
 
@@ -228,7 +228,7 @@ def test_damaged_newest_file_is_reported(warehouse: Warehouse, content: bytes) -
 def test_folder_with_damaged_files_only_stays_claimed(warehouse: Warehouse) -> None:
     for path in (warehouse.folder("ours.t") / "metadata").iterdir():
         path.write_bytes(b"{")
-    assert set(warehouse.registered(warehouse.rebuild())) == {"theirs.u"}
+    assert set(warehouse.registered_locations(warehouse.rebuild())) == {"theirs.u"}
     with closing(sqlite3.connect(warehouse.home / "seamark.db")) as connection:
         assert connection.execute("SELECT count(*) FROM retained").fetchone() == (1,)
 
@@ -236,7 +236,7 @@ def test_folder_with_damaged_files_only_stays_claimed(warehouse: Warehouse) -> N
 def test_overwritten_newest_file_is_reported(warehouse: Warehouse) -> None:
     warehouse.file("ours.t").write_text(json.dumps(warehouse.metadata("theirs.u")))
     result = warehouse.rebuild()
-    assert "ours.t" not in warehouse.registered(result)
+    assert "ours.t" not in warehouse.registered_locations(result)
     assert "was overwritten" in reasons(result, warehouse.tables["ours.t"]["metadata-location"])[0]
 
 
@@ -247,7 +247,7 @@ def test_links_are_not_followed(warehouse: Warehouse) -> None:
     link = warehouse.folder("theirs.u") / "metadata" / "00009-link.metadata.json"
     os.symlink(warehouse.file("ours.t"), link)
     result = warehouse.rebuild()
-    assert set(warehouse.registered(result)) == {"ours.t", "theirs.u"}
+    assert set(warehouse.registered_locations(result)) == {"ours.t", "theirs.u"}
     assert result["findings"] == []
 
 
@@ -255,11 +255,11 @@ def test_two_tables_with_one_name_are_reported(warehouse: Warehouse) -> None:
     with Seamark(warehouse.home) as server:
         client = Client(server.base_url)
         assert client.call("DELETE", "/v1/namespaces/ours/tables/t")[0] == 204
-        status, again = client.create_table("t", "ours")
+        status, second_table = client.create_table("t", "ours")
         assert status == 200
     result = warehouse.rebuild()
-    assert set(warehouse.registered(result)) == {"theirs.u"}
-    for location in (again["metadata-location"], warehouse.tables["ours.t"]["metadata-location"]):
+    assert set(warehouse.registered_locations(result)) == {"theirs.u"}
+    for location in (second_table["metadata-location"], warehouse.tables["ours.t"]["metadata-location"]):
         assert "Several tables, views or functions have this name" in reasons(result, location)[0]
 
 
@@ -281,7 +281,7 @@ def test_stream_table_is_registered_only_without_a_log(warehouse: Warehouse) -> 
     location = warehouse.write(warehouse.folder("ours.t") / "metadata", metadata, 3)
     (warehouse.home / "streams").mkdir(exist_ok=True)
     result = warehouse.rebuild()
-    assert "ours.t" not in warehouse.registered(result)
+    assert "ours.t" not in warehouse.registered_locations(result)
     assert "stream table" in reasons(result, location)[0]
     (warehouse.home / "streams").rmdir()
-    assert warehouse.registered(warehouse.rebuild())["ours.t"] == location
+    assert warehouse.registered_locations(warehouse.rebuild())["ours.t"] == location

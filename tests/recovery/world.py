@@ -50,30 +50,30 @@ class RandomCatalog:
         assert status in (200, 204), (method, path, status, answer)
         return answer
 
-    def _new_name(self) -> str:
+    def _draw_name(self) -> str:
         self._number += 1
         return f"n{self._number}"
 
     def create_namespace(self) -> None:
         parent = self._rng.choice([(), *self.namespaces]) if self.namespaces else ()
-        path = (*parent, self._new_name())[-3:] if len(parent) < 3 else (self._new_name(),)
+        path = (*parent, self._draw_name())[-3:] if len(parent) < 3 else (self._draw_name(),)
         self._call("POST", "/v1/namespaces", {"namespace": list(path), "properties": {"owner": path[-1]}})
         self.namespaces.append(path)
 
     def create_table(self) -> None:
-        path, name = self._rng.choice(self.namespaces), self._new_name()
+        path, name = self._rng.choice(self.namespaces), self._draw_name()
         body = {"name": name, "schema": SCHEMA, "properties": {"seamark.services.compact": "off"}}
         answer = self._call("POST", f"{namespace_route(path)}/tables", body)
         self._remember(self.tables, "table", answer["metadata"]["table-uuid"], path, name)
 
     def create_view(self) -> None:
-        path, name = self._rng.choice(self.namespaces), self._new_name()
+        path, name = self._rng.choice(self.namespaces), self._draw_name()
         body = {"name": name, "schema": SCHEMA, "view-version": VIEW_VERSION, "properties": {}}
         answer = self._call("POST", f"{namespace_route(path)}/views", body)
         self._remember(self.views, "view", answer["metadata"]["view-uuid"], path, name)
 
     def put_function(self) -> None:
-        path, name, document = self._rng.choice(self.namespaces), self._new_name(), function_document()
+        path, name, document = self._rng.choice(self.namespaces), self._draw_name(), function_document()
         for version in range(self._rng.randint(1, 3)):
             document["properties"] = {"version": str(version)}
             self._call("PUT", f"/api/v1/functions/{encode(path)}/{name}", document)
@@ -98,7 +98,12 @@ class RandomCatalog:
             snapshot_id = self._rng.randrange(1, 1 << 60)
             requirements, updates = append(snapshot_id, head, metadata["last-sequence-number"] + 1)
         elif kind == "branch" and head is not None:
-            branch = {"action": "set-snapshot-ref", "ref-name": self._new_name(), "type": "branch", "snapshot-id": head}
+            branch = {
+                "action": "set-snapshot-ref",
+                "ref-name": self._draw_name(),
+                "type": "branch",
+                "snapshot-id": head,
+            }
             updates = [branch]
         self._call("POST", route, {"requirements": requirements, "updates": updates})
 
@@ -112,7 +117,7 @@ class RandomCatalog:
         kind, live = self._rng.choice((("tables", self.tables), ("views", self.views)))
         if live:
             uuid = self._rng.choice(list(live))
-            (path, name), target = live[uuid], (self._rng.choice(self.namespaces), self._new_name())
+            (path, name), target = live[uuid], (self._rng.choice(self.namespaces), self._draw_name())
             body = {
                 "source": {"namespace": list(path), "name": name},
                 "destination": {"namespace": list(target[0]), "name": target[1]},
@@ -131,7 +136,7 @@ class RandomCatalog:
     def undrop(self) -> None:
         if self.dropped:
             uuid = self._rng.choice(list(self.dropped))
-            target = (self._rng.choice(self.namespaces), self._new_name())
+            target = (self._rng.choice(self.namespaces), self._draw_name())
             body = {"namespace": list(target[0]), "name": target[1]}
             self._call("POST", f"/api/v1/dropped/{self.dropped.pop(uuid)}/undrop", body)
             self.tables[uuid] = target

@@ -18,10 +18,11 @@ from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import EntryKind, Instant, InstantState
 from seamark.metaserver.store.operations import CreateNamespace, RecordInstant
 from tests.services.seamark import SHARED_KEY
+from tests.waits import PATIENCE_S
 
 
 @dataclass
-class Running:
+class RunningServer:
     url: str
     components: ServerComponents
     http: aiohttp.ClientSession
@@ -39,7 +40,7 @@ class Running:
         return instant
 
 
-class LateClock(SystemClock):
+class OffsetClock(SystemClock):
     """The system's clock plus an offset that a test sets."""
 
     ahead_ms = 0
@@ -50,7 +51,7 @@ class LateClock(SystemClock):
 
 def an_instant(clock: Clock, name: str = "t", action: str = "commit", **fields: Any) -> Instant:
     now_ms = clock.now_ms()
-    given: dict[str, Any] = {
+    instant_fields: dict[str, Any] = {
         "id": str(clock.uuid7()),
         "action": action,
         "state": InstantState.COMPLETED,
@@ -62,16 +63,18 @@ def an_instant(clock: Clock, name: str = "t", action: str = "commit", **fields: 
         "completed_ms": now_ms,
         **fields,
     }
-    return Instant(**given)
+    return Instant(**instant_fields)
 
 
 def some_settings(home: Path, **arguments: Any) -> Settings:
     # Replicas of one database need the same key, even with different homes.
-    return Settings(**{"home": home, "port": 0, "watch_poll_s": 0.1, "encryption_key": SHARED_KEY, **arguments})
+    settings: dict[str, Any] = {"home": home, "port": 0, "watch_poll_s": 0.1, "encryption_key": SHARED_KEY}
+    # A plan waits for index files and for pruning, so that its files do not depend on the speed of the machine.
+    return Settings(**{**settings, "index_wait_s": PATIENCE_S, "plan_time_budget_s": PATIENCE_S, **arguments})
 
 
 @asynccontextmanager
-async def running(home: Path, *, clock: Clock | None = None, **arguments: Any) -> AsyncIterator[Running]:
+async def running(home: Path, *, clock: Clock | None = None, **arguments: Any) -> AsyncIterator[RunningServer]:
     """Run a server with these settings and an existing namespace `db`."""
     settings = some_settings(home, **arguments)
     certificate = open_certificate(settings)
@@ -83,4 +86,4 @@ async def running(home: Path, *, clock: Clock | None = None, **arguments: Any) -
         ):
             if await components.store.namespace(("db",)) is None:
                 await components.store.transact([CreateNamespace(path=("db",), properties={})])
-            yield Running(url_of(settings, sock), components, http)
+            yield RunningServer(url_of(settings, sock), components, http)

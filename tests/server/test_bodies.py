@@ -31,8 +31,8 @@ from seamark.metaserver.api.http.slots import HolderLimit, RequestSlot, WorkerLi
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
-from tests.server.rig import Running, running
-from tests.server.test_connections import Wire
+from tests.server.rig import RunningServer, running
+from tests.server.test_connections import RawConnection
 from tests.waits import until
 
 ROLES = {"rita": "reader", "ron": "reader", "wendy": "writer", "root": "admin", "nobody": ""}
@@ -50,7 +50,7 @@ def encode_chunk(data: bytes) -> bytes:
 class Logins:
     """Logins for a reader of `db`, another reader, a writer, an admin, and a user without any right."""
 
-    def __init__(self, server: Running, secrets: dict[str, str]) -> None:
+    def __init__(self, server: RunningServer, secrets: dict[str, str]) -> None:
         self.server = server
         self.secrets = secrets
 
@@ -96,7 +96,7 @@ async def test_login_reads_only_a_small_body_of_an_unknown_client(logins: Logins
     headers = ["Content-Type: application/x-www-form-urlencoded", "Transfer-Encoding: chunked"]
     if coding != "identity":
         headers.append(f"Content-Encoding: {coding}")
-    async with await Wire.open(logins.server) as wire:
+    async with await RawConnection.open(logins.server) as wire:
         await wire.send(head_of("POST", "/v1/oauth/tokens", *headers))
         # The body never ends, so a server that waits for its end does not answer.
         wire.writer.write(b"".join(encode_chunk(packed[at : at + 4096]) for at in range(0, len(packed), 4096)))
@@ -121,7 +121,7 @@ async def test_body_limit_is_small_for_ordinary_operations_and_large_for_lists(t
             ("/api/v1/tables/db/t/commit", 200_000, 413),
         ):
             body = b'{"x":"' + b"y" * size + b'"}'
-            async with await Wire.open(server) as wire:
+            async with await RawConnection.open(server) as wire:
                 if announced:
                     await wire.send(head_of("POST", path, f"Content-Length: {len(body)}"))
                     wire.writer.write(body)
@@ -156,14 +156,14 @@ def test_only_rows_file_commits_and_arrow_keys_take_large_bodies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "unit"), [(b"[]", b"objects and arrays"), (b"{}", b"objects and arrays"), (b"1", b"values")]
+    ("element", "unit"), [(b"[]", b"objects and arrays"), (b"{}", b"objects and arrays"), (b"1", b"values")]
 )
 async def test_very_many_short_values_are_rejected_before_they_are_parsed(
-    tmp_path: Path, one: bytes, unit: bytes
+    tmp_path: Path, element: bytes, unit: bytes
 ) -> None:
     async with running(tmp_path) as server:
         for count, status in ((90_000, 400), (700_000, 413)):
-            body = b'{"name":"t","schema":[' + (one + b",") * count + one + b"]}"
+            body = b'{"name":"t","schema":[' + (element + b",") * count + element + b"]}"
             async with server.http.post(server.url + "/v1/namespaces/db/tables", data=io.BytesIO(body)) as answer:
                 assert (answer.status, unit in await answer.read()) == (status, status == 413)
 
@@ -215,7 +215,7 @@ async def test_cancelled_request_keeps_its_slot_until_its_thread_ends() -> None:
 
 
 async def test_decompression_bomb_is_rejected_at_the_limit(tmp_path: Path) -> None:
-    async with running(tmp_path, body_limit_bytes=1 << 20) as server, await Wire.open(server) as wire:
+    async with running(tmp_path, body_limit_bytes=1 << 20) as server, await RawConnection.open(server) as wire:
         bomb = gzip.compress(b" " * (64 << 20))
         await wire.send(
             head_of("POST", "/v1/namespaces", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}") + bomb
@@ -224,7 +224,7 @@ async def test_decompression_bomb_is_rejected_at_the_limit(tmp_path: Path) -> No
 
 
 async def test_body_that_expands_hundreds_of_times_is_rejected_early(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, await Wire.open(server) as wire:
+    async with running(tmp_path) as server, await RawConnection.open(server) as wire:
         bomb = gzip.compress(b" " * (60 << 20))
         await wire.send(
             head_of("POST", "/v1/namespaces/db/tables", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}")
@@ -239,13 +239,13 @@ async def test_slow_clients_take_no_slot_of_others_and_are_disconnected(hurried_
     async with AsyncExitStack() as stack:
         slow = []
         for _ in range(4):
-            wire = await stack.enter_async_context(await Wire.open(logins.server))
+            wire = await stack.enter_async_context(await RawConnection.open(logins.server))
             await wire.send(
                 head_of("POST", "/v1/namespaces/db/tables", logins.header("wendy"), "Content-Length: 1000") + b"{"
             )
             slow.append(wire)
         await asyncio.sleep(0.2)
-        good = await stack.enter_async_context(await Wire.open(logins.server))
+        good = await stack.enter_async_context(await RawConnection.open(logins.server))
         for _ in range(5):
             await good.send(head_of("GET", "/v1/namespaces/db/tables", logins.header("rita")))
             assert (await good.answer())[0] == 200
@@ -262,11 +262,11 @@ async def test_slow_clients_take_no_slot_of_others_and_are_disconnected(hurried_
 
 
 async def test_one_principal_cannot_hold_all_bytes_of_bodies(logins: Logins) -> None:
-    living = _living(WorkerLimits)
+    living = _list_instances(WorkerLimits)
     async with AsyncExitStack() as stack:
         statuses = []
         for number in range(8):
-            wire = await stack.enter_async_context(await Wire.open(logins.server))
+            wire = await stack.enter_async_context(await RawConnection.open(logins.server))
             head = head_of("POST", "/v1/namespaces/db/tables", logins.header("wendy"), "Content-Length: 1000")
             await wire.send(head + b"{")
             if number >= 4:
@@ -327,9 +327,9 @@ def test_slots_and_bytes_are_released_after_any_outcome() -> None:
     with pytest.raises(RetryLater):
         place.end_reading()
     bounds.check_invariants()
-    for one in (place, *other_request_slots):
-        one.leave()
-        one.leave()
+    for request_slot in (place, *other_request_slots):
+        request_slot.leave()
+        request_slot.leave()
     bounds.check_invariants()
     assert {bound.taken for bound in vars(bounds).values() if isinstance(bound, HolderLimit)} == {0}
 
@@ -337,7 +337,7 @@ def test_slots_and_bytes_are_released_after_any_outcome() -> None:
 async def test_client_that_disconnects_before_its_body_causes_no_server_error(tmp_path: Path) -> None:
     with structlog.testing.capture_logs() as events:
         async with running(tmp_path) as server:
-            async with await Wire.open(server) as wire:
+            async with await RawConnection.open(server) as wire:
                 await wire.send(head_of("POST", "/v1/namespaces", "Content-Length: 1000") + b"{")
                 await asyncio.sleep(0.1)
             async with asyncio.timeout(60):
@@ -382,7 +382,7 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins
     """The body is announced and never sent: a server that waits for it does not answer in time."""
     listed_routes = routes()
     assert len(listed_routes) > 60
-    seen = set()
+    statuses = set()
     for method, template, operation in listed_routes:
         path = template
         for variable, value in (("namespace", "db"), ("table", "t"), ("view", "v"), ("function", "f")):
@@ -393,14 +393,14 @@ async def test_every_route_checks_rights_before_it_reads_the_body(logins: Logins
         headers = ["Content-Length: 1000"] if method not in ("GET", "HEAD") else []
         if principal == "nobody":
             headers.append(logins.header("nobody"))
-        async with await Wire.open(logins.server) as wire:
+        async with await RawConnection.open(logins.server) as wire:
             await wire.send(head_of(method, path, *headers))
             async with asyncio.timeout(60):
                 status = int((await wire.reader.readuntil(b"\r\n\r\n")).split()[1])
-        seen.add(operation)
+        statuses.add(operation)
         allowed = {401} if principal == "stranger" else {403, 404}
         assert status in allowed, (method, path, operation, status)
-    assert {"commitTransaction", "renameTable", "createNamespace", "addGrant", "undrop"} <= seen
+    assert {"commitTransaction", "renameTable", "createNamespace", "addGrant", "undrop"} <= statuses
 
 
 async def test_rights_for_changes_are_checked_before_the_body_of_a_reader(logins: Logins) -> None:
@@ -414,7 +414,7 @@ async def test_rights_for_changes_are_checked_before_the_body_of_a_reader(logins
         "/v1/transactions/commit",
         "/api/v1/dropped/x/undrop",
     ):
-        async with await Wire.open(logins.server) as wire:
+        async with await RawConnection.open(logins.server) as wire:
             await wire.send(head_of("POST", path, logins.header("rita"), "Content-Length: 1000"))
             async with asyncio.timeout(60):
                 assert (await wire.answer())[0] == 403
@@ -425,14 +425,14 @@ async def test_all_slots_are_released_after_the_tests_of_this_file(logins: Login
         for name in ("rita", "nobody"):
             headers = {"Authorization": f"Bearer {logins.secrets[name]}"}
             await logins.server.http.post(logins.server.url + path, headers=headers, data=b"{}")
-    app_bounds = _living(WorkerLimits)
+    app_bounds = _list_instances(WorkerLimits)
     assert app_bounds
-    for one in app_bounds:
-        one.check_invariants()
-        assert (one.working.taken, one.reading.taken, one.bodies.taken) == (0, 0, 0)
+    for bound in app_bounds:
+        bound.check_invariants()
+        assert (bound.working.taken, bound.reading.taken, bound.bodies.taken) == (0, 0, 0)
 
 
-def _living(kind: type[WorkerLimits]) -> list[WorkerLimits]:
+def _list_instances(kind: type[WorkerLimits]) -> list[WorkerLimits]:
     return [one for one in gc.get_objects() if isinstance(one, kind)]
 
 
@@ -450,7 +450,7 @@ async def test_flood_of_unknown_clients_fills_neither_the_log_nor_the_audit_log(
 
 async def test_bytes_after_a_rejected_request_are_not_read(logins: Logins) -> None:
     """The operating system's buffers fill; the server reads no more than it must."""
-    async with await Wire.open(logins.server) as wire:
+    async with await RawConnection.open(logins.server) as wire:
         await wire.send(head_of("POST", f"{TABLE}/sign", "Content-Length: 1000000000"))
         assert (await wire.answer())[0] == 401
         sent = 0

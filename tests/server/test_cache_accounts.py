@@ -85,7 +85,7 @@ async def manifest_lists(folder: Path) -> AsyncIterator[Fill]:
 
 
 @case("commits")
-async def decoded_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
+async def fill_decoded_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
     table = Table(folder / "t")
     new_manifests = [table.manifest(f"m{number}", range(500 * number, 500 * number + 500)) for number in range(6)]
     table.commit(1, new_manifests)
@@ -101,7 +101,7 @@ async def decoded_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
 
 
 @case("commits")
-async def decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[Fill]:
+async def fill_decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[Fill]:
     """Yield manifests of 200 columns with statistics."""
     by_column = [{"key": column, "value": column} for column in range(1, 201)]
     bounds = [{"key": column, "value": b"%08d" % column} for column in range(1, 201)]
@@ -117,9 +117,9 @@ async def decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[Fill]:
     table = Table(folder / "t")
     new_manifests = [table.manifest(f"m{number}", [number]) for number in range(3)]
     data = manifest(SCHEMA, *rows, metadata=header)
-    for one in new_manifests:
-        path_of(one).write_bytes(data)
-    table.commit(1, [replace(one, length=len(data)) for one in new_manifests])
+    for new_manifest in new_manifests:
+        path_of(new_manifest).write_bytes(data)
+    table.commit(1, [replace(new_manifest, length=len(data)) for new_manifest in new_manifests])
     settings = Settings(home=folder / "home", warehouse=folder.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
 
@@ -132,7 +132,7 @@ async def decoded_manifests_of_wide_tables(folder: Path) -> AsyncIterator[Fill]:
 
 
 @case("commits")
-async def written_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
+async def fill_written_manifests_of_commits(folder: Path) -> AsyncIterator[Fill]:
     settings = Settings(home=folder / "home", warehouse=folder.as_uri())
     async with open_objects(settings, SystemClock()) as objects:
 
@@ -207,14 +207,14 @@ def index_files(folder: Path, kind: str, files: int, keys: int) -> list[Register
 
 def fill_index(kind: str, files: int, keys: int, *, remote: bool) -> Callable[[Path], AsyncIterator[Fill]]:
     async def make(folder: Path) -> AsyncIterator[Fill]:
-        new_index_files = index_files(folder, kind, files, keys)
+        encoded_files = index_files(folder, kind, files, keys)
         settings = Settings(home=folder / "home", warehouse=folder.as_uri(), index_disk_bytes=0)
         clock = SimulatedClock(seed=1)
         async with (
             open_objects(settings, clock) as objects,
             open_indexes(settings, objects, Registry(None, clock), clock) as indexes,  # type: ignore[arg-type]
         ):
-            batches = iter((new_index_files[:1], new_index_files[1:]))
+            batches = iter((encoded_files[:1], encoded_files[1:]))
 
             async def fill() -> object:
                 opened = [await (indexes.open_remote if remote else indexes.open)(file) for file in next(batches)]
@@ -354,25 +354,25 @@ async def test_cache_accounts_the_memory_of_its_entries(
     for attempt in range(ATTEMPTS):  # The measurement includes allocations of other threads of the process.
         folder = tmp_path / str(attempt)
         folder.mkdir()
-        charged, held = await _measure_charged_and_held(cache, make(folder))
-        if abs(charged - held) < held / 10 + LAST_READ_BYTES:
+        charged, held_bytes = await _measure_charged_and_held(cache, make(folder))
+        if abs(charged - held_bytes) < held_bytes / 10 + LAST_READ_BYTES:
             return
-    pytest.fail(f"the cache accounts {charged:,} bytes, but {held:,} are allocated")
+    pytest.fail(f"the cache accounts {charged:,} bytes, but {held_bytes:,} are allocated")
 
 
-async def _measure_charged_and_held(cache: str, made: AbstractAsyncContextManager[Fill]) -> tuple[int, int]:
-    async with made as fill:
-        kept_fill = await fill()  # This imports modules and creates objects that all entries share.
-        del kept_fill
+async def _measure_charged_and_held(cache: str, filled_cache: AbstractAsyncContextManager[Fill]) -> tuple[int, int]:
+    async with filled_cache as fill:
+        cached_values = await fill()  # This imports modules and creates objects that all entries share.
+        del cached_values
         gc.collect()
         charged = memory_by_name().get(cache, 0)
         tracemalloc.start()
         try:
-            kept_fill = await fill()
+            cached_values = await fill()
             gc.collect()
-            held = tracemalloc.get_traced_memory()[0]
+            held_bytes = tracemalloc.get_traced_memory()[0]
         finally:
             tracemalloc.stop()
         charged = memory_by_name()[cache] - charged
-        del kept_fill
-        return charged, held
+        del cached_values
+        return charged, held_bytes

@@ -23,9 +23,9 @@ from tests.services.seamark import Seamark
 
 def run(*arguments: str, env: dict[str, str] | None = None) -> tuple[int, str]:
     """Run the command, and return (exit code, everything printed)."""
-    done = CliRunner().invoke(cli, arguments, env=env, prog_name="seamark")
-    assert not isinstance(done.exception, Exception) or isinstance(done.exception, SystemExit), done.exception
-    return done.exit_code, done.output
+    result = CliRunner().invoke(cli, arguments, env=env, prog_name="seamark")
+    assert not isinstance(result.exception, Exception) or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
 
 
 def test_help_names_the_commands_and_shows_how_to_begin() -> None:
@@ -79,28 +79,28 @@ def test_version_equals_that_of_the_distribution() -> None:
 def test_wrong_settings_stop_the_start_with_code_2_and_no_traceback(
     tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    done = run_seamark("serve", "--home", str(tmp_path), "--port", "0", *arguments)
-    assert done.returncode == 2, done.stderr
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    completed = run_seamark("serve", "--home", str(tmp_path), "--port", "0", *arguments)
+    assert completed.returncode == 2, completed.stderr
+    assert message in completed.stderr
+    assert "Traceback" not in completed.stderr
+    assert completed.stdout == ""
 
 
 def test_error_names_the_port_in_use(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        done = run_seamark("serve", "--home", str(tmp_path), "--port", str(port))
-    assert done.returncode == 2
-    assert f"Cannot bind 127.0.0.1:{port}" in done.stderr
+        completed = run_seamark("serve", "--home", str(tmp_path), "--port", str(port))
+    assert completed.returncode == 2
+    assert f"Cannot bind 127.0.0.1:{port}" in completed.stderr
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", ""])
 def test_binding_beyond_loopback_without_authentication_is_rejected_with_the_command_that_fixes_it(
     tmp_path: Path, host: str
 ) -> None:
-    done = run_seamark("serve", "--home", str(tmp_path), "--port", "0", "--host", host)
-    assert done.returncode == 2, done.stderr
-    assert "seamark token create" in done.stderr
+    completed = run_seamark("serve", "--home", str(tmp_path), "--port", "0", "--host", host)
+    assert completed.returncode == 2, completed.stderr
+    assert "seamark token create" in completed.stderr
     assert not (tmp_path / "server.json").exists()
 
 

@@ -27,13 +27,13 @@ from seamark.formats.runtime.connections import (
 from seamark.metaserver.api.http.errors import error_response
 from seamark.metaserver.server import limits_of
 from seamark.metaserver.settings.settings import Settings
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.waits import until
 
 HEALTH = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-class Wire:
+class RawConnection:
     """A connection that sends raw bytes."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -41,7 +41,7 @@ class Wire:
         self.writer = writer
 
     @classmethod
-    async def open(cls, server: Running, source: str = "127.0.0.1") -> Wire:
+    async def open(cls, server: RunningServer, source: str = "127.0.0.1") -> RawConnection:
         port = int(server.url.rpartition(":")[2])
         return cls(*await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0)))
 
@@ -68,7 +68,7 @@ class Wire:
         await self.send(HEALTH)
         return (await self.answer())[0] == 200
 
-    async def __aenter__(self) -> Wire:
+    async def __aenter__(self) -> RawConnection:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -81,7 +81,7 @@ def error_of(raw: bytes) -> dict[str, Any]:
 
 
 @contextmanager
-def everything_logged(capfd: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
+def capture_all_logs(capfd: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
     """Yield the text of everything that structlog and `logging` log while the block runs."""
     lines: list[str] = []
     with structlog.testing.capture_logs() as events:
@@ -92,15 +92,15 @@ def everything_logged(capfd: pytest.CaptureFixture[str]) -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("first_bytes", [b"", b"GET /healthz HT", HEALTH[:-2]])
 async def test_header_that_does_not_arrive_in_time_ends_the_connection(tmp_path: Path, first_bytes: bytes) -> None:
-    async with running(tmp_path, header_timeout_s=0.2) as server, await Wire.open(server) as wire:
+    async with running(tmp_path, header_timeout_s=0.2) as server, await RawConnection.open(server) as wire:
         await wire.send(first_bytes)
-        rest = await wire.rest()
-        assert b"HTTP/1.1 408 " in rest
-        assert error_of(rest.rpartition(b"\r\n\r\n")[2])["code"] == 408
+        remaining_bytes = await wire.rest()
+        assert b"HTTP/1.1 408 " in remaining_bytes
+        assert error_of(remaining_bytes.rpartition(b"\r\n\r\n")[2])["code"] == 408
 
 
 async def test_header_that_arrives_slowly_has_the_same_time_limit(tmp_path: Path) -> None:
-    async with running(tmp_path, header_timeout_s=0.3) as server, await Wire.open(server) as wire:
+    async with running(tmp_path, header_timeout_s=0.3) as server, await RawConnection.open(server) as wire:
         await wire.send(HEALTH[:-2] + b"x: ")
         async with asyncio.timeout(60):
             while not wire.reader.at_eof():
@@ -114,37 +114,37 @@ async def test_header_that_arrives_slowly_has_the_same_time_limit(tmp_path: Path
 
 
 async def test_connection_with_a_request_may_be_idle_longer_than_the_header_limit(tmp_path: Path) -> None:
-    async with running(tmp_path, header_timeout_s=1.0) as server, await Wire.open(server) as wire:
+    async with running(tmp_path, header_timeout_s=1.0) as server, await RawConnection.open(server) as wire:
         assert await wire.healthy()
         await asyncio.sleep(1.2)
         assert await wire.healthy()
 
 
 async def test_idle_connection_is_closed_after_its_time(tmp_path: Path) -> None:
-    async with running(tmp_path, idle_timeout_s=1) as server, await Wire.open(server) as wire:
+    async with running(tmp_path, idle_timeout_s=1) as server, await RawConnection.open(server) as wire:
         assert await wire.healthy()
         assert await wire.rest() == b""
 
 
 async def test_silent_connections_are_closed_in_favour_of_active_ones(tmp_path: Path) -> None:
     async with running(tmp_path, connections_limit=8) as server, AsyncExitStack() as stack:
-        old = await stack.enter_async_context(await Wire.open(server))
+        old = await stack.enter_async_context(await RawConnection.open(server))
         assert await old.healthy()
         for number in range(30):
-            await stack.enter_async_context(await Wire.open(server, f"127.0.0.{2 + number % 4}"))
-        fresh = await stack.enter_async_context(await Wire.open(server, "127.0.0.9"))
+            await stack.enter_async_context(await RawConnection.open(server, f"127.0.0.{2 + number % 4}"))
+        fresh = await stack.enter_async_context(await RawConnection.open(server, "127.0.0.9"))
         assert await fresh.healthy()
         assert await old.healthy()
 
 
 async def test_address_has_a_connection_limit_and_its_idle_connections_are_closed_first(tmp_path: Path) -> None:
     async with running(tmp_path, connections_limit=100, connections_per_address=3) as server, AsyncExitStack() as stack:
-        other = await stack.enter_async_context(await Wire.open(server, "127.0.0.2"))
+        other = await stack.enter_async_context(await RawConnection.open(server, "127.0.0.2"))
         assert await other.healthy()
-        wires = [await stack.enter_async_context(await Wire.open(server)) for _ in range(3)]
+        wires = [await stack.enter_async_context(await RawConnection.open(server)) for _ in range(3)]
         for wire in wires:
             assert await wire.healthy()
-        fourth = await stack.enter_async_context(await Wire.open(server))
+        fourth = await stack.enter_async_context(await RawConnection.open(server))
         assert await fourth.healthy()
         assert await wires[0].rest() == b""
         assert await wires[2].healthy()
@@ -175,10 +175,10 @@ async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> 
     all_of_them[1]._next_keepalive_close_time = 5_000.5  # It has sent another request.
     looks = 0
 
-    def count_looks(one: Connection) -> float | None:
+    def count_looks(connection: Connection) -> float | None:
         nonlocal looks
         looks += 1
-        return idle_since(one)
+        return idle_since(connection)
 
     idle_since = vars(Connection)["idle_since"].fget
     assert idle_since is not None
@@ -186,28 +186,28 @@ async def test_accepting_a_connection_does_not_scan_thousands_of_idle_ones() -> 
         patch.setattr(Connection, "idle_since", property(count_looks))
         all_of_them += [connect(6_000 + number) for number in range(600)]
     assert looks < 5_000 * 4
-    kept = [one in guard._open for one in all_of_them]
-    assert kept[:602] == [False, True, *[False] * 599, True], "those that were idle for longest have gone"
-    assert all(kept[602:])
+    is_open = [open_connection in guard._open for open_connection in all_of_them]
+    assert is_open[:602] == [False, True, *[False] * 599, True], "those that were idle for longest have gone"
+    assert all(is_open[602:])
     guard.check_invariants()
-    for one in all_of_them:  # Other tests count the existing connections.
-        guard.release(one)
+    for open_connection in all_of_them:  # Other tests count the existing connections.
+        guard.release(open_connection)
     await runner.cleanup()
 
 
 async def test_running_requests_are_never_cut_off_for_new_connections(tmp_path: Path) -> None:
     watch = b"GET /api/v1/timeline?since=latest&wait=60 HTTP/1.1\r\nHost: localhost\r\n\r\n"
     async with running(tmp_path, connections_limit=2, connections_per_address=2) as server, AsyncExitStack() as stack:
-        wires = [await stack.enter_async_context(await Wire.open(server)) for _ in range(2)]
+        wires = [await stack.enter_async_context(await RawConnection.open(server)) for _ in range(2)]
         for wire in wires:
             await wire.send(watch)
         await until(lambda: server.components.timeline.watchers == 2)
         with structlog.testing.capture_logs() as events:
-            third = await stack.enter_async_context(await Wire.open(server))
+            third = await stack.enter_async_context(await RawConnection.open(server))
             status, body = await third.answer()
             assert (status, error_of(body)["type"]) == (429, "TooManyRequestsException")
             for _ in range(20):
-                await (await stack.enter_async_context(await Wire.open(server))).rest()
+                await (await stack.enter_async_context(await RawConnection.open(server))).rest()
         reported = [event for event in events if event["event"] == "an address has too many connections"]
         assert len(reported) == 1, "once, not per connection"
         server.components.timeline.drain()
@@ -243,14 +243,17 @@ async def test_body_that_arrives_while_its_request_starts_is_not_read_as_a_heade
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     port = runner.addresses[0][1]
-    async with Wire(*await asyncio.open_connection("127.0.0.1", port)) as wire:
+    async with RawConnection(*await asyncio.open_connection("127.0.0.1", port)) as wire:
         await wire.send(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2001\r\n\r\n1")
         assert await wire.answer() == (200, b"1" + bytes(2000))
     await runner.cleanup()
 
 
 async def test_unread_answer_does_not_stay_in_memory(tmp_path: Path) -> None:
-    async with running(tmp_path, send_timeout_s=2, log_level="error") as server, await Wire.open(server) as wire:
+    async with (
+        running(tmp_path, send_timeout_s=2, log_level="error") as server,
+        await RawConnection.open(server) as wire,
+    ):
         connections = _connections()
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         wire.writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3000)
@@ -280,8 +283,8 @@ async def test_unread_answer_does_not_stay_in_memory(tmp_path: Path) -> None:
 async def test_data_that_is_not_http_gets_a_standard_error_that_does_not_quote_it(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, raw: bytes, status: int
 ) -> None:
-    with everything_logged(capfd) as lines:
-        async with running(tmp_path) as server, await Wire.open(server) as wire:
+    with capture_all_logs(capfd) as lines:
+        async with running(tmp_path) as server, await RawConnection.open(server) as wire:
             await wire.send(raw)
             answer = await wire.rest()
     head, _, body = answer.partition(b"\r\n\r\n")
@@ -296,7 +299,7 @@ async def test_data_that_is_not_http_gets_a_standard_error_that_does_not_quote_i
 
 @pytest.mark.parametrize("value", ["", "100-Continue"])
 async def test_empty_and_mixed_case_expect_headers_are_answered(tmp_path: Path, value: str) -> None:
-    async with running(tmp_path) as server, await Wire.open(server) as wire:
+    async with running(tmp_path) as server, await RawConnection.open(server) as wire:
         await wire.send(f"GET /healthz HTTP/1.1\r\nHost: a\r\nExpect: {value}\r\n\r\n".encode())
         if value:
             assert await wire.reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -305,7 +308,7 @@ async def test_empty_and_mixed_case_expect_headers_are_answered(tmp_path: Path, 
 
 
 async def test_requests_that_are_not_http_are_counted(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, await Wire.open(server) as wire:
+    async with running(tmp_path) as server, await RawConnection.open(server) as wire:
         await wire.send(b"GET / HTTP/1.1\r\nno colon\r\n\r\n")
         await wire.rest()
         assert b'seamark_requests_total{operation="unreadable",status="400"} 1.0' in server.components.metrics.render()

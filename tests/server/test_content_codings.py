@@ -17,7 +17,7 @@ from seamark.formats.runtime.errors import BadRequest, TooLarge, UnsupportedMedi
 from seamark.metaserver.api.http.content_codings import MEMBERS_MAX, RATIO_FREE_BYTES, RATIO_MAX, Inflater, coding_of
 from tests.server.rig import running
 from tests.server.test_bodies import encode_chunk, head_of, make_tokens
-from tests.server.test_connections import Wire
+from tests.server.test_connections import RawConnection
 
 
 def raw_deflate(data: bytes) -> bytes:
@@ -165,7 +165,7 @@ KINDS_OF_REFUSALS = {400: "BadRequestException", 415: "UnsupportedMediaTypeExcep
 async def test_compressed_bodies_are_read_or_rejected_in_the_standards_form(
     tmp_path: Path, announced: bool, encoding: str, body: bytes, status: int
 ) -> None:
-    async with running(tmp_path) as server, await Wire.open(server) as wire:
+    async with running(tmp_path) as server, await RawConnection.open(server) as wire:
         sized = f"Content-Length: {len(body)}" if announced else "Transfer-Encoding: chunked"
         await wire.send(head_of("POST", "/v1/namespaces", f"Content-Encoding: {encoding}", sized))
         await wire.send(body if announced else encode_chunk(body[:10]) + encode_chunk(body[10:]) + b"0\r\n\r\n")
@@ -192,7 +192,7 @@ async def test_login_with_an_invalid_compressed_body_gets_an_oauth_error(tmp_pat
 
 
 async def test_connection_stays_open_after_a_compressed_body(tmp_path: Path) -> None:
-    async with running(tmp_path) as server, await Wire.open(server) as wire:
+    async with running(tmp_path) as server, await RawConnection.open(server) as wire:
         for number in range(3):
             body = gzip.compress(b'{"namespace":["db","n%d"]}' % number)
             await wire.send(

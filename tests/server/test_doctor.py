@@ -36,8 +36,8 @@ URL = "http://127.0.0.1:8181"
 
 def examine(*arguments: str) -> tuple[int, dict[str, dict[str, object]]]:
     """Run the doctor, and return the exit code and the findings by subject."""
-    done = CliRunner().invoke(cli, ["doctor", "--json", *arguments], prog_name="seamark")
-    return done.exit_code, {str(finding["subject"]): finding for finding in json.loads(done.output)}
+    result = CliRunner().invoke(cli, ["doctor", "--json", *arguments], prog_name="seamark")
+    return result.exit_code, {str(finding["subject"]): finding for finding in json.loads(result.output)}
 
 
 def faults(findings: list[CheckResult]) -> list[str]:
@@ -59,8 +59,10 @@ def test_running_server_passes_and_a_stopped_one_is_a_fault_with_its_fix(tmp_pat
 
 
 def test_missing_token_is_a_fault(tmp_path: Path) -> None:
-    made = CliRunner().invoke(cli, ["token", "create", "admin", "--role", "admin", "--home", str(tmp_path / "home")])
-    assert made.exit_code == 0, made.output
+    token_result = CliRunner().invoke(
+        cli, ["token", "create", "admin", "--role", "admin", "--home", str(tmp_path / "home")]
+    )
+    assert token_result.exit_code == 0, token_result.output
     with Seamark(tmp_path / "home", env={"SEAMARK_AUTH": "token"}) as server:
         code, actual = examine("--home", str(server.home))
         assert code == 1
@@ -139,12 +141,12 @@ def test_file_that_is_not_a_properties_file_is_a_fault(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script_that_the_shell_accepts(shell: str) -> None:
-    done = CliRunner().invoke(cli, ["completion", shell], prog_name="seamark")
-    assert done.exit_code == 0
-    assert "_SEAMARK_COMPLETE" in done.output
+    result = CliRunner().invoke(cli, ["completion", shell], prog_name="seamark")
+    assert result.exit_code == 0
+    assert "_SEAMARK_COMPLETE" in result.output
     program = shutil.which(shell)
     if program is not None:
-        checked = subprocess.run([program, "-n"], input=done.output, capture_output=True, text=True, timeout=20)
+        checked = subprocess.run([program, "-n"], input=result.output, capture_output=True, text=True, timeout=20)
         assert checked.returncode == 0, checked.stderr
 
 
@@ -258,11 +260,11 @@ def test_missing_compiler_is_reported_before_the_kernels_are_translated(tmp_path
     """setup.py and the doctor report it in one sentence with the same command."""
     setup = Path(__file__).parents[2] / "setup.py"
     environment = {"PATH": str(tmp_path), "CC": "no-such-compiler"}
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(setup), "--version"], cwd=tmp_path, env=environment, capture_output=True, text=True
     )
-    assert done.returncode == 1
-    assert done.stderr == (
+    assert completed.returncode == 1
+    assert completed.stderr == (
         f"Seamark's kernels need a C compiler and Python's headers. Run: {packages.INSTALLERS['apt-get']}\n"
     )
     assert not list(tmp_path.iterdir())

@@ -15,12 +15,12 @@ from yarl import URL
 
 from seamark.formats.runtime.errors import RetryLater, SeamarkError, Unauthenticated
 from seamark.metaserver.api.http.errors import from_seamark_error
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.waits import until
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Running]:
+async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
     async with running(tmp_path, body_limit_bytes=4096) as first_server:
         yield first_server
 
@@ -34,7 +34,7 @@ def check_model(body: Any, status: int) -> str:
     return str(body["error"]["type"])
 
 
-async def test_every_error_has_the_standards_form(server: Running) -> None:
+async def test_every_error_has_the_standards_form(server: RunningServer) -> None:
     cases: list[tuple[str, str, int, str]] = [
         ("GET", "/nope", 404, "NotFoundException"),
         ("GET", "/v1/namespaces/none/tables/none", 404, "NoSuchTableException"),
@@ -55,13 +55,15 @@ async def test_every_error_has_the_standards_form(server: Running) -> None:
 
 @pytest.mark.parametrize("path", ["/v1", "/api/catalog"])
 @pytest.mark.parametrize(("method", "first"), [("GET", "/v1/config?warehouse=lake"), ("POST", "/v1/oauth/tokens")])
-async def test_client_with_a_path_in_its_uri_gets_a_hint(server: Running, path: str, method: str, first: str) -> None:
+async def test_client_with_a_path_in_its_uri_gets_a_hint(
+    server: RunningServer, path: str, method: str, first: str
+) -> None:
     async with server.http.request(method, f"{server.url}{path}{first}") as answer:
         assert check_model(body := await answer.json(), 404) == "NotFoundException"
         assert body["error"]["message"].endswith(f"; leave '{path}' out of the URI of the catalog, which has no path")
 
 
-async def test_error_of_a_head_request_has_no_body(server: Running) -> None:
+async def test_error_of_a_head_request_has_no_body(server: RunningServer) -> None:
     for path, status in (("/nope", 404), ("/v1/namespaces/none", 404), ("/api/v1/timeline?limit=x", 400)):
         async with server.http.head(server.url + path) as answer:
             assert answer.status == status
@@ -69,13 +71,13 @@ async def test_error_of_a_head_request_has_no_body(server: Running) -> None:
             assert answer.headers["X-Request-Id"]
 
 
-async def test_body_over_the_limit_is_rejected_with_413(server: Running) -> None:
+async def test_body_over_the_limit_is_rejected_with_413(server: RunningServer) -> None:
     async with server.http.post(f"{server.url}/v1/namespaces", data=b"x" * 5000) as answer:
         assert answer.status == 413
         assert check_model(await answer.json(), 413) == "PayloadTooLargeException"
 
 
-async def test_compressed_body_is_measured_after_decompression(server: Running) -> None:
+async def test_compressed_body_is_measured_after_decompression(server: RunningServer) -> None:
     packed = gzip.compress(b" " * 1_000_000)
     assert len(packed) < 4096
     async with server.http.post(
@@ -84,7 +86,7 @@ async def test_compressed_body_is_measured_after_decompression(server: Running) 
         assert answer.status == 413
 
 
-async def test_no_broken_path_causes_a_server_error(server: Running) -> None:
+async def test_no_broken_path_causes_a_server_error(server: RunningServer) -> None:
     cases: list[str] = [
         "/v1/namespaces/%",
         "/v1/namespaces/%zz",
@@ -119,7 +121,7 @@ async def test_no_broken_path_causes_a_server_error(server: Running) -> None:
                     check_model(await answer.json(), answer.status)
 
 
-async def test_no_broken_bytes_cause_a_server_error(server: Running) -> None:
+async def test_no_broken_bytes_cause_a_server_error(server: RunningServer) -> None:
     url = URL(server.url)
     cases: list[bytes] = [
         b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: y\r\n\r\n",
@@ -145,17 +147,25 @@ async def test_no_broken_bytes_cause_a_server_error(server: Running) -> None:
         assert status == 200, raw
 
 
-async def test_valid_request_id_is_returned_and_an_invalid_one_is_replaced(server: Running) -> None:
-    for given, kept in (("abc-1:2/3", True), ("x" * 128, True), ("x" * 129, False), ("a b", False), ("ü", False)):
-        async with server.http.get(f"{server.url}/healthz", headers={"X-Request-Id": given}) as answer:
-            assert (answer.headers["X-Request-Id"] == given) is kept
+async def test_valid_request_id_is_returned_and_an_invalid_one_is_replaced(server: RunningServer) -> None:
+    for request_id, is_kept in (
+        ("abc-1:2/3", True),
+        ("x" * 128, True),
+        ("x" * 129, False),
+        ("a b", False),
+        ("ü", False),
+    ):
+        async with server.http.get(f"{server.url}/healthz", headers={"X-Request-Id": request_id}) as answer:
+            assert (answer.headers["X-Request-Id"] == request_id) is is_kept
     async with server.http.get(f"{server.url}/healthz") as answer:
         assert re.fullmatch(
             r"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}", answer.headers["X-Request-Id"]
         )
 
 
-async def test_bug_is_a_500_that_contains_only_the_request_id(server: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bug_is_a_500_that_contains_only_the_request_id(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def fail(*_: object) -> None:
         raise KeyError("s3://bucket/very-secret")
 

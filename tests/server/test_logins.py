@@ -14,7 +14,7 @@ from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace
-from tests.server.rig import Running, running, some_settings
+from tests.server.rig import RunningServer, running, some_settings
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ async def secrets(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.fixture
-async def server(tmp_path: Path, secrets: dict[str, str]) -> AsyncIterator[Running]:
+async def server(tmp_path: Path, secrets: dict[str, str]) -> AsyncIterator[RunningServer]:
     async with running(tmp_path, auth="token") as first_server:
         yield first_server
 
@@ -41,12 +41,12 @@ def bearer(secret: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/api/v1/openapi.json"])
-async def test_probes_and_the_openapi_document_need_no_login(server: Running, path: str) -> None:
+async def test_probes_and_the_openapi_document_need_no_login(server: RunningServer, path: str) -> None:
     status, _ = await server.get(path)
     assert status == 200
 
 
-async def test_all_other_routes_need_a_login(server: Running, secrets: dict[str, str]) -> None:
+async def test_all_other_routes_need_a_login(server: RunningServer, secrets: dict[str, str]) -> None:
     cases: list[str] = ["/v1/config", "/v1/namespaces", "/api/v1/timeline", "/api/v1/dropped", "/metrics", "/x"]
     for path in cases:
         for headers in ({}, bearer("smk_wrong"), {"Authorization": "Basic eDp5"}):
@@ -58,7 +58,7 @@ async def test_all_other_routes_need_a_login(server: Running, secrets: dict[str,
             assert answer.status == (404 if path == "/x" else 200), path
 
 
-async def test_routes_outside_the_standard_require_a_role(server: Running, secrets: dict[str, str]) -> None:
+async def test_routes_outside_the_standard_require_a_role(server: RunningServer, secrets: dict[str, str]) -> None:
     await server.record("t")
     cases: list[tuple[str, str, str, int]] = [
         ("reader", "GET", "/v1/config", 200),
@@ -79,11 +79,11 @@ async def test_routes_outside_the_standard_require_a_role(server: Running, secre
 
 
 async def test_changes_and_refused_requests_are_audited_with_their_principal(
-    server: Running, secrets: dict[str, str]
+    server: RunningServer, secrets: dict[str, str]
 ) -> None:
-    async def post(who: str) -> aiohttp.ClientResponse:
+    async def post(user: str) -> aiohttp.ClientResponse:
         body = {"namespace": ["made"], "properties": {}}
-        headers = {**bearer(secrets[who]), "X-Request-Id": f"by-{who}"}
+        headers = {**bearer(secrets[user]), "X-Request-Id": f"by-{user}"}
         return await server.http.post(f"{server.url}/v1/namespaces", json=body, headers=headers)
 
     for principal in ("reader", "admin"):

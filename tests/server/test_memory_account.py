@@ -152,8 +152,8 @@ def test_decoded_metadata_is_accounted_with_its_memory(columns: int, snapshots: 
     tracemalloc.start()
     try:
         tables = [load_metadata(document) for _ in range(4)]
-        held = tracemalloc.get_traced_memory()[0] / 4
+        held_bytes = tracemalloc.get_traced_memory()[0] / 4
     finally:
         tracemalloc.stop()
     counted = memory_of(tables[0], len(document))
-    assert abs(counted - held) < held / 10, f"{counted:,} bytes are counted, {held:,.0f} are held"
+    assert abs(counted - held_bytes) < held_bytes / 10, f"{counted:,} bytes are counted, {held_bytes:,.0f} are held"

@@ -32,13 +32,13 @@ from seamark.metaserver.store.model import DroppedEntry, Entry, EntryKind
 from seamark.metaserver.store.operations import CreateEntry, DropEntry
 from tests.api.client import Api
 from tests.api.indexes.test_lookups import ask, two_files
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.services.process import free_port, http_ok
 from tests.services.seamark import Seamark
 from tests.waits import until
 
 
-async def scrape(server: Running) -> dict[str, float]:
+async def scrape(server: RunningServer) -> dict[str, float]:
     """Return the samples of /metrics: name with labels → value."""
     async with server.http.get(f"{server.url}/metrics") as answer:
         assert answer.status == 200
@@ -57,12 +57,12 @@ async def test_metrics_count_requests_by_operation_and_status(tmp_path: Path) ->
         await server.get("/v1/namespaces/none")
         for path in ("/a", "/b", "/c"):  # Unknown paths must not become label values.
             await server.get(path)
-        actual_scrape = await scrape(server)
-    assert actual_scrape["seamark_requests_total{operation=listNamespaces,status=200}"] == 1
-    assert actual_scrape["seamark_requests_total{operation=loadNamespaceMetadata,status=404}"] == 1
-    assert actual_scrape["seamark_requests_total{operation=unrouted,status=404}"] == 3
-    assert actual_scrape["seamark_request_seconds_count{operation=listNamespaces}"] == 1
-    assert not [name for name in actual_scrape if "_created" in name]
+        metrics = await scrape(server)
+    assert metrics["seamark_requests_total{operation=listNamespaces,status=200}"] == 1
+    assert metrics["seamark_requests_total{operation=loadNamespaceMetadata,status=404}"] == 1
+    assert metrics["seamark_requests_total{operation=unrouted,status=404}"] == 3
+    assert metrics["seamark_request_seconds_count{operation=listNamespaces}"] == 1
+    assert not [name for name in metrics if "_created" in name]
 
 
 async def test_metrics_report_values_of_the_components(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +107,10 @@ async def test_commit_is_counted_by_its_outcome(tmp_path: Path) -> None:
             assert answer.status == 200
         async with server.http.post(f"{table}/t", json=bad) as answer:
             assert answer.status == 409
-        actual_scrape = await scrape(server)
-    assert actual_scrape["seamark_commits_total{outcome=committed}"] == 1
-    assert actual_scrape["seamark_commits_total{outcome=conflict}"] == 1
-    assert actual_scrape["seamark_commits_total{outcome=unknown}"] == 0
+        metrics = await scrape(server)
+    assert metrics["seamark_commits_total{outcome=committed}"] == 1
+    assert metrics["seamark_commits_total{outcome=conflict}"] == 1
+    assert metrics["seamark_commits_total{outcome=unknown}"] == 0
 
 
 async def test_readiness_requires_store_and_storage_and_liveness_does_not(
@@ -268,9 +268,9 @@ async def test_housekeeping_archives_and_deletes_what_is_due(tmp_path: Path) -> 
         for _ in range(4):
             await server.record("a")
         await server.components.store.transact(drop_of("gone"))
-        done = await server.components.housekeeping.round()
-        assert done["archived"] == 3
-        assert done["purged"] == 1
+        report = await server.components.housekeeping.round()
+        assert report["archived"] == 3
+        assert report["purged"] == 1
         status, body = await server.get("/api/v1/dropped")
         assert (status, body["dropped"]) == (200, [])
         _, body = await server.get("/api/v1/timeline")

@@ -80,9 +80,9 @@ def test_token_commands_make_the_database_private(permissive_umask: None, tmp_pa
     assert seamark.returncode == 0, seamark.stderr
     assert open_files(home) == []
     (home / "seamark.db").chmod(0o644)
-    again = run_seamark("token", "create", "bob", "--home", str(home))
-    assert again.stdout.strip().startswith("smk_")
-    assert "seamark.db was accessible to other accounts" in again.stderr
+    second_token = run_seamark("token", "create", "bob", "--home", str(home))
+    assert second_token.stdout.strip().startswith("smk_")
+    assert "seamark.db was accessible to other accounts" in second_token.stderr
     assert open_files(home) == []
 
 

@@ -97,7 +97,8 @@ def workers_of(server: Seamark) -> list[psutil.Process]:
 
 
 def test_crashed_worker_is_replaced_while_the_others_continue(start_seamark: Start) -> None:
-    server = start_seamark(flags=("--workers", "2"))
+    # With a prefix the server does not come from the fork server: it spawns its workers, as a user's server does.
+    server = start_seamark(flags=("--workers", "2"), prefix=("env",))
     eventually(lambda: len(workers_of(server)) == 2 and server.log.read_text().count('"event":"serving"') == 2)
     victim, other = workers_of(server)
     victim.kill()
@@ -131,9 +132,9 @@ def test_workers_do_not_outlive_a_killed_supervisor(start_seamark: Start) -> Non
     eventually(lambda: server.log.read_text().count('"event":"serving"') == 2)
     workers = workers_of(server)
     os.kill(server.pid, signal.SIGKILL)
-    gone, alive = psutil.wait_procs(workers, timeout=60)
+    ended, alive = psutil.wait_procs(workers, timeout=60)
     assert not alive
-    assert len(gone) == 2
+    assert len(ended) == 2
 
 
 def test_second_server_on_the_port_of_workers_is_rejected(start_seamark: Start, tmp_path: Path) -> None:

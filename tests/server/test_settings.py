@@ -114,7 +114,7 @@ def test_toml_table_in_the_file_is_rejected(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"),
+    ("arguments", "meant"),
     [
         ("/srv/lake", "file:///srv/lake"),
         ("file:/srv/lake", "file:///srv/lake"),
@@ -124,11 +124,11 @@ def test_toml_table_in_the_file_is_rejected(tmp_path: Path) -> None:
         ("s3:lake", None),
     ],
 )
-def test_invalid_warehouse_is_rejected_with_the_intended_url(given: str, meant: str | None) -> None:
+def test_invalid_warehouse_is_rejected_with_the_intended_url(arguments: str, meant: str | None) -> None:
     with pytest.raises(ConfigError) as refused:
-        load({"warehouse": given}, {})
+        load({"warehouse": arguments}, {})
     hint = "" if meant is None else f"; write {meant}"
-    assert refused.value.message.endswith(f"file:// or s3://; {given!r} is not{hint}")
+    assert refused.value.message.endswith(f"file:// or s3://; {arguments!r} is not{hint}")
     if meant is not None:
         assert load({"warehouse": meant}, {}).warehouse == meant
 
@@ -144,7 +144,7 @@ def test_broken_file_is_rejected(tmp_path: Path, content: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("arguments", "message"),
     [
         ({"auth": "oidc"}, "oidc_issuer"),
         ({"s3_access_key_id": "a"}, "both or neither"),
@@ -161,9 +161,9 @@ def test_broken_file_is_rejected(tmp_path: Path, content: bytes) -> None:
         ({"services_local_memory_bytes": str(1 << 30)}, "services_local_memory_bytes"),
     ],
 )
-def test_contradictory_settings_are_rejected(given: dict[str, str], message: str) -> None:
+def test_contradictory_settings_are_rejected(arguments: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        load(given, {})
+        load(arguments, {})
 
 
 def test_error_explains_the_variable_that_kubernetes_sets_for_a_service() -> None:
@@ -187,7 +187,7 @@ def test_shown_settings_contain_no_secret() -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "shown"),
+    ("url", "shown_url"),
     [
         ("sqlite:////home/x.db", "sqlite:////home/x.db"),
         ("sqlite:///home/x.db", "sqlite:///home/x.db"),
@@ -196,8 +196,8 @@ def test_shown_settings_contain_no_secret() -> None:
         ("http://[broken", "***"),
     ],
 )
-def test_shown_url_omits_only_password_and_query(url: str, shown: str) -> None:
-    assert redact_url(url) == shown
+def test_shown_url_omits_only_password_and_query(url: str, shown_url: str) -> None:
+    assert redact_url(url) == shown_url
 
 
 def test_every_setting_has_a_description_and_a_heading_on_the_reference_page() -> None:

@@ -15,7 +15,7 @@ from seamark.metaserver.api.plans import pending
 from seamark.metaserver.catalog.quotas import Quota
 from tests.api.client import SCHEMA, Api, new_key
 from tests.api.plans.planned import append, tens
-from tests.server.rig import LateClock, Running, running
+from tests.server.rig import OffsetClock, RunningServer, running
 from tests.server.test_bodies import make_tokens
 from tests.waits import until
 
@@ -30,7 +30,7 @@ REPORT = {
 }
 
 
-async def send(server: Running, secret: str | None, method: str, path: str, body: Any, **headers: str) -> Any:
+async def send(server: RunningServer, secret: str | None, method: str, path: str, body: Any, **headers: str) -> Any:
     """Send a request, and return (status, headers, JSON)."""
     login = {} if secret is None else {"Authorization": f"Bearer {secret}"}
     async with server.http.request(method, server.url + path, json=body, headers={**login, **headers}) as answer:
@@ -39,7 +39,7 @@ async def send(server: Running, secret: str | None, method: str, path: str, body
 
 
 async def test_only_the_newest_reports_of_a_table_are_kept(tmp_path: Path) -> None:
-    clock = LateClock()
+    clock = OffsetClock()
     async with running(tmp_path, clock=clock, metrics_reports_limit=5) as server:
         api = Api(server)
         uuid, other = [(await api.table(name))["metadata"]["table-uuid"] for name in ("t", "u")]
@@ -47,8 +47,8 @@ async def test_only_the_newest_reports_of_a_table_are_kept(tmp_path: Path) -> No
         for number in range(20):
             clock.ahead_ms += 1  # Two reports of one millisecond have no order.
             assert (await api("POST", f"{TABLE}/metrics", {**REPORT, "snapshot-id": number})).status == 204
-        kept_metrics_reports = await server.components.store.metrics_reports(uuid, None, 100)
-        assert [metrics_report.snapshot_id for metrics_report in kept_metrics_reports] == [15, 16, 17, 18, 19]
+        reports = await server.components.store.metrics_reports(uuid, None, 100)
+        assert [metrics_report.snapshot_id for metrics_report in reports] == [15, 16, 17, 18, 19]
         assert len(await server.components.store.metrics_reports(other, None, 100)) == 1
 
 
@@ -99,9 +99,9 @@ async def test_one_reader_makes_at_most_half_of_the_plan_tables(tmp_path: Path, 
             assert status == 200
             return answer["name"] is not None
 
-        made = [await make("rita", 10 * number + 15) for number in range(12)]
-        assert 1 <= sum(made) <= 8
-        assert not made[-1]
+        plan_views = [await make("rita", 10 * number + 15) for number in range(12)]
+        assert 1 <= sum(plan_views) <= 8
+        assert not plan_views[-1]
         assert await make("ron", 17)
 
 

@@ -28,9 +28,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_control_characters_are_removed_from_shown_text(text: str) -> None:
-    shown = terminal.escape_for_terminal(text)
-    assert all(one.isprintable() for one in shown), shown
-    assert "\\" in shown
+    escaped = terminal.escape_for_terminal(text)
+    assert all(one.isprintable() for one in escaped), escaped
+    assert "\\" in escaped
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def authority(tmp_path: Path) -> Authority:
     return new_authority
 
 
-class Served:
+class TlsServer:
     def __init__(self, port: int, process: ManagedProcess, log: Path, workers: int) -> None:
         self.port, self.process, self.log, self.workers = port, process, log, workers
         self.url = f"https://127.0.0.1:{port}"
@@ -53,13 +53,13 @@ class Served:
 
 
 @pytest.fixture
-def tls_server(request: pytest.FixtureRequest, tmp_path: Path, authority: Authority) -> Iterator[Served]:
+def tls_server(request: pytest.FixtureRequest, tmp_path: Path, authority: Authority) -> Iterator[TlsServer]:
     """Run a server with TLS. The parameter is the number of workers."""
     port, log = free_port(), tmp_path / "log"
     argv = [SEAMARK, "serve", "--home", str(tmp_path / "home"), "--port", str(port), "--workers", request.param]
     argv += ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
     with ManagedProcess(argv, log=log, forked=True) as process:
-        tls_server = Served(port, process, log, int(request.param))
+        tls_server = TlsServer(port, process, log, int(request.param))
         process.start(
             lambda: tls_server.has_logged(b'"event":"serving"') and b"Seamark is ready" in log.read_bytes(),
             timeout_s=90,
@@ -67,15 +67,15 @@ def tls_server(request: pytest.FixtureRequest, tmp_path: Path, authority: Author
         yield tls_server
 
 
-def name_presented(tls_server: Served, authority: Authority) -> str:
+def name_presented(tls_server: TlsServer, authority: Authority) -> str:
     context = ssl.create_default_context(cafile=authority.file)
     with (
         socket.create_connection(("127.0.0.1", tls_server.port), 60) as plain,
         context.wrap_socket(plain, server_hostname="127.0.0.1") as secured,
     ):
-        found = secured.getpeercert(binary_form=True)
-    assert found is not None
-    subject = x509.load_der_x509_certificate(found).subject
+        certificate = secured.getpeercert(binary_form=True)
+    assert certificate is not None
+    subject = x509.load_der_x509_certificate(certificate).subject
     return str(subject.get_attributes_for_oid(NameOID.COMMON_NAME)[0].value)
 
 
@@ -87,7 +87,7 @@ def run_doctor(url: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("tls_server", ["1", pytest.param("2", marks=pytest.mark.slow)], indirect=True)
 def test_clients_that_trust_the_authority_connect_and_others_refuse(
-    tls_server: Served, authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    tls_server: TlsServer, authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     assert f"Seamark is ready at {tls_server.url}" in tls_server.log.read_text()
     assert tls_server.url in (tmp_path / "home" / "server.json").read_text()
@@ -107,12 +107,12 @@ def test_clients_that_trust_the_authority_connect_and_others_refuse(
     monkeypatch.setenv("SEAMARK_CA", str(tmp_path / "empty.pem"))
     assert "empty.pem" in run_doctor(tls_server.url)["text"]
     monkeypatch.setenv("SEAMARK_CA", str(authority.file))
-    done = CliRunner().invoke(cli, ["explain", "db.t", "--home", str(tmp_path / "home")])
-    assert "does not exist" in done.output
+    result = CliRunner().invoke(cli, ["explain", "db.t", "--home", str(tmp_path / "home")])
+    assert "does not exist" in result.output
 
 
 @pytest.mark.parametrize("tls_server", ["1", pytest.param("2", marks=pytest.mark.slow)], indirect=True)
-def test_old_tls_versions_and_plain_http_are_rejected(tls_server: Served, authority: Authority) -> None:
+def test_old_tls_versions_and_plain_http_are_rejected(tls_server: TlsServer, authority: Authority) -> None:
     context = ssl.create_default_context(cafile=authority.file)
     with pytest.warns(DeprecationWarning, match="deprecated"):
         context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1
@@ -135,7 +135,7 @@ def test_old_tls_versions_and_plain_http_are_rejected(tls_server: Served, author
     indirect=["tls_server"],
 )
 def test_renewed_certificate_is_used_without_a_restart(
-    tls_server: Served, authority: Authority, expected: bool
+    tls_server: TlsServer, authority: Authority, expected: bool
 ) -> None:
     assert name_presented(tls_server, authority) == "first"
     authority.issue("second")
@@ -163,10 +163,10 @@ def test_mismatched_certificate_and_key_stop_the_start_with_their_names(
         key = ec.generate_private_key(ec.SECP256R1())
         authority.key.write_bytes(key_pem(key, b"secret" if broken == "passphrase" else None))
     arguments = ["--tls-cert", str(authority.certificate), "--tls-key", str(authority.key)]
-    done = run_seamark("serve", "--home", str(tmp_path / "home"), "--port", "0", *arguments)
-    assert done.returncode == 2
-    assert str(authority.key if broken == "passphrase" else authority.certificate) in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = run_seamark("serve", "--home", str(tmp_path / "home"), "--port", "0", *arguments)
+    assert completed.returncode == 2
+    assert str(authority.key if broken == "passphrase" else authority.certificate) in completed.stderr
+    assert "Traceback" not in completed.stderr
 
 
 @pytest.mark.parametrize(
@@ -179,10 +179,10 @@ def test_mismatched_certificate_and_key_stop_the_start_with_their_names(
     ids=["to Trino", "to Seamark", "from clients"],
 )
 def test_proxy_that_would_send_passwords_or_its_token_unencrypted_does_not_start(arguments: list[str]) -> None:
-    done = CliRunner().invoke(cli, ["trino-proxy", "--catalog", "lake", "--port", "0", *arguments])
-    assert done.exit_code == 2, done.output
-    assert "unencrypted" in done.output
-    assert "--allow-plain-http" in done.output
+    result = CliRunner().invoke(cli, ["trino-proxy", "--catalog", "lake", "--port", "0", *arguments])
+    assert result.exit_code == 2, result.output
+    assert "unencrypted" in result.output
+    assert "--allow-plain-http" in result.output
 
 
 def test_proxy_that_may_use_plain_http_logs_a_warning(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from tests.server.rig import running
-from tests.server.test_connections import HEALTH, Wire
+from tests.server.test_connections import HEALTH, RawConnection
 from tests.server.test_few_files import FILES
 from tests.services.authority import Authority
 from tests.services.process import free_port
@@ -27,11 +27,11 @@ def authority(folder: Path) -> tuple[Authority, dict[str, str]]:
     return new_authority, {"tls_cert": str(new_authority.certificate), "tls_key": str(new_authority.key)}
 
 
-async def connect_and_request(stack: AsyncExitStack, port: int, trusted: Authority) -> Wire:
+async def connect_and_request(stack: AsyncExitStack, port: int, trusted: Authority) -> RawConnection:
     """Return a TLS connection that has received an answer."""
     context = ssl.create_default_context(cafile=str(trusted.file))
     async with asyncio.timeout(60):
-        wire = Wire(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
+        wire = RawConnection(*await asyncio.open_connection("127.0.0.1", port, ssl=context))
     await stack.enter_async_context(wire)
     assert await wire.healthy()
     return wire
@@ -42,7 +42,9 @@ async def test_connections_count_before_their_tls_handshake(tmp_path: Path) -> N
     async with running(tmp_path / "home", connections_limit=8, **tls) as server, AsyncExitStack() as stack:
         port = int(server.url.rpartition(":")[2])
         old = await connect_and_request(stack, port, trusted)
-        silent = [await stack.enter_async_context(await Wire.open(server, f"127.0.0.{2 + n}")) for n in range(SILENT)]
+        silent = [
+            await stack.enter_async_context(await RawConnection.open(server, f"127.0.0.{2 + n}")) for n in range(SILENT)
+        ]
         fresh = await connect_and_request(stack, port, trusted)
         # The task was cancelled at the end of the test, or the server has reset its connection.
         reading = [asyncio.create_task(wire.reader.read()) for wire in silent]
@@ -60,7 +62,7 @@ async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(tmp
     _, tls = authority(tmp_path)
     async with running(tmp_path / "home", header_timeout_s=0.3, **tls) as server:
         for first_bytes in (b"", b"\x16\x03\x01", HEALTH):
-            async with await Wire.open(server) as wire:
+            async with await RawConnection.open(server) as wire:
                 await wire.send(first_bytes)
                 await wire.rest()
 
@@ -91,7 +93,7 @@ async def test_server_with_64_files_answers_during_a_flood_without_handshakes(tm
                     except OSError:
                         await asyncio.sleep(0.2)
             for _ in range(300):
-                await stack.enter_async_context(Wire(*await asyncio.open_connection("127.0.0.1", port)))
+                await stack.enter_async_context(RawConnection(*await asyncio.open_connection("127.0.0.1", port)))
             assert await good.healthy()
             await connect_and_request(stack, port, trusted)
         await asyncio.sleep(0.1)  # The transports need time to close.

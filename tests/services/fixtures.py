@@ -85,7 +85,7 @@ def postgres_url(postgres: Postgres, _postgres_database: str) -> Iterator[str]:
     No client is connected to it afterwards.
     """
     yield _postgres_database
-    postgres.empty_database(_postgres_database)
+    postgres.clear_database(_postgres_database)
 
 
 @pytest.fixture(scope="session")

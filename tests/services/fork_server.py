@@ -4,6 +4,8 @@ Only tests use it, after `enable()`; a bench starts whole processes. The child r
 `__main__`, with its own session, folder and environment, and with its output in its log. If the environment differs
 from this process's in more than Seamark's variables, a whole process is started, because modules may read variables
 when they are imported.
+
+A server with several workers spawns them. In a child of the fork server, these workers are forks of it too.
 """
 
 from __future__ import annotations
@@ -21,9 +23,14 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from multiprocessing import util
 from pathlib import Path
+from typing import NoReturn
+
+from prometheus_client import values
 
 REPO = Path(__file__).resolve().parents[2]
 MODULES = (
@@ -64,10 +71,10 @@ class ForkedProcess:
 
     def _read(self, timeout_s: float | None) -> int | None:
         if self.returncode is None and select.select([self._ended], [], [], timeout_s)[0]:
-            said = os.read(self._ended, 16)
+            exit_message = os.read(self._ended, 16)
             os.close(self._ended)
             self.returncode = (
-                int(said) if said else -signal.SIGKILL
+                int(exit_message) if exit_message else -signal.SIGKILL
             )  # Nothing arrived: the fork server itself has ended.
         return self.returncode
 
@@ -160,10 +167,10 @@ def _serve(control: socket.socket) -> dict[str, object] | None:
             _reap(children)
         if control not in ready:
             continue
-        message, given, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 3)
+        message, descriptors, _, _ = socket.recv_fds(control, _MESSAGE_BYTES, 3)
         if not message:
             return None
-        output, errors, ended = given
+        output, errors, ended = descriptors
         pid = os.fork()
         if pid:
             children[pid] = ended
@@ -202,6 +209,7 @@ def _run(argv: list[str], env: dict[str, str], cwd: str, umask: int) -> None:
     os.environ.clear()
     os.environ.update(env)
     time.tzset()
+    _fork_workers()
     if argv[1] == "-m":
         sys.argv = argv[2:]
         runpy.run_module(argv[2], run_name="__main__", alter_sys=True)
@@ -210,7 +218,50 @@ def _run(argv: list[str], env: dict[str, str], cwd: str, umask: int) -> None:
         runpy.run_path(argv[0], run_name="__main__")
 
 
-def _end(code: int) -> None:
+def _fork_workers() -> None:
+    """Let multiprocessing fork this process where it would start an interpreter that imports all modules again.
+
+    The new process reads its function and arguments from a pipe, as a spawned process does. A process with several
+    threads is not forked.
+    """
+    spawn = util.spawnv_passfds
+
+    def fork_or_spawn(path: bytes, arguments: list[str], descriptors: Sequence[int]) -> int:
+        is_worker = arguments[-1] == "--multiprocessing-fork"  # Otherwise it is the tracker of resources.
+        if not is_worker or len(os.listdir("/proc/self/task")) > 1:
+            return spawn(path, arguments, descriptors)
+        pid = os.fork()
+        if not pid:
+            _run_worker(arguments[-2], descriptors)
+        return pid
+
+    util.spawnv_passfds = fork_or_spawn
+
+
+def _run_worker(program: str, descriptors: Sequence[int]) -> NoReturn:
+    """Run a program of multiprocessing after a fork, with the descriptors and signals of a new process."""
+    atexit._clear()
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    for name in os.listdir("/proc/self/fd"):
+        if int(name) > 2 and int(name) not in descriptors:
+            with suppress(OSError):  # The descriptor of the listing is closed already.
+                os.close(int(name))
+    values.ValueClass = values.get_value_class()  # The supervisor has set the folder of the workers' metrics.
+    sys.argv = ["-c", "--multiprocessing-fork"]
+    code = 1
+    try:
+        exec(program, {"__name__": "__main__"})
+    except SystemExit as ended:
+        code = int(ended.code or 0)
+    except BaseException:  # noqa: BLE001 - it must not reach the frames of the supervisor
+        traceback.print_exc()
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
     """End like an interpreter, but without the destruction of all objects.
 
     That would copy the pages that all children share, and take longer than the rest of a start and an end together.

@@ -59,7 +59,7 @@ class PlannedTask:
 
 
 @dataclass(frozen=True)
-class Planned:
+class JavaPlan:
     """Java's answer: its tasks by file path, or its exception."""
 
     tasks: dict[str, PlannedTask]
@@ -76,7 +76,7 @@ class JavaPlanner:
         self._child = child
         self._log = log
 
-    def plan(self, requests: Sequence[PlanRequest]) -> list[Planned]:
+    def plan(self, requests: Sequence[PlanRequest]) -> list[JavaPlan]:
         """Return an answer for each request, in order."""
         stdin, stdout = self._child.stdin, self._child.stdout
         if stdin is None or stdout is None:
@@ -100,11 +100,11 @@ def _send(stdin: IO[bytes], lines: list[bytes]) -> None:
     stdin.flush()
 
 
-def _parse_plan(answer: dict[str, Any]) -> Planned:
+def _parse_plan(answer: dict[str, Any]) -> JavaPlan:
     if "error" in answer:
-        return Planned({}, answer["error"])
+        return JavaPlan({}, answer["error"])
     tasks = [PlannedTask(t["path"], frozenset(t["deletes"]), t["residual"]) for t in answer["tasks"]]
-    return Planned({task.path: task for task in tasks}, None)
+    return JavaPlan({task.path: task for task in tasks}, None)
 
 
 @contextmanager

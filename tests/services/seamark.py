@@ -54,7 +54,9 @@ class Seamark:
         argv += ["--database", database] if database else []
         # Replicas of one database need the same key, even with different homes.
         # Table services are off, so that all work that a test observes is its own.
-        settings = {"SEAMARK_ENCRYPTION_KEY": SHARED_KEY, "SEAMARK_SERVICES_WORKERS": "0", **(env or {})}
+        # A plan waits for index files and for pruning, so that its files do not depend on the speed of the machine.
+        settings = {"SEAMARK_ENCRYPTION_KEY": SHARED_KEY, "SEAMARK_SERVICES_WORKERS": "0"}
+        settings |= {"SEAMARK_INDEX_WAIT_S": "60", "SEAMARK_PLAN_TIME_BUDGET_S": "60", **(env or {})}
         log = home / "seamark.log"
         self._process = ManagedProcess(
             [*prefix, *argv, *flags], log=log, env=settings, cwd=home, forked=not (prefix or program)

@@ -113,7 +113,7 @@ def _write_spooling(folder: Path) -> dict[str, str]:
     }
 
 
-def _catalogs(folder: Path, others: Mapping[str, str], extra: Mapping[str, str], *, by_name: bool) -> Path:
+def _catalogs(folder: Path, more_catalogs: Mapping[str, str], extra: Mapping[str, str], *, by_name: bool) -> Path:
     """Write compose's catalog, and others that differ only in their name and the server's address.
 
     With `by_name`, each has a twin `{name}_by_name` without `X-Seamark-Plans`. `extra` replaces properties of all.
@@ -123,7 +123,7 @@ def _catalogs(folder: Path, others: Mapping[str, str], extra: Mapping[str, str],
     properties = _read_properties(catalogs / f"{CATALOG}.properties") | dict(extra)
     text = "".join(f"{name}={value}\n" for name, value in properties.items())
     (catalogs / f"{CATALOG}.properties").write_text(text)
-    for name, uri in others.items():
+    for name, uri in more_catalogs.items():
         (catalogs / f"{name}.properties").write_text(text.replace("${ENV:SEAMARK_URI}", uri))
     for file in list(catalogs.glob("*.properties")) if by_name else []:
         lines = [line for line in file.read_text().splitlines() if "http-headers" not in line]
@@ -141,7 +141,7 @@ def trino_server(
     folder: Path,
     *,
     uri: str,
-    others: Mapping[str, str] | None = None,
+    more_catalogs: Mapping[str, str] | None = None,
     token: str = "unused",
     s3: S3 | None = None,
     spooling: bool = False,
@@ -151,7 +151,7 @@ def trino_server(
     by_name: bool = False,
     catalog: Mapping[str, str] | None = None,
 ) -> Iterator[Trino]:
-    """Run Trino over the Seamark server at `uri`, and over `others` by the names of their catalogs.
+    """Run Trino over the Seamark server at `uri`, and over `more_catalogs` by the names of their catalogs.
 
     Local tables are readable anywhere. With a `certificate` and its key (one PEM file), https is available too.
     The start takes 15 to 40 s. `jvm` are options in addition to those of the file, whose garbage collector
@@ -171,7 +171,7 @@ def trino_server(
         "config": str(ETC / "config.properties"),
         "log.levels-file": str(ETC / "log.properties"),
         "log.enable-console": "true",
-        "catalog.config-dir": str(_catalogs(folder, others or {}, catalog or {}, by_name=by_name)),
+        "catalog.config-dir": str(_catalogs(folder, more_catalogs or {}, catalog or {}, by_name=by_name)),
         "plugin.dir": str(_plugins(folder, home, spooling=spooling)),
         **(_write_spooling(folder) if spooling else {}),
     }

@@ -47,7 +47,7 @@ def open_trino_lake(folder: Path, s3: S3, properties: Mapping[str, str]) -> Iter
         trino_server(
             folder / "trino",
             uri=local.base_url,
-            others={REMOTE: remote.base_url},
+            more_catalogs={REMOTE: remote.base_url},
             s3=s3,
             spooling=True,
             certificate=pair,

@@ -21,8 +21,8 @@ from seamark.metaserver.store.operations import (
     RestoreEntry,
 )
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.opened import OpenedStores
 from tests.store.samples import NS, TABLE, make_entry, outcome
+from tests.store.store_pair import StorePair
 
 
 def claim(uuid: str, *keys: str, shared: bool = False, **more: bool) -> ClaimLocations:
@@ -34,18 +34,18 @@ async def keys(store: GeneratorStore, uuid: str) -> list[str]:
     return [claim.location for claim in await store.claims(uuid)]
 
 
-class ClaimsContract(OpenedStores):
-    async def test_no_two_claims_overlap(self, store: GeneratorStore, other: GeneratorStore) -> None:
+class ClaimsContract(StorePair):
+    async def test_no_two_claims_overlap(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
         await store.transact([claim("u", "s3://b/w/t")])
         for key in ("s3://b/w/t", "s3://b/w/t/x", "s3://b/w/t/x/y", "s3://b/w", "s3://b"):
             with pytest.raises(BadRequest, match="overlaps"):
-                await other.transact([claim("v", key)])
+                await other_store.transact([claim("v", key)])
             assert {
-                overlapping_claim.uuid for overlapping_claim in await other.find_overlapping_claims([key], "v", 9)
+                overlapping_claim.uuid for overlapping_claim in await other_store.find_overlapping_claims([key], "v", 9)
             } == {"u"}
         free = ("s3://b/w/t0", "s3://b/w/t-1", "s3://b/w/t!", "s3://b/w/T", "s3://bb/w/t", "s3://b/w/ü/t")
         for number, key in enumerate(free):
-            await other.transact([claim(f"v{number}", key)])
+            await other_store.transact([claim(f"v{number}", key)])
         assert await store.find_overlapping_claims([*free], "", 0) != []
         assert await store.find_overlapping_claims(["s3://b/w/none", "s3://c"], "", 9) == []
 
@@ -148,17 +148,17 @@ class ClaimsContract(OpenedStores):
         assert sorted(entry.name for entry in await store.list_unclaimed("", 9)) == ["t", "u", "v"]
         first = await store.list_unclaimed("", 2)
         assert len(first) == 2
-        rest = await store.list_unclaimed(first[-1].uuid, 9)
-        assert sorted(entry.name for entry in (*first, *rest)) == ["t", "u", "v"]
+        remaining_entries = await store.list_unclaimed(first[-1].uuid, 9)
+        assert sorted(entry.name for entry in (*first, *remaining_entries)) == ["t", "u", "v"]
         names = [claim(f"uuid-of-{name}", "s3://b/same", checked=False) for name in ("t", "u", "v")]
         await store.transact(names)
         assert await store.list_unclaimed("", 9) == []
 
-    async def test_concurrent_claims_never_overlap(self, store: GeneratorStore, other: GeneratorStore) -> None:
+    async def test_concurrent_claims_never_overlap(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
         rng = random.Random(7)
         folders = ["s3://b", "s3://b/x", "s3://b/x/y", "s3://b/x/z", "s3://b/y", "s3://b/y/y"]
         expected = [(f"u{number}", rng.choice(folders)) for number in range(40)]
-        stores = (store, other)
+        stores = (store, other_store)
         outcomes = await asyncio.gather(
             *(outcome(stores[n % 2].transact([claim(uuid, key)])) for n, (uuid, key) in enumerate(expected))
         )

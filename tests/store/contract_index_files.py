@@ -21,8 +21,8 @@ from seamark.metaserver.store.operations import (
     RestoreEntry,
 )
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.opened import OpenedStores
 from tests.store.samples import NS, TABLE, make_entry, outcome
+from tests.store.store_pair import StorePair
 
 UUID = "uuid-of-t"
 LIVE, SUPERSEDED, QUARANTINED = IndexFileState.LIVE, IndexFileState.SUPERSEDED, IndexFileState.QUARANTINED
@@ -61,197 +61,199 @@ async def version(store: GeneratorStore, name: str = "t") -> int:
     return entry.index_version
 
 
-class IndexFilesContract(OpenedStores):
+class IndexFilesContract(StorePair):
     @pytest.fixture
-    async def indexed(self, store: GeneratorStore) -> GeneratorStore:
+    async def store_with_table(self, store: GeneratorStore) -> GeneratorStore:
         await store.transact([CreateEntry(make_entry("t"))])
         return store
 
-    async def test_index_files_are_read_as_they_were_added(self, indexed: GeneratorStore) -> None:
+    async def test_index_files_are_read_as_they_were_added(self, store_with_table: GeneratorStore) -> None:
         first = make_file("a", snapshot_id=None, level=3, created_ms=6)
         second = make_file("b", rows=2**40, created_ms=4)
-        await indexed.transact([ReplaceIndexFiles(UUID, "d", (first, second), (), 1)])
-        assert await indexed.index_files(UUID) == [second, first]
-        assert await indexed.index_files("another") == []
+        await store_with_table.transact([ReplaceIndexFiles(UUID, "d", (first, second), (), 1)])
+        assert await store_with_table.index_files(UUID) == [second, first]
+        assert await store_with_table.index_files("another") == []
 
-    async def test_more_files_than_fit_one_statement_are_added_at_once(self, indexed: GeneratorStore) -> None:
+    async def test_more_files_than_fit_one_statement_are_added_at_once(self, store_with_table: GeneratorStore) -> None:
         files = tuple(make_file(f"{number:03}") for number in range(201))
-        await indexed.transact([ReplaceIndexFiles(UUID, "d", files, (), 1)])
-        assert await indexed.index_files(UUID) == list(files)
+        await store_with_table.transact([ReplaceIndexFiles(UUID, "d", files, (), 1)])
+        assert await store_with_table.index_files(UUID) == list(files)
 
     async def test_index_version_is_part_of_the_entry_and_rises_with_each_change(
-        self, indexed: GeneratorStore, other: GeneratorStore
+        self, store_with_table: GeneratorStore, other_store: GeneratorStore
     ) -> None:
-        assert await version(indexed) == 0
-        seen = [0]
+        assert await version(store_with_table) == 0
+        versions = [0]
         for change in (
             make_replacement("ab"),
             make_replacement("c", "ab"),
             QuarantineIndexFile(UUID, "file:///w/c", "flipped", 9),
             ForgetIndexFile(UUID, "file:///w/a", 9),
         ):
-            (told,) = await indexed.transact([change])
-            assert await version(other) == told
-            assert [entry.index_version for entry in await other.entries(TABLE, NS, None, 9)] == [told]
-            seen.append(told)
-        assert seen == sorted(set(seen))
+            (index_version,) = await store_with_table.transact([change])
+            assert await version(other_store) == index_version
+            assert [entry.index_version for entry in await other_store.entries(TABLE, NS, None, 9)] == [index_version]
+            versions.append(index_version)
+        assert versions == sorted(set(versions))
 
-    async def test_removed_file_is_superseded_with_its_time(self, indexed: GeneratorStore) -> None:
-        await indexed.transact([make_replacement("ab")])
-        await indexed.transact([make_replacement("c", "a", now_ms=77)])
-        assert await states(indexed) == {"a": SUPERSEDED, "b": LIVE, "c": LIVE}
-        assert [file.changed_ms for file in await indexed.index_files(UUID)] == [77, 5, 5]
+    async def test_removed_file_is_superseded_with_its_time(self, store_with_table: GeneratorStore) -> None:
+        await store_with_table.transact([make_replacement("ab")])
+        await store_with_table.transact([make_replacement("c", "a", now_ms=77)])
+        assert await states(store_with_table) == {"a": SUPERSEDED, "b": LIVE, "c": LIVE}
+        assert [file.changed_ms for file in await store_with_table.index_files(UUID)] == [77, 5, 5]
 
-    async def test_unused_files_are_listed_with_the_oldest_change_first(self, indexed: GeneratorStore) -> None:
-        await indexed.transact([make_replacement("abc")])
-        await indexed.transact(
+    async def test_unused_files_are_listed_with_the_oldest_change_first(self, store_with_table: GeneratorStore) -> None:
+        await store_with_table.transact([make_replacement("abc")])
+        await store_with_table.transact(
             [make_replacement("d", "b", now_ms=20), QuarantineIndexFile(UUID, "file:///w/a", "flipped", 10)]
         )
-        names = [file.location[-1] for file in await indexed.index_files_unused(21, 9)]
+        names = [file.location[-1] for file in await store_with_table.index_files_unused(21, 9)]
         assert names == ["a", "b"]
-        assert [file.location[-1] for file in await indexed.index_files_unused(20, 9)] == ["a"]
-        assert [file.location[-1] for file in await indexed.index_files_unused(21, 1)] == ["a"]
-        assert await indexed.index_files_unused(10, 9) == []
+        assert [file.location[-1] for file in await store_with_table.index_files_unused(20, 9)] == ["a"]
+        assert [file.location[-1] for file in await store_with_table.index_files_unused(21, 1)] == ["a"]
+        assert await store_with_table.index_files_unused(10, 9) == []
 
-    async def test_tables_with_indexes_are_listed_with_all_their_names(self, indexed: GeneratorStore) -> None:
-        other = [make_entry(name, uuid="uuid-of-u") for name in ("u", "v")]
-        await indexed.transact([*map(CreateEntry, other), CreateEntry(make_entry("plain", uuid="uuid-of-plain"))])
-        await indexed.transact([make_replacement("a"), make_replacement("b", uuid="uuid-of-u")])
-        indexed_tables = await indexed.list_indexed_tables(None, 9)
+    async def test_tables_with_indexes_are_listed_with_all_their_names(self, store_with_table: GeneratorStore) -> None:
+        entries = [make_entry(name, uuid="uuid-of-u") for name in ("u", "v")]
+        await store_with_table.transact(
+            [*map(CreateEntry, entries), CreateEntry(make_entry("plain", uuid="uuid-of-plain"))]
+        )
+        await store_with_table.transact([make_replacement("a"), make_replacement("b", uuid="uuid-of-u")])
+        indexed_tables = await store_with_table.list_indexed_tables(None, 9)
         assert [(entry.uuid, entry.name) for entry in indexed_tables] == [
             (UUID, "t"),
             ("uuid-of-u", "u"),
             ("uuid-of-u", "v"),
         ]
         assert all(entry.index_version > 0 for entry in indexed_tables)
-        assert [entry.name for entry in await indexed.list_indexed_tables(None, 1)] == ["t"]
-        assert [entry.name for entry in await indexed.list_indexed_tables(UUID, 1)] == ["u", "v"]
-        assert await indexed.list_indexed_tables("uuid-of-u", 9) == []
+        assert [entry.name for entry in await store_with_table.list_indexed_tables(None, 1)] == ["t"]
+        assert [entry.name for entry in await store_with_table.list_indexed_tables(UUID, 1)] == ["u", "v"]
+        assert await store_with_table.list_indexed_tables("uuid-of-u", 9) == []
 
     async def test_replacing_a_file_that_is_not_live_is_a_conflict_without_changes(
-        self, indexed: GeneratorStore
+        self, store_with_table: GeneratorStore
     ) -> None:
-        await indexed.transact([make_replacement("ab"), make_replacement("c", "b")])
-        before = await states(indexed), await version(indexed)
+        await store_with_table.transact([make_replacement("ab"), make_replacement("c", "b")])
+        before = await states(store_with_table), await version(store_with_table)
         for remove in ("b", "ab", "x"):
             with pytest.raises(CommitConflict, match="no longer live"):
-                await indexed.transact([make_replacement("d", remove)])
+                await store_with_table.transact([make_replacement("d", remove)])
         with pytest.raises(CommitConflict, match="file:///w/a is no longer live"):
-            await indexed.transact([make_replacement("d", "a", definition="another")])
-        assert (await states(indexed), await version(indexed)) == before
+            await store_with_table.transact([make_replacement("d", "a", definition="another")])
+        assert (await states(store_with_table), await version(store_with_table)) == before
 
-    async def test_repeated_replacement_changes_nothing(self, indexed: GeneratorStore) -> None:
-        await indexed.transact([make_replacement("ab")])
-        await indexed.transact([make_replacement("c", "ab")])
-        before = await states(indexed)
-        await indexed.transact([make_replacement("c", "ab")])
-        await indexed.transact([make_replacement("ab")])
-        assert await states(indexed) == before
+    async def test_repeated_replacement_changes_nothing(self, store_with_table: GeneratorStore) -> None:
+        await store_with_table.transact([make_replacement("ab")])
+        await store_with_table.transact([make_replacement("c", "ab")])
+        before = await states(store_with_table)
+        await store_with_table.transact([make_replacement("c", "ab")])
+        await store_with_table.transact([make_replacement("ab")])
+        assert await states(store_with_table) == before
 
-    async def test_index_file_belongs_to_one_definition(self, indexed: GeneratorStore) -> None:
-        await indexed.transact([make_replacement("a")])
+    async def test_index_file_belongs_to_one_definition(self, store_with_table: GeneratorStore) -> None:
+        await store_with_table.transact([make_replacement("a")])
         with pytest.raises(CommitConflict, match="registered for another index: d"):
-            await indexed.transact([make_replacement("ab", definition="another")])
-        assert await states(indexed) == {"a": LIVE}
+            await store_with_table.transact([make_replacement("ab", definition="another")])
+        assert await states(store_with_table) == {"a": LIVE}
 
     async def test_only_one_of_two_replacements_of_a_file_succeeds(
-        self, indexed: GeneratorStore, other: GeneratorStore
+        self, store_with_table: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         for step in range(10):
             merged, left, right = (f"{step}{which}" for which in ("merged", "left", "right"))
-            await indexed.transact([_replacement_of([merged])])
+            await store_with_table.transact([_replacement_of([merged])])
             results = await asyncio.gather(
-                outcome(indexed.transact([_replacement_of([left], [merged])])),
-                outcome(other.transact([_replacement_of([right], [merged])])),
+                outcome(store_with_table.transact([_replacement_of([left], [merged])])),
+                outcome(other_store.transact([_replacement_of([right], [merged])])),
             )
             assert sorted(results) == ["commit_conflict", "won"]
-            live = {name for name, state in (await states(indexed)).items() if state is LIVE}
+            live = {name for name, state in (await states(store_with_table)).items() if state is LIVE}
             assert len(live & {left, right}) == 1
             assert merged not in live
 
     async def test_registrations_and_commits_do_not_block_each_other(
-        self, indexed: GeneratorStore, other: GeneratorStore
+        self, store_with_table: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         names = [f"{number:02}" for number in range(20)]
         await asyncio.gather(
             *(
-                one.transact([_replacement_of([name]), CreateEntry(make_entry(name))])
-                for one, name in zip([indexed, other] * 10, names, strict=True)
+                replica.transact([_replacement_of([name]), CreateEntry(make_entry(name))])
+                for replica, name in zip([store_with_table, other_store] * 10, names, strict=True)
             )
         )
-        assert await states(indexed) == dict.fromkeys(names, LIVE)
+        assert await states(store_with_table) == dict.fromkeys(names, LIVE)
 
     async def test_table_without_a_name_gets_no_index_files(
-        self, indexed: GeneratorStore, clock: SimulatedClock
+        self, store_with_table: GeneratorStore, clock: SimulatedClock
     ) -> None:
         with pytest.raises(NoSuchTable, match="uuid nobody"):
-            await indexed.transact([make_replacement("a", uuid="nobody")])
-        await indexed.transact([DropEntry(TABLE, NS, "t", keep=_dropped_entry(clock))])
+            await store_with_table.transact([make_replacement("a", uuid="nobody")])
+        await store_with_table.transact([DropEntry(TABLE, NS, "t", keep=_dropped_entry(clock))])
         with pytest.raises(NoSuchTable):
-            await indexed.transact([make_replacement("a")])
+            await store_with_table.transact([make_replacement("a")])
 
-    async def test_damaged_file_is_quarantined_with_its_reason_once(self, indexed: GeneratorStore) -> None:
-        await indexed.transact([make_replacement("ab"), make_replacement("c", "b")])
+    async def test_damaged_file_is_quarantined_with_its_reason_once(self, store_with_table: GeneratorStore) -> None:
+        await store_with_table.transact([make_replacement("ab"), make_replacement("c", "b")])
         for reason in ("crc of blob 1", "again"):
-            await indexed.transact([QuarantineIndexFile(UUID, "file:///w/a", reason, 50)])
-        await indexed.transact([QuarantineIndexFile(UUID, "file:///w/b", "superseded anyway", 50)])
-        assert await states(indexed) == {"a": QUARANTINED, "b": SUPERSEDED, "c": LIVE}
-        reasons = {file.location: (file.reason, file.changed_ms) for file in await indexed.index_files(UUID)}
+            await store_with_table.transact([QuarantineIndexFile(UUID, "file:///w/a", reason, 50)])
+        await store_with_table.transact([QuarantineIndexFile(UUID, "file:///w/b", "superseded anyway", 50)])
+        assert await states(store_with_table) == {"a": QUARANTINED, "b": SUPERSEDED, "c": LIVE}
+        reasons = {file.location: (file.reason, file.changed_ms) for file in await store_with_table.index_files(UUID)}
         assert reasons["file:///w/a"] == ("crc of blob 1", 50)
         assert reasons["file:///w/b"][0] is None
         with pytest.raises(NotFound, match="file:///w/x"):
-            await indexed.transact([QuarantineIndexFile(UUID, "file:///w/x", "?", 50)])
+            await store_with_table.transact([QuarantineIndexFile(UUID, "file:///w/x", "?", 50)])
 
-    async def test_live_index_file_is_not_forgotten(self, indexed: GeneratorStore) -> None:
-        await indexed.transact([make_replacement("ab"), make_replacement("c", "a")])
+    async def test_live_index_file_is_not_forgotten(self, store_with_table: GeneratorStore) -> None:
+        await store_with_table.transact([make_replacement("ab"), make_replacement("c", "a")])
         with pytest.raises(CommitConflict, match="is live"):
-            await indexed.transact([ForgetIndexFile(UUID, "file:///w/c", 1)])
+            await store_with_table.transact([ForgetIndexFile(UUID, "file:///w/c", 1)])
         for _ in range(2):
-            await indexed.transact([ForgetIndexFile(UUID, "file:///w/a", 1)])
-        assert await states(indexed) == {"b": LIVE, "c": LIVE}
+            await store_with_table.transact([ForgetIndexFile(UUID, "file:///w/a", 1)])
+        assert await states(store_with_table) == {"b": LIVE, "c": LIVE}
 
-    async def test_index_files_follow_a_rename(self, indexed: GeneratorStore) -> None:
-        (told,) = await indexed.transact([make_replacement("a")])
-        await indexed.transact([RenameEntry(TABLE, NS, "t", NS, "u")])
-        assert await version(indexed, "u") == told
-        await indexed.transact([make_replacement("b")])
-        assert await states(indexed) == {"a": LIVE, "b": LIVE}
+    async def test_index_files_follow_a_rename(self, store_with_table: GeneratorStore) -> None:
+        (index_version,) = await store_with_table.transact([make_replacement("a")])
+        await store_with_table.transact([RenameEntry(TABLE, NS, "t", NS, "u")])
+        assert await version(store_with_table, "u") == index_version
+        await store_with_table.transact([make_replacement("b")])
+        assert await states(store_with_table) == {"a": LIVE, "b": LIVE}
 
     async def test_index_files_stay_until_a_drop_can_no_longer_be_undone(
-        self, indexed: GeneratorStore, clock: SimulatedClock
+        self, store_with_table: GeneratorStore, clock: SimulatedClock
     ) -> None:
-        (told,) = await indexed.transact([make_replacement("a")])
-        await indexed.transact([DropEntry(TABLE, NS, "t", keep=_dropped_entry(clock))])
-        assert await states(indexed) == {"a": LIVE}
-        await indexed.transact([RestoreEntry("kept", NS, "back")])
-        assert await version(indexed, "back") == told
-        await indexed.transact([DropEntry(TABLE, NS, "back", keep=_dropped_entry(clock))])
-        await indexed.transact([ForgetDropped("kept")])
-        assert await states(indexed) == {}
+        (index_version,) = await store_with_table.transact([make_replacement("a")])
+        await store_with_table.transact([DropEntry(TABLE, NS, "t", keep=_dropped_entry(clock))])
+        assert await states(store_with_table) == {"a": LIVE}
+        await store_with_table.transact([RestoreEntry("kept", NS, "back")])
+        assert await version(store_with_table, "back") == index_version
+        await store_with_table.transact([DropEntry(TABLE, NS, "back", keep=_dropped_entry(clock))])
+        await store_with_table.transact([ForgetDropped("kept")])
+        assert await states(store_with_table) == {}
 
-    async def test_index_files_are_deleted_with_the_last_name(self, indexed: GeneratorStore) -> None:
-        await indexed.transact([CreateEntry(make_entry("twin", uuid=UUID)), make_replacement("a")])
-        await indexed.transact([DropEntry(TABLE, NS, "t")])
-        assert await states(indexed) == {"a": LIVE}
-        before = await version(indexed, "twin")
-        await indexed.transact([DropEntry(TABLE, NS, "twin")])
-        assert await states(indexed) == {}
-        await indexed.transact([CreateEntry(make_entry("t")), make_replacement("b", now_ms=before + 1)])
-        assert await version(indexed) > before
+    async def test_index_files_are_deleted_with_the_last_name(self, store_with_table: GeneratorStore) -> None:
+        await store_with_table.transact([CreateEntry(make_entry("twin", uuid=UUID)), make_replacement("a")])
+        await store_with_table.transact([DropEntry(TABLE, NS, "t")])
+        assert await states(store_with_table) == {"a": LIVE}
+        before = await version(store_with_table, "twin")
+        await store_with_table.transact([DropEntry(TABLE, NS, "twin")])
+        assert await states(store_with_table) == {}
+        await store_with_table.transact([CreateEntry(make_entry("t")), make_replacement("b", now_ms=before + 1)])
+        assert await version(store_with_table) > before
 
     async def test_concurrent_drop_and_registration_leave_no_index_file_without_a_table(
-        self, indexed: GeneratorStore, other: GeneratorStore
+        self, store_with_table: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         for step in range(10):
             name = f"n{step}"
-            await indexed.transact([CreateEntry(make_entry(name))])
+            await store_with_table.transact([CreateEntry(make_entry(name))])
             registered, dropped = await asyncio.gather(
-                outcome(indexed.transact([make_replacement("ab", uuid=f"uuid-of-{name}")])),
-                outcome(other.transact([DropEntry(TABLE, NS, name)])),
+                outcome(store_with_table.transact([make_replacement("ab", uuid=f"uuid-of-{name}")])),
+                outcome(other_store.transact([DropEntry(TABLE, NS, name)])),
             )
             assert dropped == "won"
             assert registered in ("won", "no_such_table")
-            assert await states(indexed, f"uuid-of-{name}") == {}
+            assert await states(store_with_table, f"uuid-of-{name}") == {}
 
 
 def _replacement_of(add: list[str], remove: list[str] | None = None) -> ReplaceIndexFiles:

@@ -33,7 +33,6 @@ from seamark.metaserver.store.operations import (
 )
 from seamark.metaserver.store.port import LostRace
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.opened import OpenedStores
 from tests.store.samples import (
     FUNCTION,
     NS,
@@ -43,9 +42,10 @@ from tests.store.samples import (
     make_entry,
     make_swap,
 )
+from tests.store.store_pair import StorePair
 
 
-class NamesContract(OpenedStores):
+class NamesContract(StorePair):
     # Namespaces
 
     async def test_namespace_is_read_with_its_properties(self, store: GeneratorStore) -> None:
@@ -69,10 +69,10 @@ class NamesContract(OpenedStores):
         for leaf in leaves:
             await store.transact([CreateNamespace((*NS, leaf), {"leaf": leaf})])
         await store.transact([CreateNamespace((*NS, "a", "deep"), {}), CreateNamespace(("ns2",), {})])
-        seen: list[str] = []
-        while page := await store.namespaces(NS, seen[-1] if seen else None, 3):
-            seen += [child[-1] for child in page]
-        assert seen == sorted(leaves)
+        listed_ids: list[str] = []
+        while page := await store.namespaces(NS, listed_ids[-1] if listed_ids else None, 3):
+            listed_ids += [child[-1] for child in page]
+        assert listed_ids == sorted(leaves)
         assert await store.namespaces((), None, 10) == [NS, ("ns2",)]
         assert await store.namespaces((), "ns", 10) == [("ns2",)]
         assert await store.namespaces(("nowhere",), None, 10) == []
@@ -138,10 +138,10 @@ class NamesContract(OpenedStores):
         for name in names:
             await store.transact([CreateEntry(make_entry(name))])
         await store.transact([CreateEntry(make_entry("view", VIEW)), CreateEntry(make_entry("f", FUNCTION))])
-        seen: list[str] = []
-        while page := await store.entries(TABLE, NS, seen[-1] if seen else None, 3):
-            seen += [entry.name for entry in page]
-        assert seen == sorted(names)
+        listed_ids: list[str] = []
+        while page := await store.entries(TABLE, NS, listed_ids[-1] if listed_ids else None, 3):
+            listed_ids += [entry.name for entry in page]
+        assert listed_ids == sorted(names)
         assert [entry.name for entry in await store.entries(VIEW, NS, None, 9)] == ["view"]
 
     async def test_swap_moves_the_pointer_once(self, store: GeneratorStore) -> None:
@@ -207,25 +207,25 @@ class NamesContract(OpenedStores):
         assert [entry.name for entry in await store.entries(TABLE, NS, None, 9)] == ["t", "t2"]
 
     async def test_only_the_process_with_priority_moves_the_pointer(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         entry = make_entry("t")
         await store.transact([CreateEntry(entry), TakePriority(entry.uuid, "slow", 60_000)])
         swap = make_swap("t", entry.metadata_location, "file:///2", uuid=entry.uuid)
         for fast in (swap, msgspec.structs.replace(swap, holder="fast")):
             with pytest.raises(LostRace):
-                await other.transact([fast])
+                await other_store.transact([fast])
         with pytest.raises(CommitConflict):
-            await other.transact([TakePriority(entry.uuid, "fast", 60_000)])
-        await other.transact([EndPriority(entry.uuid, "fast")])
+            await other_store.transact([TakePriority(entry.uuid, "fast", 60_000)])
+        await other_store.transact([EndPriority(entry.uuid, "fast")])
         await store.transact([TakePriority(entry.uuid, "slow", 60_000), msgspec.structs.replace(swap, holder="slow")])
         after = make_swap("t", "file:///2", "file:///3", uuid=entry.uuid, holder="fast")
         with pytest.raises(LostRace):
-            await other.transact([after])
+            await other_store.transact([after])
         await store.transact([EndPriority(entry.uuid, "slow")])
-        await other.transact([after])
-        await other.transact([TakePriority(entry.uuid, "fast", 60_000), DropEntry(TABLE, NS, "t")])
-        await other.transact([CreateEntry(entry), TakePriority(entry.uuid, "slow", 60_000)])
+        await other_store.transact([after])
+        await other_store.transact([TakePriority(entry.uuid, "fast", 60_000), DropEntry(TABLE, NS, "t")])
+        await other_store.transact([CreateEntry(entry), TakePriority(entry.uuid, "slow", 60_000)])
 
     # Drop and undrop
 

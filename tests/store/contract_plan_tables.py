@@ -19,8 +19,8 @@ from seamark.metaserver.store.operations import (
     RetirePlanTables,
 )
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.opened import OpenedStores
 from tests.store.samples import NS, TABLE, make_entry
+from tests.store.store_pair import StorePair
 
 NAME = "t~plan~" + "0" * 32
 
@@ -56,16 +56,16 @@ def snapshot_plan(number: int, audience: str = "a", *, expires_ms: int = 100) ->
     )
 
 
-async def shown_plans(
+async def list_plan_ids(
     store: GeneratorStore, audience: str = "a", now_ms: int = 0, uuid: str = "uuid-of-T"
 ) -> list[int]:
     return [snapshot.id - 2**61 for snapshot in await store.plan_snapshots(NS, "T", uuid, audience, now_ms, 100)]
 
 
 async def keep(store: GeneratorStore, stored_plan_table: StoredPlanTable) -> StoredPlanTable:
-    (kept,) = await store.transact([KeepPlanTable(stored_plan_table)])
-    assert isinstance(kept, StoredPlanTable)
-    return kept
+    (kept_plan_table,) = await store.transact([KeepPlanTable(stored_plan_table)])
+    assert isinstance(kept_plan_table, StoredPlanTable)
+    return kept_plan_table
 
 
 async def retire(store: GeneratorStore, before_ms: int, limit: int = 100) -> int:
@@ -74,17 +74,17 @@ async def retire(store: GeneratorStore, before_ms: int, limit: int = 100) -> int
     return count
 
 
-class PlanTablesContract(OpenedStores):
+class PlanTablesContract(StorePair):
     @pytest.mark.parametrize("considered_bytes", [None, 0, 2**50])
     async def test_plan_table_is_read_as_it_was_stored(
-        self, store: GeneratorStore, other: GeneratorStore, considered_bytes: int | None
+        self, store: GeneratorStore, other_store: GeneratorStore, considered_bytes: int | None
     ) -> None:
-        given = msgspec.structs.replace(plan("a"), considered_bytes=considered_bytes)
+        plan_to_keep = msgspec.structs.replace(plan("a"), considered_bytes=considered_bytes)
         assert await store.plan_table(NS, NAME) is None
-        assert await keep(store, given) == given
-        assert await other.plan_table(NS, NAME) == given
-        assert await other.plan_table(NS, NAME.upper()) is None
-        assert await other.plan_table(("ns", "x"), NAME) is None
+        assert await keep(store, plan_to_keep) == plan_to_keep
+        assert await other_store.plan_table(NS, NAME) == plan_to_keep
+        assert await other_store.plan_table(NS, NAME.upper()) is None
+        assert await other_store.plan_table(("ns", "x"), NAME) is None
 
     async def test_first_plan_keeps_the_name_for_the_longer_of_both_leases(self, store: GeneratorStore) -> None:
         first = plan("a", expires_ms=100)
@@ -96,12 +96,12 @@ class PlanTablesContract(OpenedStores):
         assert await keep(store, elsewhere) == elsewhere
 
     async def test_concurrent_stores_of_one_name_all_return_the_same_plan(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         for step in range(10):
             name = f"t~plan~{step:032x}"
             results = await asyncio.gather(
-                *(keep((store, other)[number % 2], plan(f"{step}-{number}", name)) for number in range(6))
+                *(keep((store, other_store)[number % 2], plan(f"{step}-{number}", name)) for number in range(6))
             )
             assert len({result.id for result in results}) == 1
             assert await store.plan_table(NS, name) == results[0]
@@ -153,13 +153,13 @@ class PlanTablesContract(OpenedStores):
         assert await store.plan_table(NS, NAME) is None
 
     async def test_plan_is_renewed_or_retired_and_never_both(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         for step in range(10):
             name = f"t~plan~{step:032x}"
             await keep(store, plan(f"p{step}", name, expires_ms=100))
             (renewed,), retired = await asyncio.gather(
-                store.transact([RenewPlanTable(f"p{step}", 10_000)]), retire(other, 1000)
+                store.transact([RenewPlanTable(f"p{step}", 10_000)]), retire(other_store, 1000)
             )
             assert renewed == (retired == 0)
             assert (await store.plan_table(NS, name) is not None) == renewed
@@ -174,26 +174,26 @@ class PlanTablesContract(OpenedStores):
         assert [retired_plan_table.id for retired_plan_table in await store.list_retired_plan_tables(None, 10)] == ["a"]
 
     async def test_plan_snapshots_are_shown_to_their_audience_until_their_leases_end(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         for number in (2, 1, 3):
-            given_snapshot_plan = snapshot_plan(number, expires_ms=100 * number)
-            assert await keep(store, given_snapshot_plan) == given_snapshot_plan
-            assert await other.plan_table(NS, str(given_snapshot_plan.name)) == given_snapshot_plan
+            plan_to_keep = snapshot_plan(number, expires_ms=100 * number)
+            assert await keep(store, plan_to_keep) == plan_to_keep
+            assert await other_store.plan_table(NS, str(plan_to_keep.name)) == plan_to_keep
         await keep(store, snapshot_plan(4, "b"))
         await keep(store, plan("named"))
-        assert await other.plan_snapshots(NS, "T", "uuid-of-T", "b", 0, 100) == [
+        assert await other_store.plan_snapshots(NS, "T", "uuid-of-T", "b", 0, 100) == [
             PlanSnapshot(2**61 + 4, str(snapshot_plan(4).snapshot_or_fingerprint))
         ]
-        assert [await shown_plans(other, now_ms=now_ms) for now_ms in (0, 100, 250, 300)] == [
+        assert [await list_plan_ids(other_store, now_ms=now_ms) for now_ms in (0, 100, 250, 300)] == [
             [1, 2, 3],
             [2, 3],
             [3],
             [],
         ]
-        assert await shown_plans(other, uuid="another") == []
-        assert await other.plan_snapshots(("ns", "x"), "T", "uuid-of-T", "a", 0, 100) == []
-        latest = await other.plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
+        assert await list_plan_ids(other_store, uuid="another") == []
+        assert await other_store.plan_snapshots(("ns", "x"), "T", "uuid-of-T", "a", 0, 100) == []
+        latest = await other_store.plan_snapshots(NS, "T", "uuid-of-T", "a", 0, 2)
         assert [item.id - 2**61 for item in latest] == [2, 3]
 
     async def test_only_the_audience_renews_or_withdraws_leases_of_plan_snapshots(self, store: GeneratorStore) -> None:
@@ -211,10 +211,10 @@ class PlanTablesContract(OpenedStores):
 
         assert await lease((1, 2, 9), 500) == 2
         assert await lease((1,), 300) == 1
-        assert await shown_plans(store, now_ms=400) == [1, 2]
-        assert await shown_plans(store, "b", now_ms=400) == []
+        assert await list_plan_ids(store, now_ms=400) == [1, 2]
+        assert await list_plan_ids(store, "b", now_ms=400) == []
         assert await lease((1,), 200, withdraw=True) == 1
-        assert await shown_plans(store, now_ms=200) == [2]
+        assert await list_plan_ids(store, now_ms=200) == [2]
         assert await lease((1,), 600, "c") == 0
         await retire(store, 1000)
         assert await lease((1, 2), 5000) == 0
@@ -226,7 +226,7 @@ class PlanTablesContract(OpenedStores):
         await keep(store, plan("named"))
         dropped = await store.transact([DropPlanSnapshots(NS, "T", (2**61 + 1, 2**62, 5))])
         assert dropped == [2]
-        assert await shown_plans(store) == await shown_plans(store, "b") == [2]
+        assert await list_plan_ids(store) == await list_plan_ids(store, "b") == [2]
         assert [retired_plan_table.id for retired_plan_table in await store.list_retired_plan_tables(None, 10)] == [
             "a1",
             "b1",

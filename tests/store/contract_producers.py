@@ -28,8 +28,8 @@ from seamark.metaserver.store.operations import (
 )
 from seamark.metaserver.store.port import LostRace
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.opened import OpenedStores
 from tests.store.samples import NS, TABLE, make_entry, make_swap, outcome
+from tests.store.store_pair import StorePair
 
 UUID = "uuid-of-t"
 
@@ -40,101 +40,108 @@ def advance(
     return AdvanceProducer(uuid, producer, sequence, snapshot_id, now_ms)
 
 
-class ProducersContract(OpenedStores):
+class ProducersContract(StorePair):
     @pytest.fixture
-    async def produced(self, store: GeneratorStore) -> GeneratorStore:
+    async def store_with_tables(self, store: GeneratorStore) -> GeneratorStore:
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
         return store
 
-    async def test_producer_is_read_as_it_was_advanced(self, produced: GeneratorStore, other: GeneratorStore) -> None:
-        assert await produced.producer(UUID, "p") is None
-        await produced.transact([advance(-3, 2**62, now_ms=1)])
-        assert await other.producer(UUID, "p") == ProducerState(-3, 2**62, 1)
-        await produced.transact([advance(2**63 - 1, None, now_ms=2)])
-        assert await other.producer(UUID, "p") == ProducerState(2**63 - 1, None, 2)
+    async def test_producer_is_read_as_it_was_advanced(
+        self, store_with_tables: GeneratorStore, other_store: GeneratorStore
+    ) -> None:
+        assert await store_with_tables.producer(UUID, "p") is None
+        await store_with_tables.transact([advance(-3, 2**62, now_ms=1)])
+        assert await other_store.producer(UUID, "p") == ProducerState(-3, 2**62, 1)
+        await store_with_tables.transact([advance(2**63 - 1, None, now_ms=2)])
+        assert await other_store.producer(UUID, "p") == ProducerState(2**63 - 1, None, 2)
 
-    async def test_only_a_higher_sequence_advances_a_producer(self, produced: GeneratorStore) -> None:
-        await produced.transact([advance(5, 50)])
+    async def test_only_a_higher_sequence_advances_a_producer(self, store_with_tables: GeneratorStore) -> None:
+        await store_with_tables.transact([advance(5, 50)])
         for sequence in (5, 4, -1):
             with pytest.raises(CommitConflict, match=f"producer p has already committed sequence {sequence}"):
-                await produced.transact([advance(sequence, 60)])
-        assert await produced.producer(UUID, "p") == ProducerState(5, 50, 9)
-        await produced.transact([advance(9, 90)])
-        assert await produced.producer(UUID, "p") == ProducerState(9, 90, 9)
+                await store_with_tables.transact([advance(sequence, 60)])
+        assert await store_with_tables.producer(UUID, "p") == ProducerState(5, 50, 9)
+        await store_with_tables.transact([advance(9, 90)])
+        assert await store_with_tables.producer(UUID, "p") == ProducerState(9, 90, 9)
 
-    async def test_producers_and_tables_count_separately(self, produced: GeneratorStore) -> None:
-        await produced.transact([advance(5, 1), advance(3, 2, producer="P"), advance(1, 3, uuid="uuid-of-u")])
-        assert await produced.producer(UUID, "P") == ProducerState(3, 2, 9)
-        assert await produced.producer("uuid-of-u", "p") == ProducerState(1, 3, 9)
-        assert await produced.producer("uuid-of-u", "P") is None
+    async def test_producers_and_tables_count_separately(self, store_with_tables: GeneratorStore) -> None:
+        await store_with_tables.transact([advance(5, 1), advance(3, 2, producer="P"), advance(1, 3, uuid="uuid-of-u")])
+        assert await store_with_tables.producer(UUID, "P") == ProducerState(3, 2, 9)
+        assert await store_with_tables.producer("uuid-of-u", "p") == ProducerState(1, 3, 9)
+        assert await store_with_tables.producer("uuid-of-u", "P") is None
 
-    async def test_committed_sequence_undoes_the_pointer_swap_of_its_repeat(self, produced: GeneratorStore) -> None:
+    async def test_committed_sequence_undoes_the_pointer_swap_of_its_repeat(
+        self, store_with_tables: GeneratorStore
+    ) -> None:
         swap = make_swap("t", "file:///w/t/0.json", "file:///w/t/1.json")
-        await produced.transact([swap, advance(1, 10)])
+        await store_with_tables.transact([swap, advance(1, 10)])
         second_swap = make_swap("t", "file:///w/t/1.json", "file:///w/t/2.json")
         with pytest.raises(CommitConflict):
-            await produced.transact([second_swap, advance(2, 20, producer="q"), advance(1, 20)])
-        entry = await produced.entry(TABLE, NS, "t")
+            await store_with_tables.transact([second_swap, advance(2, 20, producer="q"), advance(1, 20)])
+        entry = await store_with_tables.entry(TABLE, NS, "t")
         assert entry is not None
         assert entry.metadata_location == "file:///w/t/1.json"
-        assert await produced.producer(UUID, "q") is None
+        assert await store_with_tables.producer(UUID, "q") is None
         with pytest.raises(CommitConflict):
-            await produced.transact([advance(2, 20), swap])
-        assert await produced.producer(UUID, "p") == ProducerState(1, 10, 9)
+            await store_with_tables.transact([advance(2, 20), swap])
+        assert await store_with_tables.producer(UUID, "p") == ProducerState(1, 10, 9)
 
     async def test_only_one_of_two_commits_of_a_sequence_succeeds(
-        self, produced: GeneratorStore, other: GeneratorStore
+        self, store_with_tables: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         for sequence in range(10):
             results = await asyncio.gather(
-                outcome(produced.transact([advance(sequence, 1)])), outcome(other.transact([advance(sequence, 2)]))
+                outcome(store_with_tables.transact([advance(sequence, 1)])),
+                outcome(other_store.transact([advance(sequence, 2)])),
             )
             assert sorted(results) == ["commit_conflict", "won"]
-            state = await produced.producer(UUID, "p")
+            state = await store_with_tables.producer(UUID, "p")
             assert state is not None
             assert (state.sequence, state.snapshot_id) == (sequence, 1 if results[0] == "won" else 2)
 
     async def test_producer_of_a_table_without_a_live_name_cannot_advance(
-        self, produced: GeneratorStore, clock: SimulatedClock
+        self, store_with_tables: GeneratorStore, clock: SimulatedClock
     ) -> None:
         with pytest.raises(NoSuchTable, match="uuid nobody"):
-            await produced.transact([advance(1, uuid="nobody")])
-        await produced.transact([DropEntry(TABLE, NS, "t", keep=_dropped_entry(clock))])
+            await store_with_tables.transact([advance(1, uuid="nobody")])
+        await store_with_tables.transact([DropEntry(TABLE, NS, "t", keep=_dropped_entry(clock))])
         with pytest.raises(NoSuchTable):
-            await produced.transact([advance(1)])
+            await store_with_tables.transact([advance(1)])
 
     async def test_producers_stay_until_the_table_has_no_name(
-        self, produced: GeneratorStore, clock: SimulatedClock
+        self, store_with_tables: GeneratorStore, clock: SimulatedClock
     ) -> None:
-        await produced.transact([advance(4, 40), advance(1, 2, uuid="uuid-of-u")])
+        await store_with_tables.transact([advance(4, 40), advance(1, 2, uuid="uuid-of-u")])
         producer_state = ProducerState(4, 40, 9)
-        await produced.transact([RenameEntry(TABLE, NS, "t", NS, "moved")])
-        assert await produced.producer(UUID, "p") == producer_state
-        await produced.transact([CreateEntry(make_entry("twin", uuid=UUID)), DropEntry(TABLE, NS, "moved")])
-        assert await produced.producer(UUID, "p") == producer_state
-        await produced.transact([DropEntry(TABLE, NS, "twin", keep=_dropped_entry(clock))])
-        assert await produced.producer(UUID, "p") == producer_state
-        await produced.transact([RestoreEntry("kept", NS, "back")])
-        assert await produced.producer(UUID, "p") == producer_state
-        await produced.transact([DropEntry(TABLE, NS, "back", keep=_dropped_entry(clock)), ForgetDropped("kept")])
-        assert await produced.producer(UUID, "p") is None
-        assert await produced.producer("uuid-of-u", "p") == ProducerState(1, 2, 9)
-        await produced.transact([DropEntry(TABLE, NS, "u")])
-        assert await produced.producer("uuid-of-u", "p") is None
+        await store_with_tables.transact([RenameEntry(TABLE, NS, "t", NS, "moved")])
+        assert await store_with_tables.producer(UUID, "p") == producer_state
+        await store_with_tables.transact([CreateEntry(make_entry("twin", uuid=UUID)), DropEntry(TABLE, NS, "moved")])
+        assert await store_with_tables.producer(UUID, "p") == producer_state
+        await store_with_tables.transact([DropEntry(TABLE, NS, "twin", keep=_dropped_entry(clock))])
+        assert await store_with_tables.producer(UUID, "p") == producer_state
+        await store_with_tables.transact([RestoreEntry("kept", NS, "back")])
+        assert await store_with_tables.producer(UUID, "p") == producer_state
+        await store_with_tables.transact(
+            [DropEntry(TABLE, NS, "back", keep=_dropped_entry(clock)), ForgetDropped("kept")]
+        )
+        assert await store_with_tables.producer(UUID, "p") is None
+        assert await store_with_tables.producer("uuid-of-u", "p") == ProducerState(1, 2, 9)
+        await store_with_tables.transact([DropEntry(TABLE, NS, "u")])
+        assert await store_with_tables.producer("uuid-of-u", "p") is None
 
     async def test_concurrent_drop_and_commit_leave_no_producer_without_a_table(
-        self, produced: GeneratorStore, other: GeneratorStore
+        self, store_with_tables: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         for step in range(10):
             name = f"n{step}"
-            await produced.transact([CreateEntry(make_entry(name))])
+            await store_with_tables.transact([CreateEntry(make_entry(name))])
             advanced, dropped = await asyncio.gather(
-                outcome(produced.transact([advance(1, uuid=f"uuid-of-{name}")])),
-                outcome(other.transact([DropEntry(TABLE, NS, name)])),
+                outcome(store_with_tables.transact([advance(1, uuid=f"uuid-of-{name}")])),
+                outcome(other_store.transact([DropEntry(TABLE, NS, name)])),
             )
             assert dropped == "won"
             assert advanced in ("won", "no_such_table")
-            assert await produced.producer(f"uuid-of-{name}", "p") is None
+            assert await store_with_tables.producer(f"uuid-of-{name}", "p") is None
 
 
 def _dropped_entry(clock: SimulatedClock) -> DroppedEntry:
@@ -153,13 +160,15 @@ async def offsets(store: GeneratorStore) -> dict[int, int]:
     return entry.parse_flushed_offsets()
 
 
-class StreamsContract(OpenedStores):
-    async def test_only_a_stream_table_has_flushed_offsets(self, store: GeneratorStore, other: GeneratorStore) -> None:
+class StreamsContract(StorePair):
+    async def test_only_a_stream_table_has_flushed_offsets(
+        self, store: GeneratorStore, other_store: GeneratorStore
+    ) -> None:
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
         assert await offsets(store) == {}
         await store.transact([OpenStream(UUID, 2)])
         await store.transact([move((1, 0, 7)), OpenStream(UUID, 3)])
-        assert await offsets(other) == {0: 0, 1: 7, 2: 0}
+        assert await offsets(other_store) == {0: 0, 1: 7, 2: 0}
         entry = await store.entry(TABLE, NS, "u")
         assert entry is not None
         assert entry.flushed == ""
@@ -167,13 +176,13 @@ class StreamsContract(OpenedStores):
             await store.transact([OpenStream("uuid-of-nothing", 1)])
 
     async def test_offsets_move_from_where_they_are_or_not_at_all(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         await store.transact([CreateEntry(make_entry("t")), OpenStream(UUID, 2)])
         await store.transact([move((1, 0, 2**40), (0, 0, 5))])
         for ranges in (((0, 0, 5),), ((0, 4, 9),), ((0, 5, 9), (1, 0, 1)), ((7, 0, 1),)):
             with pytest.raises(CommitConflict, match="nothing was changed"):
-                await other.transact([move(*ranges)])
+                await other_store.transact([move(*ranges)])
         assert await offsets(store) == {0: 5, 1: 2**40}
         with pytest.raises(NoSuchTable):
             await store.transact([move((0, 0, 1), uuid="uuid-of-nothing")])
@@ -194,20 +203,27 @@ class StreamsContract(OpenedStores):
         assert (moved.metadata_location, moved.flushed) == ("file:///next", "0:4")
 
     async def test_one_taker_gets_the_last_flush_before_a_removal(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         with pytest.raises(NoSuchTable):
             await store.transact([RecordRemovalFlush(UUID, 1)])
         await store.transact([CreateEntry(make_entry("t")), RecordRemovalFlush(UUID, 1), RecordRemovalFlush(UUID, 2)])
-        assert await other.transact([TakeRemovalFlush(UUID, 2)]) == [True]
-        assert await other.transact([TakeRemovalFlush(UUID, 2)]) == [False]
+        assert await other_store.transact([TakeRemovalFlush(UUID, 2)]) == [True]
+        assert await other_store.transact([TakeRemovalFlush(UUID, 2)]) == [False]
         for read in (1, None):  # Another commit has come between the flush and the repeated commit.
             await store.transact([RecordRemovalFlush(UUID, 2)])
-            assert await other.transact([TakeRemovalFlush(UUID, read)]) == [False]
+            assert await other_store.transact([TakeRemovalFlush(UUID, read)]) == [False]
         assert await store.transact([TakeRemovalFlush(UUID, 2)]) == [False]
         await store.transact([RecordRemovalFlush(UUID, 3), DropEntry(TABLE, NS, "t")])
         await store.transact([CreateEntry(make_entry("t"))])
         assert await store.transact([TakeRemovalFlush(UUID, 3)]) == [False]
+
+    async def test_entries_of_several_tables_are_found_by_their_uuids(self, store: GeneratorStore) -> None:
+        await store.transact([*(CreateEntry(make_entry(name)) for name in "tuv"), OpenStream("uuid-of-v", 2)])
+        found = await store.find_entries(["uuid-of-v", "uuid-of-missing", "uuid-of-t"])
+        assert [entry.name for entry in found] == ["t", "v"]
+        assert found[1].parse_flushed_offsets() == {0: 0, 1: 0}
+        assert await store.find_entries([]) == []
 
     async def test_offsets_go_with_the_last_name_of_the_table(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t")), OpenStream(UUID, 1), move((0, 0, 4))])

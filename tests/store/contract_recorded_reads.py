@@ -25,26 +25,28 @@ from seamark.metaserver.store.operations import (
     SaveAppliedAdvice,
 )
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.opened import OpenedStores
 from tests.store.samples import NS, TABLE, make_entry
+from tests.store.store_pair import StorePair
 
 UUID = "uuid-of-t"
 
 
-class ColumnReadsContract(OpenedStores):
+class ColumnReadsContract(StorePair):
     async def test_reads_of_a_day_add_up_and_keep_the_oldest_age(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         await store.transact([CreateEntry(make_entry("t")), CreateEntry(make_entry("u"))])
         await store.transact([AddColumnReads(UUID, 5, ((1, 30, 2), (2, ALL_AGES, 1)))])
-        await other.transact([AddColumnReads(UUID, 5, ((1, 10, 3),)), AddColumnReads("uuid-of-u", 5, ((1, 99, 1),))])
+        await other_store.transact(
+            [AddColumnReads(UUID, 5, ((1, 10, 3),)), AddColumnReads("uuid-of-u", 5, ((1, 99, 1),))]
+        )
         await store.transact([AddColumnReads(UUID, 6, ((1, 30, 1), (-1, 0, 2**40))), AddColumnReads(UUID, 7, ())])
-        assert await other.column_reads(UUID, 0, 10) == [
+        assert await other_store.column_reads(UUID, 0, 10) == [
             ColumnReads(-1, 0, 2**40, 6, 6),
             ColumnReads(1, 30, 6, 5, 6),
             ColumnReads(2, ALL_AGES, 1, 5, 5),
         ]
-        assert await other.column_reads(UUID, 6, 1) == [ColumnReads(-1, 0, 2**40, 6, 6)]
+        assert await other_store.column_reads(UUID, 6, 1) == [ColumnReads(-1, 0, 2**40, 6, 6)]
 
     async def test_many_columns_are_added_together(self, store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
@@ -79,11 +81,11 @@ def add_records(hour: int, *records: tuple[str, str], samples: str = "", shapes_
     return AddQueryRecords(UUID, hour, added, shapes_max, 2)
 
 
-class QueryHistoryContract(OpenedStores):
-    async def test_statements_of_two_replicas_add_up(self, store: GeneratorStore, other: GeneratorStore) -> None:
+class QueryHistoryContract(StorePair):
+    async def test_statements_of_two_replicas_add_up(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         await store.transact([add_records(100, ("a", "x"), ("b", "x"))])
-        await other.transact([add_records(101, ("a", "y"))])
+        await other_store.transact([add_records(101, ("a", "y"))])
         (a, b) = await store.query_shapes(UUID, 0, 10)
         assert (a.fingerprint, a.shape, a.sums, a.first_hour, a.last_hour) == (
             "a",
@@ -94,7 +96,7 @@ class QueryHistoryContract(OpenedStores):
         )
         assert (b.fingerprint, b.sums.statements) == ("b", 1)
         assert [shape.fingerprint for shape in await store.query_shapes(UUID, 101, 10)] == ["a"]
-        (totals,) = await other.query_totals(0, None, 10)
+        (totals,) = await other_store.query_totals(0, None, 10)
         assert (totals.uuid, totals.shapes, totals.sums.statements) == (UUID, 2, 3)
 
     async def test_huge_sums_stop_at_a_limit_and_stay_readable(self, store: GeneratorStore) -> None:

@@ -26,9 +26,8 @@ from seamark.metaserver.store.operations import (
     SaveToken,
     TakeLease,
 )
-from seamark.metaserver.store.port import IdempotencyTaken
+from seamark.metaserver.store.port import GROUPS_MAX, IdempotencyTaken
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.opened import OpenedStores
 from tests.store.samples import (
     NS,
     TABLE,
@@ -37,9 +36,10 @@ from tests.store.samples import (
     make_idempotency,
     outcome,
 )
+from tests.store.store_pair import StorePair
 
 
-class RecordsContract(OpenedStores):
+class RecordsContract(StorePair):
     # Idempotency
 
     async def test_first_answer_to_a_key_is_kept_and_the_second_is_undone(
@@ -65,13 +65,13 @@ class RecordsContract(OpenedStores):
         assert await store.idempotency("k", clock.now_ms()) == second
 
     async def test_only_one_of_concurrent_requests_with_a_key_is_recorded(
-        self, store: GeneratorStore, other: GeneratorStore, clock: SimulatedClock
+        self, store: GeneratorStore, other_store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         async def attempt(number: int) -> bool:
             record = make_idempotency("k", clock.now_ms() + 100, status=200 + number)
             entry = make_entry(f"t{number}")
             try:
-                await (store, other)[number % 2].transact([CreateEntry(entry), SaveIdempotency(record)])
+                await (store, other_store)[number % 2].transact([CreateEntry(entry), SaveIdempotency(record)])
             except IdempotencyTaken:
                 return False
             return True
@@ -155,8 +155,16 @@ class RecordsContract(OpenedStores):
         with pytest.raises(NotFound, match=r"reader for ann on a\.b"):
             await store.transact([RemoveGrant(part)])
 
+    async def test_grants_of_several_principals_are_read_together(self, store: GeneratorStore) -> None:
+        grants = [Grant("a-group:1", "admin"), Grant("a-group:2", "reader", ("a", "b")), Grant("b-group:1", "reader")]
+        await store.transact([SaveGrant(grant) for grant in grants])
+        assert await store.grants_of_any(("a-group:2", "missing", "a-group:1")) == grants[:2]
+        assert await store.grants_of_any(()) == []
+        many = tuple(f"other:{number}" for number in range(GROUPS_MAX - 1))
+        assert await store.grants_of_any((*many, "b-group:1")) == grants[2:]
+
     async def test_cursor_moves_only_from_the_position_that_was_read(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         assert await store.cursor("hook") is None
         with pytest.raises(CommitConflict):
@@ -165,42 +173,42 @@ class RecordsContract(OpenedStores):
         with pytest.raises(CommitConflict):
             await store.transact([SaveCursor("hook", None, "5")])
         outcomes = await asyncio.gather(
-            *(outcome(s.transact([SaveCursor("hook", "5", f"6{n}")])) for n, s in enumerate((store, other)))
+            *(outcome(s.transact([SaveCursor("hook", "5", f"6{n}")])) for n, s in enumerate((store, other_store)))
         )
         assert sorted(outcomes) == ["commit_conflict", "won"]
         assert await store.cursor("hook") == f"6{outcomes.index('won')}"
 
     async def test_lease_has_one_holder_and_a_rising_fencing_number(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         assert await store.transact([TakeLease("l", "a", now_ms=0, until_ms=10)]) == [1]
         assert await store.transact([TakeLease("l", "a", now_ms=5, until_ms=15)]) == [1]
         with pytest.raises(CommitConflict):
-            await other.transact([TakeLease("l", "b", now_ms=14, until_ms=30)])
-        assert await other.transact([TakeLease("l", "b", now_ms=15, until_ms=30)]) == [2]
+            await other_store.transact([TakeLease("l", "b", now_ms=14, until_ms=30)])
+        assert await other_store.transact([TakeLease("l", "b", now_ms=15, until_ms=30)]) == [2]
         with pytest.raises(CommitConflict):
             await store.transact([TakeLease("l", "a", now_ms=29, until_ms=50)])
         assert await store.transact([TakeLease("l", "a", now_ms=30, until_ms=50)]) == [3]
-        assert (await other.fence("l"), await other.fence("unknown")) == (3, 0)
-        await other.transact([CheckFence("l", 3)])
+        assert (await other_store.fence("l"), await other_store.fence("unknown")) == (3, 0)
+        await other_store.transact([CheckFence("l", 3)])
         for name, fence in (("l", 2), ("l", 4), ("unknown", 1)):
             with pytest.raises(CommitConflict):
-                await other.transact([CheckFence(name, fence)])
+                await other_store.transact([CheckFence(name, fence)])
 
-    async def test_all_replicas_get_the_first_secret(self, store: GeneratorStore, other: GeneratorStore) -> None:
+    async def test_all_replicas_get_the_first_secret(self, store: GeneratorStore, other_store: GeneratorStore) -> None:
         results = await asyncio.gather(
-            *((store, other)[n % 2].swap_secret("signing", None, bytes([n, 0, 255])) for n in range(8)),
+            *((store, other_store)[n % 2].swap_secret("signing", None, bytes([n, 0, 255])) for n in range(8)),
         )
         assert len(set(results)) == 1
-        assert await other.swap_secret("signing", None, b"late") == results[0]
+        assert await other_store.swap_secret("signing", None, b"late") == results[0]
         assert await store.secret("signing") == results[0]
         assert await store.secret("another") is None
 
     async def test_secret_is_replaced_only_by_a_caller_who_knows_the_old_one(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         await store.swap_secret("signing", None, b"first")
-        assert await other.swap_secret("signing", b"first", b"second") == b"second"
+        assert await other_store.swap_secret("signing", b"first", b"second") == b"second"
         assert await store.swap_secret("signing", b"first", b"third") == b"second"
         assert await store.secret("signing") == b"second"
         assert await store.swap_secret("gone", b"first", b"third") == b""

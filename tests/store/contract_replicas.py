@@ -8,7 +8,7 @@ from seamark.formats.runtime.clock import SimulatedClock
 from seamark.metaserver.store.model import Replica
 from seamark.metaserver.store.operations import RemoveReplica, RenewReplica
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.opened import OpenedStores
+from tests.store.store_pair import StorePair
 
 LONG_MS = 600_000
 
@@ -17,14 +17,14 @@ def replica(address: str, **fields: int | str) -> Replica:
     return Replica(**{"address": address, "weight": 1, "version": "1.0", "protocol": 1, "started_ms": 5, **fields})  # type: ignore[arg-type]
 
 
-class ReplicasContract(OpenedStores):
+class ReplicasContract(StorePair):
     async def test_every_replica_sees_the_others_while_their_leases_last(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         assert await store.replicas() == []
         (alone,) = await store.transact([RenewReplica(replica("10.0.0.2:1", weight=3), LONG_MS)])
         assert [item.address for item in alone] == ["10.0.0.2:1"]
-        (both,) = await other.transact([RenewReplica(replica("10.0.0.1:1"), LONG_MS)])
+        (both,) = await other_store.transact([RenewReplica(replica("10.0.0.1:1"), LONG_MS)])
         assert [replica.address for replica in await store.replicas()] == [item.address for item in both]
         assert [(item.address, item.weight, item.version, item.protocol, item.started_ms) for item in both] == [
             ("10.0.0.1:1", 1, "1.0", 1, 5),
@@ -33,17 +33,19 @@ class ReplicasContract(OpenedStores):
         assert all(0 < item.expires_in_ms <= LONG_MS for item in both)
 
     async def test_lease_ends_by_the_clock_of_the_database(
-        self, store: GeneratorStore, other: GeneratorStore, clock: SimulatedClock
+        self, store: GeneratorStore, other_store: GeneratorStore, clock: SimulatedClock
     ) -> None:
         await store.transact([RenewReplica(replica("a:1"), 1), RenewReplica(replica("b:1"), LONG_MS)])
         clock.advance(10 * LONG_MS)  # The clock of the server has no effect.
-        while len(live := await other.replicas()) > 1:
+        while len(live := await other_store.replicas()) > 1:
             await asyncio.sleep(0.005)
         assert [item.address for item in live] == ["b:1"]
-        (again,) = await store.transact([RenewReplica(replica("a:1", version="2.0"), LONG_MS)])
-        assert [(item.address, item.version) for item in again] == [("a:1", "2.0"), ("b:1", "1.0")]
+        (renewed,) = await store.transact([RenewReplica(replica("a:1", version="2.0"), LONG_MS)])
+        assert [(item.address, item.version) for item in renewed] == [("a:1", "2.0"), ("b:1", "1.0")]
 
-    async def test_replica_that_leaves_is_gone_at_once(self, store: GeneratorStore, other: GeneratorStore) -> None:
+    async def test_replica_that_leaves_is_gone_at_once(
+        self, store: GeneratorStore, other_store: GeneratorStore
+    ) -> None:
         await store.transact([RenewReplica(replica("a:1"), LONG_MS), RenewReplica(replica("b:1"), LONG_MS)])
-        await other.transact([RemoveReplica("a:1"), RemoveReplica("nobody:1")])
+        await other_store.transact([RemoveReplica("a:1"), RemoveReplica("nobody:1")])
         assert [replica.address for replica in await store.replicas()] == ["b:1"]

@@ -15,16 +15,16 @@ from seamark.metaserver.store.model import Instant, InstantState
 from seamark.metaserver.store.operations import CreateNamespace, MoveInstant, RecordInstant
 from seamark.metaserver.store.port import InstantFilter
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.opened import OpenedStores
 from tests.store.samples import (
     NS,
     at,
     ids,
     make_instant,
 )
+from tests.store.store_pair import StorePair
 
 
-class TimelineContract(OpenedStores):
+class TimelineContract(StorePair):
     # Timeline
 
     async def test_instant_is_read_as_it_was_written(self, store: GeneratorStore) -> None:
@@ -85,7 +85,7 @@ class TimelineContract(OpenedStores):
     async def test_instant_changes_only_from_the_expected_state_and_gets_a_new_position(
         self, store: GeneratorStore
     ) -> None:
-        requested, inflight, done = InstantState.REQUESTED, InstantState.INFLIGHT, InstantState.COMPLETED
+        requested, inflight, completed = InstantState.REQUESTED, InstantState.INFLIGHT, InstantState.COMPLETED
         await store.transact([RecordInstant(make_instant("p", state=requested, completed_ms=None))])
         await store.transact([RecordInstant(make_instant("q"))])
         last = (await store.instants(InstantFilter(), 9))[-1].position
@@ -94,9 +94,9 @@ class TimelineContract(OpenedStores):
         assert (moved.id, moved.state, moved.completed_ms) == ("p", inflight, None)
         with pytest.raises(CommitConflict, match="inflight"):
             await store.transact([MoveInstant("p", requested, inflight, 51)])
-        await store.transact([MoveInstant("p", inflight, done, 60, snapshot_id=8, summary={"x": 1})])
+        await store.transact([MoveInstant("p", inflight, completed, 60, snapshot_id=8, summary={"x": 1})])
         (final,) = await store.instants(InstantFilter(since=moved.position), 9)
-        assert (final.state, final.completed_ms, final.snapshot_id, final.summary) == (done, 60, 8, {"x": 1})
+        assert (final.state, final.completed_ms, final.snapshot_id, final.summary) == (completed, 60, 8, {"x": 1})
         assert ids(await store.instants(InstantFilter(), 9)) == ["q", "p"]
         with pytest.raises(NotFound):
             await store.transact([MoveInstant("nobody", requested, inflight, 1)])
@@ -130,34 +130,36 @@ class TimelineContract(OpenedStores):
         await store.transact([RecordInstant(make_instant("later"))])
         assert ids(await store.instants(InstantFilter(since=every[-1].position), 9)) == ["later"]
 
-    async def test_two_replicas_archive_each_instant_once(self, store: GeneratorStore, other: GeneratorStore) -> None:
+    async def test_two_replicas_archive_each_instant_once(
+        self, store: GeneratorStore, other_store: GeneratorStore
+    ) -> None:
         for number in range(30):
             await store.transact([RecordInstant(make_instant(f"i{number:02}"))])
         every = await store.instants(InstantFilter(), 99)
-        await asyncio.gather(*((store, other)[n % 2].archive_instants(keep=5, limit=7) for n in range(8)))
+        await asyncio.gather(*((store, other_store)[n % 2].archive_instants(keep=5, limit=7) for n in range(8)))
         while await store.archive_instants(keep=5, limit=7):
             pass
-        assert await other.instants(InstantFilter(), 99) == every
-        assert len(await other.instants(InstantFilter(archived=False), 99)) == 5
+        assert await other_store.instants(InstantFilter(), 99) == every
+        assert len(await other_store.instants(InstantFilter(archived=False), 99)) == 5
 
     async def test_reader_of_the_timeline_misses_nothing_during_concurrent_writes(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         async def write(worker: int) -> None:
             for step in range(15):
-                await (store, other)[worker % 2].transact(
+                await (store, other_store)[worker % 2].transact(
                     [CreateNamespace((f"n{worker}-{step}",), {}), RecordInstant(make_instant(f"{worker}-{step}"))]
                 )
 
-        seen: list[str] = []
+        listed_ids: list[str] = []
         writers = asyncio.gather(*(write(worker) for worker in range(8)))
         since = None
         while True:
             all_written = writers.done()
             page = await store.instants(InstantFilter(since=since), 7)
-            seen += ids(page)
+            listed_ids += ids(page)
             since = page[-1].position if page else since
             if all_written and not page:
                 break
         await writers
-        assert len(seen) == len(set(seen)) == 8 * 15
+        assert len(listed_ids) == len(set(listed_ids)) == 8 * 15

@@ -19,7 +19,6 @@ from seamark.metaserver.store.operations import (
     TakeLease,
 )
 from seamark.metaserver.store.sql.generator_store import GeneratorStore
-from tests.store.opened import OpenedStores
 from tests.store.samples import (
     NS,
     TABLE,
@@ -29,9 +28,10 @@ from tests.store.samples import (
     make_swap,
     outcome,
 )
+from tests.store.store_pair import StorePair
 
 
-class TransactionsContract(OpenedStores):
+class TransactionsContract(StorePair):
     # Transactions
 
     async def test_failing_operation_undoes_those_before_it(self, store: GeneratorStore) -> None:
@@ -56,39 +56,39 @@ class TransactionsContract(OpenedStores):
         assert await store.transact([]) == []
 
     async def test_commit_is_visible_to_another_store_at_once(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         location = make_entry("t").metadata_location
         await store.transact([CreateEntry(make_entry("t"))])
         for step in range(50):
-            writer, reader = (store, other) if step % 2 else (other, store)
+            writer, reader = (store, other_store) if step % 2 else (other_store, store)
             await writer.transact([make_swap("t", location, f"file:///{step}")])
             location = f"file:///{step}"
-            seen_entry = await reader.entry(TABLE, NS, "t")
-            assert seen_entry is not None
-            assert seen_entry.metadata_location == location
+            entry_read = await reader.entry(TABLE, NS, "t")
+            assert entry_read is not None
+            assert entry_read.metadata_location == location
             assert [entry.metadata_location for entry in await reader.entries(TABLE, NS, None, 9)] == [location]
 
     async def test_fifty_creates_of_one_name_have_one_winner(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         outcomes = await asyncio.gather(
             *(
-                outcome((store, other)[n % 2].transact([CreateEntry(make_entry("t", (TABLE, VIEW)[n % 3 % 2]))]))
+                outcome((store, other_store)[n % 2].transact([CreateEntry(make_entry("t", (TABLE, VIEW)[n % 3 % 2]))]))
                 for n in range(50)
             )
         )
         assert sorted(outcomes) == ["already_exists"] * 49 + ["won"]
 
     async def test_twenty_swaps_from_one_location_have_one_winner(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         await store.transact([CreateEntry(make_entry("t"))])
         first = make_entry("t").metadata_location
         outcomes = await asyncio.gather(
             *(
                 outcome(
-                    (store, other)[n % 2].transact(
+                    (store, other_store)[n % 2].transact(
                         [make_swap("t", first, f"file:///{n}"), RecordInstant(make_instant(f"i{n}"))]
                     )
                 )
@@ -102,20 +102,20 @@ class TransactionsContract(OpenedStores):
         assert [n for n in range(20) if await store.instant(f"i{n}")] == [outcomes.index("won")]
 
     async def test_namespace_is_dropped_or_filled_and_never_both(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         for step in range(20):
             path = (f"race{step}",)
             await store.transact([CreateNamespace(path, {})])
             fill = CreateEntry(make_entry("t", namespace=path)) if step % 2 else CreateNamespace((*path, "c"), {})
             outcomes = await asyncio.gather(
-                outcome(store.transact([DropNamespace(path)])), outcome(other.transact([fill]))
+                outcome(store.transact([DropNamespace(path)])), outcome(other_store.transact([fill]))
             )
             assert tuple(outcomes) in {("won", "no_such_namespace"), ("namespace_not_empty", "won")}
             await store.check_invariants()
 
     async def test_swaps_of_two_tables_in_opposite_order_never_deadlock_for_good(
-        self, store: GeneratorStore, other: GeneratorStore
+        self, store: GeneratorStore, other_store: GeneratorStore
     ) -> None:
         locations = {}
         for name in ("t", "u"):
@@ -125,7 +125,7 @@ class TransactionsContract(OpenedStores):
             new = f"file:///{step}"
             swaps = [make_swap(name, at, f"{new}/one") for name, at in locations.items()]
             two = [make_swap(name, at, f"{new}/two") for name, at in locations.items()]
-            outcomes = await asyncio.gather(outcome(store.transact(swaps)), outcome(other.transact(two[::-1])))
+            outcomes = await asyncio.gather(outcome(store.transact(swaps)), outcome(other_store.transact(two[::-1])))
             assert sorted(outcomes) == ["commit_conflict", "won"]
             winner = f"{new}/{('one', 'two')[outcomes.index('won')]}"
             for name in locations:

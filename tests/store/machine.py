@@ -60,7 +60,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.run(self.stack.aclose())
         self.runner.close()
 
-    def fresh(self, prefix: str) -> str:
+    def next_name(self, prefix: str) -> str:
         self.count += 1
         return f"{prefix}{self.count:05}"
 
@@ -77,7 +77,7 @@ class StoreMachine(RuleBasedStateMachine):
         return data.draw(st.sampled_from([*self.model.relations.values(), *self.model.functions.values()]))
 
     def _entry(self, kind: EntryKind, path: tuple[str, ...], name: str) -> Entry:
-        at = self.fresh("")
+        at = self.next_name("")
         return Entry(kind, path, name, f"uuid{at}", f"file:///{at}", created_ms=self.clock.now_ms())
 
     @rule(path=_paths, properties=_properties)
@@ -112,10 +112,10 @@ class StoreMachine(RuleBasedStateMachine):
             entry.name,
             entry.uuid if right_uuid else "wrong",
             entry.metadata_location if right_location else "wrong",
-            self.fresh("file:///"),
+            self.next_name("file:///"),
             self.clock.now_ms(),
         )
-        self.transact(swap, operations.RecordInstant(make_instant(self.fresh("i"))))
+        self.transact(swap, operations.RecordInstant(make_instant(self.next_name("i"))))
 
     @precondition(lambda self: self.model.relations or self.model.functions)
     @rule(data=st.data(), path=_paths, name=_names, same_namespace=st.booleans())
@@ -131,16 +131,16 @@ class StoreMachine(RuleBasedStateMachine):
         keep = None
         if kept_ms is not None:
             now = self.clock.now_ms()
-            keep = DroppedEntry(self.fresh("d"), entry, data.draw(st.booleans()), now, now + kept_ms, "ann")
+            keep = DroppedEntry(self.next_name("d"), entry, data.draw(st.booleans()), now, now + kept_ms, "ann")
         location = {"": None, "right": entry.metadata_location, "no": "elsewhere"}[expected]
         self.transact(operations.DropEntry(entry.kind, entry.namespace, entry.name, location, keep))
 
     @precondition(lambda self: self.model.dropped)
     @rule(data=st.data(), path=_paths, name=_names, in_place=st.booleans())
     def restore(self, data: st.DataObject, path: tuple[str, ...], name: str, in_place: bool) -> None:
-        kept = data.draw(st.sampled_from(list(self.model.dropped.values())))
-        back = (kept.entry.namespace, kept.entry.name) if in_place else (path, name)
-        self.transact(operations.RestoreEntry(kept.id, *back))
+        dropped_entry = data.draw(st.sampled_from(list(self.model.dropped.values())))
+        back = (dropped_entry.entry.namespace, dropped_entry.entry.name) if in_place else (path, name)
+        self.transact(operations.RestoreEntry(dropped_entry.id, *back))
 
     @rule(number=st.integers(1, 30))
     def forget(self, number: int) -> None:
@@ -158,18 +158,18 @@ class StoreMachine(RuleBasedStateMachine):
         changes: list[Any] = [operations.AdvanceProducer(entry.uuid, producer, sequence, self.count, now)]
         if swapped:
             names = (entry.kind, entry.namespace, entry.name, entry.uuid, entry.metadata_location)
-            changes.insert(0, operations.SwapPointer(*names, self.fresh("file:///"), now))
+            changes.insert(0, operations.SwapPointer(*names, self.next_name("file:///"), now))
         self.transact(*changes)
 
     @precondition(lambda self: self.model.dropped)
     @rule(data=st.data())
     def advance_dropped(self, data: st.DataObject) -> None:
-        kept = data.draw(st.sampled_from(list(self.model.dropped.values())))
-        self.transact(operations.AdvanceProducer(kept.entry.uuid, "p", 9, None, self.clock.now_ms()))
+        dropped_entry = data.draw(st.sampled_from(list(self.model.dropped.values())))
+        self.transact(operations.AdvanceProducer(dropped_entry.entry.uuid, "p", 9, None, self.clock.now_ms()))
 
     @rule(state=_states)
     def record(self, state: InstantState) -> None:
-        self.transact(operations.RecordInstant(make_instant(self.fresh("i"), state=state)))
+        self.transact(operations.RecordInstant(make_instant(self.next_name("i"), state=state)))
 
     @precondition(lambda self: self.model.instants)
     @rule(data=st.data(), state=_states, guess=_states, right=st.booleans())
@@ -212,13 +212,13 @@ class StoreMachine(RuleBasedStateMachine):
                 assert pages == entries
         every = [*model.relations.values(), *model.functions.values()]
         assert [await store.entry(entry.kind, entry.namespace, entry.name) for entry in every] == every
-        kept_values = sorted(model.dropped.values(), key=lambda value: value.id)
-        assert await store.list_dropped(None, None, 99) == kept_values
+        dropped_entries = sorted(model.dropped.values(), key=lambda value: value.id)
+        assert await store.list_dropped(None, None, 99) == dropped_entries
         expired = sorted(
-            (d for d in kept_values if d.expires_ms <= model.now_ms), key=lambda one: (one.expires_ms, one.id)
+            (d for d in dropped_entries if d.expires_ms <= model.now_ms), key=lambda one: (one.expires_ms, one.id)
         )
         assert await store.list_expired(model.now_ms, 99) == expired
-        uuids = {entry.uuid for entry in every} | {item.entry.uuid for item in kept_values}
+        uuids = {entry.uuid for entry in every} | {item.entry.uuid for item in dropped_entries}
         for key in {(uuid, producer) for uuid in uuids for producer in ("p", "P")} | model.producers.keys():
             assert await store.producer(*key) == model.producers.get(key)
         timeline = await _pages(

@@ -119,10 +119,10 @@ class Model:
         self.producers = {key: state for key, state in self.producers.items() if key[0] in live}
 
     def do_RestoreEntry(self, op: operations.RestoreEntry) -> None:  # noqa: N802
-        kept = self.dropped.pop(op.dropped_id, None)
-        if kept is None or kept.expires_ms <= self.now_ms:
+        dropped_entry = self.dropped.pop(op.dropped_id, None)
+        if dropped_entry is None or dropped_entry.expires_ms <= self.now_ms:
             raise ModelError("not_found")
-        self._add(msgspec.structs.replace(kept.entry, namespace=op.namespace, name=op.name))
+        self._add(msgspec.structs.replace(dropped_entry.entry, namespace=op.namespace, name=op.name))
 
     def do_ForgetDropped(self, op: operations.ForgetDropped) -> None:  # noqa: N802
         if self.dropped.pop(op.dropped_id, None) is None:

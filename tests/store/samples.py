@@ -53,8 +53,8 @@ def make_idempotency(key: str, expires_ms: int, **fields: Any) -> IdempotencyRec
     return IdempotencyRecord(key=key, expires_ms=expires_ms, **options)
 
 
-def ids(found: Iterable[Any]) -> list[str]:
-    return [item.id for item in found]
+def ids(instants: Iterable[Any]) -> list[str]:
+    return [item.id for item in instants]
 
 
 async def outcome(attempt: Awaitable[Any]) -> str:

@@ -172,10 +172,10 @@ async def test_watermark_includes_sessions_of_another_role(store: GeneratorStore
             unprivileged = parts._replace(netloc=f"{role}:x@{parts.hostname}:{parts.port}").geturl()
             await admin.execute("BEGIN")
             await _drive(admin, RecordInstant(make_instant("slow")))
-            async with _raw(unprivileged) as other:
-                await _drive(other, RecordInstant(make_instant("quick")))
-                watermark = await other.fetchval(_translate("SELECT {watermark}", ""))
-                quick = await other.fetchval("SELECT position FROM instants WHERE id = 'quick'")
+            async with _raw(unprivileged) as connection:
+                await _drive(connection, RecordInstant(make_instant("quick")))
+                watermark = await connection.fetchval(_translate("SELECT {watermark}", ""))
+                quick = await connection.fetchval("SELECT position FROM instants WHERE id = 'quick'")
                 assert watermark <= quick
             await admin.execute("COMMIT")
             assert ids(await store.instants(InstantFilter(), 9)) == ["slow", "quick"]
@@ -203,7 +203,9 @@ async def test_dump_restored_to_a_cluster_with_lower_transaction_ids_continues_a
 
 
 @asynccontextmanager
-async def _cutting_proxy(url: str, when: bytes, forward: bool, times: int) -> AsyncIterator[tuple[str, list[bytes]]]:
+async def _open_cutting_proxy(
+    url: str, when: bytes, forward: bool, times: int
+) -> AsyncIterator[tuple[str, list[bytes]]]:
     """Open a proxy to the server that cuts the connection `times` times at the first message with `when`.
 
     With `forward` the server receives the message before the cut. Yields the URL and the list of messages that
@@ -262,7 +264,7 @@ async def test_connection_lost_during_a_commit_leaves_the_outcome_unknown_until_
 ) -> None:
     # Opening does not cause the cut: asyncpg's own `transaction()` ends with "COMMIT;", the store's with "COMMIT".
     async with (
-        _cutting_proxy(postgres_url, b"COMMIT\x00", forward=arrived, times=1) as (url, cuts),
+        _open_cutting_proxy(postgres_url, b"COMMIT\x00", forward=arrived, times=1) as (url, cuts),
         open_postgres(url, clock=CLOCK, pool_max=2) as cut_off,
     ):
         with pytest.raises(CommitUnknown, match="lost while committing"):
@@ -279,7 +281,7 @@ async def test_connection_lost_during_a_commit_leaves_the_outcome_unknown_until_
 
 async def test_connection_lost_before_the_commit_is_replaced_silently(store: GeneratorStore, postgres_url: str) -> None:
     async with (
-        _cutting_proxy(postgres_url, b"INTO instants ", forward=True, times=2) as (url, cuts),
+        _open_cutting_proxy(postgres_url, b"INTO instants ", forward=True, times=2) as (url, cuts),
         open_postgres(url, clock=CLOCK, pool_max=2) as cut_off,
     ):
         await cut_off.transact([CreateEntry(make_entry("t")), RecordInstant(make_instant("i"))])
@@ -290,7 +292,7 @@ async def test_connection_lost_before_the_commit_is_replaced_silently(store: Gen
 async def test_read_whose_connection_is_lost_is_repeated(store: GeneratorStore, postgres_url: str) -> None:
     await store.transact([CreateEntry(make_entry("t"))])
     async with (
-        _cutting_proxy(postgres_url, b"FROM entries", forward=False, times=1) as (url, cuts),
+        _open_cutting_proxy(postgres_url, b"FROM entries", forward=False, times=1) as (url, cuts),
         open_postgres(url, clock=CLOCK, pool_max=2) as cut_off,
     ):
         assert await cut_off.entry(TABLE, NS, "t") == make_entry("t")
@@ -392,11 +394,11 @@ async def test_fifty_openings_leak_no_connection_and_no_task(store: GeneratorSto
 
 
 async def test_concurrent_openings_create_one_schema(postgres_url: str) -> None:
-    async def one(number: int) -> None:
+    async def open_and_create(number: int) -> None:
         async with open_postgres(postgres_url, clock=CLOCK) as postgres:
             await postgres.transact([CreateNamespace((f"n{number}",), {})])
 
-    await asyncio.gather(*(one(number) for number in range(8)))
+    await asyncio.gather(*(open_and_create(number) for number in range(8)))
     async with open_postgres(postgres_url, clock=CLOCK) as postgres:
         assert len(await postgres.namespaces((), None, 99)) == 8
 

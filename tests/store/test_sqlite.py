@@ -106,14 +106,14 @@ async def test_writer_that_never_gets_the_lock_gives_up(
 
 
 async def test_database_that_cannot_roll_back_fails_each_transaction_and_keeps_the_writer_alive() -> None:
-    class Broken:
+    class BrokenConnection:
         in_transaction = True
 
         def execute(self, sql: str, *params: object) -> None:
             raise sqlite3.OperationalError("injected: disk I/O error")
 
     job = sqlite._QueuedTransaction(lambda: iter(()), asyncio.get_running_loop().create_future())  # type: ignore[arg-type, return-value]
-    sqlite._commit_group(Broken(), [job])  # type: ignore[arg-type]
+    sqlite._commit_group(BrokenConnection(), [job])  # type: ignore[arg-type]
     assert isinstance(job.error, StorageError)
 
 
@@ -168,11 +168,11 @@ async def test_fifty_openings_leak_no_file_and_no_thread(path: Path, clock: Simu
 
 
 async def test_concurrent_openings_create_one_schema(path: Path, clock: SimulatedClock) -> None:
-    async def one(number: int) -> None:
+    async def open_and_create(number: int) -> None:
         async with open_sqlite(path, clock=clock) as store:
             await store.transact([CreateNamespace((f"n{number}",), {})])
 
-    await asyncio.gather(*(one(number) for number in range(8)))
+    await asyncio.gather(*(open_and_create(number) for number in range(8)))
     async with open_sqlite(path, clock=clock) as store:
         assert len(await store.namespaces((), None, 99)) == 8
 
@@ -332,8 +332,8 @@ async def test_acknowledged_transactions_survive_kill_9_and_none_is_partial(path
             await asyncio.sleep(random.random() * 0.01)
             process.send_signal(signal.SIGKILL)
             # A line cut short by the kill was never a complete answer.
-            rest = process.stdout.read()
-            acknowledged.update(rest[: rest.rfind("\n") + 1].split())
+            output = process.stdout.read()
+            acknowledged.update(output[: output.rfind("\n") + 1].split())
         async with open_sqlite(path, clock=SystemClock()) as store:
             assert isinstance(store, GeneratorStore)
             await store.check_invariants()

@@ -12,8 +12,8 @@ import aiohttp
 import pytest
 from pyiceberg.catalog.rest import RestCatalog
 
+from seamark.metaserver.streams.stream_properties import ENABLED
 from seamark.metaserver.streams.stream_table import StreamTable
-from seamark.metaserver.streams.streams import ENABLED
 from tests.services.kafka import Kafka
 from tests.services.seamark import Seamark
 from tests.streams.test_read_stream import ids, read
@@ -23,7 +23,7 @@ from tests.waits import until
 LEASE_S = 1.0
 
 
-def shared_settings(kafka: Kafka, postgres_url: str, folder: Path) -> dict[str, Any]:
+def make_shared_settings(kafka: Kafka, postgres_url: str, folder: Path) -> dict[str, Any]:
     """Return the settings that are equal in all servers of a fleet."""
     return {
         "database": postgres_url,
@@ -44,7 +44,7 @@ async def open_fleet(folder: Path, **settings: Any) -> AsyncIterator[list[Stream
 
 @pytest.fixture
 async def fleet(kafka: Kafka, postgres_url: str, tmp_path: Path) -> AsyncIterator[list[Stream]]:
-    async with open_fleet(tmp_path, **shared_settings(kafka, postgres_url, tmp_path)) as streams:
+    async with open_fleet(tmp_path, **make_shared_settings(kafka, postgres_url, tmp_path)) as streams:
         yield streams
 
 
@@ -75,15 +75,15 @@ async def test_a_continuous_reader_may_change_the_server_at_any_time(fleet: list
     tables = await _tables(fleet)
     await until(lambda: any(table.flushed[0] for table in tables))  # The first row is flushed at once.
     position = f"1.{tables[0].uuid}.none.0.after"
-    seen: list[int] = []
+    read_ids: list[int] = []
     for number in range(1, 13):
         writer, reader = fleet[number % 2], fleet[(number + 1) % 2]
         await writer.post({"id": number})
         if number % 4 == 0:
             await writer.flush()
         batches = await read(reader, from_=position)
-        position, seen = batches[-1].position, [*seen, *ids(batches)]
-        assert seen == list(range(number + 1))
+        position, read_ids = batches[-1].position, [*read_ids, *ids(batches)]
+        assert read_ids == list(range(number + 1))
 
 
 async def test_every_server_reports_the_rows_that_wait(fleet: list[Stream]) -> None:
@@ -94,8 +94,8 @@ async def test_every_server_reports_the_rows_that_wait(fleet: list[Stream]) -> N
     for reader in fleet:
         await first.post({"id": 2})
         _, listed = await reader.server.get("/api/v1/streams")
-        status, shown = await reader.server.get("/api/v1/tables/db/t/stream")
-        assert (status, shown["waiting-rows"], listed["streams"][0]["waiting-rows"]) == (200, 1, 1)
+        status, stream_state = await reader.server.get("/api/v1/tables/db/t/stream")
+        assert (status, stream_state["waiting-rows"], listed["streams"][0]["waiting-rows"]) == (200, 1, 1)
         assert await first.flush() == 1
 
 
@@ -175,7 +175,7 @@ async def test_a_removal_that_is_repeated_at_another_server_does_not_flush_again
 async def test_only_the_owner_of_a_table_flushes_the_rows_of_all_servers(
     kafka: Kafka, postgres_url: str, tmp_path: Path
 ) -> None:
-    settings = shared_settings(kafka, postgres_url, tmp_path) | {"stream_flush_interval_ms": 500}
+    settings = make_shared_settings(kafka, postgres_url, tmp_path) | {"stream_flush_interval_ms": 500}
     async with open_fleet(tmp_path, **settings) as fleet:
         tables = await _tables(fleet)
         await until(lambda: [table.keeps_rows for table in tables].count(True) == 1)
@@ -192,7 +192,7 @@ async def test_only_the_owner_of_a_table_flushes_the_rows_of_all_servers(
 async def test_a_table_of_a_server_that_stopped_gets_another_owner(
     kafka: Kafka, postgres_url: str, tmp_path: Path
 ) -> None:
-    settings = shared_settings(kafka, postgres_url, tmp_path)
+    settings = make_shared_settings(kafka, postgres_url, tmp_path)
     async with streaming(tmp_path / "a", **settings) as first:
         await create(first)
         await first.post({"id": 1})

@@ -17,7 +17,7 @@ from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 
-from seamark.metaserver.streams.streams import ENABLED, SHARDS
+from seamark.metaserver.streams.stream_properties import ENABLED, SHARDS
 from tests.seeds import first_seed
 from tests.services.kafka import Kafka, kafka_broker
 from tests.services.postgres import Postgres

@@ -215,8 +215,8 @@ async def test_values_of_all_types_have_the_form_of_appended_rows(tmp_path: Path
         (row,) = rows.to_pylist()
         assert (row["price"], row["day"]) == (decimal.Decimal("-12.30"), datetime.date(2026, 1, 31))
         for key in ({"day": datetime.date(2026, 1, 31)}, {"data": b"\x00\xff"}, {"price": decimal.Decimal("-12.30")}):
-            found = await asyncio.to_thread(lambda key=key: seamark.get_rows(client, "db.t", [key], columns=["x"]))
-            assert found.num_rows == 2, key
+            found_rows = await asyncio.to_thread(lambda key=key: seamark.get_rows(client, "db.t", [key], columns=["x"]))
+            assert found_rows.num_rows == 2, key
 
 
 @pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 40), 1))
@@ -247,10 +247,10 @@ async def test_gets_of_random_keys_equal_a_dictionary_of_the_rows(tmp_path: Path
                     rows = pa.table({"id": pa.array(chosen, pa.int64()), "name": [f"{turn}.{key}" for key in chosen]})
                     await asyncio.to_thread(seamark.upsert, client, "db.t", rows, keys=["id"])
                     expected |= {key: f"{turn}.{key}" for key in chosen}
-            asked = [rng.randrange(22) for _ in range(rng.randint(0, 12))]
-            answer = await get(stream, *asked, select=["id", "name"])
-            firsts = list(dict.fromkeys(asked))
+            requested_ids = [rng.randrange(22) for _ in range(rng.randint(0, 12))]
+            answer = await get(stream, *requested_ids, select=["id", "name"])
+            firsts = list(dict.fromkeys(requested_ids))
             assert answer == {
                 "rows": [{"id": key, "name": expected[key]} for key in firsts if key in expected],
-                "missing": [asked.index(key) for key in firsts if key not in expected],
+                "missing": [requested_ids.index(key) for key in firsts if key not in expected],
             }

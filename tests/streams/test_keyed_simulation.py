@@ -15,7 +15,7 @@ from tests.seeds import first_seed
 from tests.streams.simulation.keyed import KeyedCatalog, KeyedWorld
 from tests.streams.simulation.loop import run_simulated
 from tests.streams.simulation.ports import RemoteTables
-from tests.streams.simulation.world import Broken
+from tests.streams.simulation.world import InvariantBroken
 
 QUICK_SEEDS = 60
 SLOW_SEEDS = 5_000
@@ -133,7 +133,7 @@ def test_the_simulation_finds_each_mutation(
     for seed in range(first, first + MUTATION_SEEDS):
         try:
             run_world(seed)
-        except Broken as error:
+        except InvariantBroken as error:
             assert re.search(expected, str(error)), error  # noqa: PT017
             return
     pytest.fail("the simulation does not find the mutation")

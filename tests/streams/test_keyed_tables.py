@@ -36,7 +36,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.compaction import compact
 from seamark.metaserver.planner.plan import planner
 from seamark.metaserver.streams.keys import KEY
-from seamark.metaserver.streams.streams import SHARDS
+from seamark.metaserver.streams.stream_properties import SHARDS
 from tests.seeds import examples, first_seed
 from tests.streams.test_fresh_reads import FRESH
 from tests.streams.test_rows_over_http import ARROW, LINES, Stream, arrow_body, create, streaming

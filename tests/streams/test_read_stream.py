@@ -70,10 +70,10 @@ async def test_a_reader_gets_each_row_once_across_flushes_and_batch_appends(stre
     await append_batch(stream, 8)
     await stream.flush()
     await stream.post({"id": 9, "name": "i", "day": "2026-01-31"})
-    rest = await read(stream, from_=after)
-    assert sorted(ids(rest)) == [7, 8, 9]
-    assert rest[-1].rows.schema == batches[0].rows.schema
-    assert {"id": 9, "name": "i", "day": datetime.date(2026, 1, 31)} in rest[-1].rows.to_pylist()
+    later_rows = await read(stream, from_=after)
+    assert sorted(ids(later_rows)) == [7, 8, 9]
+    assert later_rows[-1].rows.schema == batches[0].rows.schema
+    assert {"id": 9, "name": "i", "day": datetime.date(2026, 1, 31)} in later_rows[-1].rows.to_pylist()
 
 
 async def test_a_reader_begins_at_each_place(stream: Stream) -> None:
@@ -104,14 +104,14 @@ def _locate(stream: Stream, at: str) -> str:
 
 async def test_a_waiting_reader_gets_rows_and_batch_appends_soon(stream: Stream) -> None:
     await stream.post({"id": 1})
-    client, seen, woken = SeamarkClient(stream.server.url), [], threading.Condition()
+    client, read_ids, woken = SeamarkClient(stream.server.url), [], threading.Condition()
 
     def follow() -> None:
         for batch in seamark.read_stream(client, "db.t"):
             with woken:
-                seen.extend(batch.rows.column("id").to_pylist())
+                read_ids.extend(batch.rows.column("id").to_pylist())
                 woken.notify_all()
-            if 4 in seen:
+            if 4 in read_ids:
                 return
 
     task = asyncio.create_task(asyncio.to_thread(follow))
@@ -120,7 +120,7 @@ async def test_a_waiting_reader_gets_rows_and_batch_appends_soon(stream: Stream)
         await (append_batch(stream, number) if number == 3 else stream.post({"id": number}))
     async with asyncio.timeout(10):
         await task
-    assert sorted(seen) == [1, 2, 3, 4]
+    assert sorted(read_ids) == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("has_snapshot", [False, True])
@@ -204,8 +204,8 @@ async def test_a_position_within_a_file_goes_on_with_its_next_row(tmp_path: Path
         await append_batch(stream, -1)
         first, *_ = await read(stream)
         assert "~" in first.position
-        rest = await read(stream, from_=first.position)
-        assert Counter(ids([first, *rest])) == Counter([*range(count), -1])
+        later_rows = await read(stream, from_=first.position)
+        assert Counter(ids([first, *later_rows])) == Counter([*range(count), -1])
 
 
 async def test_rows_keep_their_values_after_a_schema_change(stream: Stream) -> None:
@@ -259,15 +259,15 @@ async def test_readers_of_random_histories_return_the_rows_of_the_model(seed: in
                         readers = [await _read_some(stream, rng, *reader) for reader in readers]
             assert sorted(ids(await read(stream))) == sorted(model)
     async with streaming(home) as stream:
-        for position, seen, start in readers:
-            rest = Counter(ids(await read(stream, from_=position)))
-            assert seen + rest == Counter(model[start:]), seed
+        for position, read_ids, start in readers:
+            later_ids = Counter(ids(await read(stream, from_=position)))
+            assert read_ids + later_ids == Counter(model[start:]), seed
 
 
 async def _read_some(
-    stream: Stream, rng: Random, position: str, seen: Counter[int], start: int
+    stream: Stream, rng: Random, position: str, read_ids: Counter[int], start: int
 ) -> tuple[str, Counter[int], int]:
     """Read a random number of batches, and return the reader's new position, its rows and `start`."""
     batches = await read(stream, from_=position)
     chosen = batches[: rng.randint(0, len(batches))]
-    return (chosen[-1].position if chosen else position), seen + Counter(ids(chosen)), start
+    return (chosen[-1].position if chosen else position), read_ids + Counter(ids(chosen)), start

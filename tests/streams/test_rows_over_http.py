@@ -32,9 +32,9 @@ from seamark.connector.streams.writer import StreamClosed
 from seamark.formats.protocol.wire import FRESH_FOLDER
 from seamark.formats.runtime.errors import CommitConflict
 from seamark.metaserver.streams.catalog_tables import CatalogTables
-from seamark.metaserver.streams.streams import ENABLED
+from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.seeds import examples, first_seed
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.waits import until
 
 NEVER_MS = 3_600_000
@@ -50,7 +50,7 @@ ARROW, LINES = "application/vnd.apache.arrow.stream", "application/x-ndjson"
 class Stream:
     """A server with the stream table `db.t`, and stock PyIceberg."""
 
-    def __init__(self, server: Running, catalog: Catalog) -> None:
+    def __init__(self, server: RunningServer, catalog: Catalog) -> None:
         self.server, self.catalog = server, catalog
 
     async def send(self, body: bytes, content_type: str = "application/json", query: str = "") -> tuple[int, Any]:
@@ -348,8 +348,8 @@ async def test_a_new_column_appears_while_rows_of_the_old_schema_wait(stream: St
     await stream.post({"id": 2, "title": "b", "more": "m"})
     for _ in range(2):
         rows = await asyncio.to_thread(lambda: stream.catalog.load_table("db.t").scan().to_arrow().to_pylist())
-        shown = sorted((row["id"], row["title"], row["more"]) for row in rows)
-        assert shown == [(1, "a", None), (2, "b", "m")]
+        actual_rows = sorted((row["id"], row["title"], row["more"]) for row in rows)
+        assert actual_rows == [(1, "a", None), (2, "b", "m")]
         await stream.flush()
 
 
@@ -545,9 +545,9 @@ async def test_header_lets_an_engine_that_plans_itself_read_fresh_rows(tmp_path:
                 RestCatalog("plain", uri=stream.server.url) as plain,
             ):
                 table = fresh.load_table("db.t")
-                found = sorted(table.scan().to_arrow().column("id").to_pylist())
+                actual_ids = sorted(table.scan().to_arrow().column("id").to_pylist())
                 some = table.scan(row_filter="id >= 3").to_arrow().column("id").to_pylist()
-                return found, some, plain.load_table("db.t").scan().count()
+                return actual_ids, some, plain.load_table("db.t").scan().count()
 
         assert await asyncio.to_thread(read) == ([1, 2, 3], [3], 1)
         await stream.flush()

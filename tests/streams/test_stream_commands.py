@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from seamark.connector.client.client import SeamarkClient
 from seamark.connector.streams.status import list_streams
 from seamark.metaserver.access.tokens import create_token
 from seamark.metaserver.store.model import Grant
-from tests.server.rig import LateClock, running
+from seamark.metaserver.store.sql.generator_store import GeneratorStore
+from tests.server.rig import OffsetClock, running
 from tests.services.command import run_seamark
 from tests.streams.test_read_stream import append_batch
 from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, Stream, create, streaming
@@ -23,9 +25,9 @@ from tests.streams.test_rows_over_http import NEVER_MS, SCHEMA, Stream, create, 
 async def run(url: str, *arguments: str) -> str:
     """Run `seamark stream` with the arguments, and return its output."""
 
-    done = await asyncio.to_thread(run_seamark, "stream", *arguments, "--url", url)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    completed = await asyncio.to_thread(run_seamark, "stream", *arguments, "--url", url)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stdout
 
 
 async def test_a_stream_is_listed_shown_and_flushed(tmp_path: Path) -> None:
@@ -101,7 +103,17 @@ async def test_drain_of_a_table_that_is_dropped_meanwhile_is_refused(
             assert (answer.status, (await answer.json())["error"]["type"]) == (404, "NoSuchTableException")
 
 
-async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path) -> None:
+def count_calls(method: Callable[..., Any], name: str, calls: list[str]) -> Callable[..., Any]:
+    """Return a method that adds its name to `calls` before it runs."""
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(name)
+        return method(*arguments)
+
+    return counted
+
+
+async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with streaming(tmp_path) as stream:
         await create(stream)
         for name in ("a", "b"):
@@ -113,6 +125,9 @@ async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path) -> N
             async with stream.server.http.post(url, json=[{"id": 1}]) as answer:
                 assert answer.status == 200
     async with streaming(tmp_path) as stream:
+        requests: list[str] = []
+        counted = count_calls(GeneratorStore.find_entries, "find_entries", requests)
+        monkeypatch.setattr(GeneratorStore, "find_entries", counted)
         pages: list[Any] = []
         query = "?pageSize=2"
         while True:
@@ -123,6 +138,7 @@ async def test_the_listing_has_pages_and_survives_a_restart(tmp_path: Path) -> N
                 break
             query = f"?pageSize=2&pageToken={page['next-page-token']}"
         assert [len(page) for page in pages] == [2, 1]
+        assert requests == ["find_entries"] * 2  # One request to the database for each page.
         assert sorted(listed["table"] for page in pages for listed in page) == ["a", "b", "t"]
         status, answer = await stream.server.get("/api/v1/streams?pageToken=x")
         assert (status, "pageToken" in answer["error"]["message"]) == (400, True)
@@ -171,7 +187,7 @@ async def test_metrics_count_appends_refusals_and_flushes(tmp_path: Path) -> Non
 
 
 async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Path) -> None:
-    clock = LateClock()
+    clock = OffsetClock()
     async with running(tmp_path, clock=clock, stream_flush_interval_ms=NEVER_MS, stream_memory_bytes=1 << 20) as server:
         catalog = await asyncio.to_thread(RestCatalog, "health", uri=server.url)
         stream = Stream(server, catalog)
@@ -184,7 +200,7 @@ async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Pat
             assert status == 200, health
             return {problem["problem"] for problem in health["problems"]}
 
-        alerts = {"paused stream", "late flush", "full stream memory"}
+        alerts = {"paused stream", "late flush", "full stream memory", "waiting topic"}
         assert not await problems() & alerts
         await run(server.url, "pause", "db.t")
         assert await problems() & alerts == {"paused stream"}
@@ -192,6 +208,7 @@ async def test_health_reports_a_pause_a_late_flush_and_full_memory(tmp_path: Pat
         # This is the state while flushes hang.
         server.components.streams._flushes[table.uuid].not_before_s = float("inf")
         table.appending_bytes += 600 << 10
+        server.components.streams.topic_counts.waiting[table.uuid] = "the log is busy"
         clock.ahead_ms = 4 * NEVER_MS
         assert await problems() & alerts == alerts
         table.appending_bytes -= 600 << 10
@@ -207,10 +224,10 @@ async def test_reader_without_rights_on_the_namespace_sees_no_stream(tmp_path: P
             for name, grants in (("rita", [("db",)]), ("mallory", [("evil",)]), ("nobody", []))
         }
     async with running(tmp_path, auth="token") as server:
-        seen = {}
+        columns_by_table = {}
         for name, secret in secrets.items():
             status, page = await server.get("/api/v1/streams", headers={"Authorization": f"Bearer {secret}"})
             assert status == 200, page
-            seen[name] = [listed["table"] for listed in page["streams"]]
-        assert seen == {"rita": ["t"], "mallory": [], "nobody": []}
+            columns_by_table[name] = [listed["table"] for listed in page["streams"]]
+        assert columns_by_table == {"rita": ["t"], "mallory": [], "nobody": []}
         assert (await server.get("/api/v1/streams"))[0] == 401

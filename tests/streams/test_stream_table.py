@@ -13,8 +13,8 @@ import pytest
 
 from seamark.formats.runtime.errors import CommitConflict, CommitUnknown, RetryLater
 from seamark.metaserver.log.port import StreamProducer, owner_of
+from seamark.metaserver.streams.appends import ProducerKey
 from seamark.metaserver.streams.stream_table import StreamTable
-from seamark.metaserver.streams.streams import ProducerKey
 from tests.seeds import examples, first_seed
 from tests.streams.world import a_world, batch
 

@@ -30,12 +30,12 @@ class NumberFiles:
     """Encodes rows that are numbers."""
 
     def __init__(self) -> None:
-        self.made = 0
+        self.file_count = 0
 
     def encode(self, rows: Sequence[RowSlice], metadata: TableMetadata, folder: str | None) -> list[EncodedFile]:
         numbers = [number for part in rows for number in json.loads(part.payload)[part.first : part.first + part.rows]]
-        self.made += 1
-        location = f"{folder or 'data'}/{self.made}"
+        self.file_count += 1
+        location = f"{folder or 'data'}/{self.file_count}"
         return [EncodedFile(location, json.dumps(numbers).encode(), b"{}", len(numbers))]
 
     def encode_index_files(self, files: Sequence[EncodedFile], metadata: TableMetadata) -> list[EncodedIndexFile]:

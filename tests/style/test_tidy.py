@@ -140,7 +140,7 @@ def test_rules_accept_correct_code(fine: str) -> None:
     assert list(findings(fine, "metaserver/x.py")) == []
 
 
-def drawn_tree(text: str) -> dict[str, str]:
+def parse_error_tree(text: str) -> dict[str, str]:
     """Return the base of each class in the drawn tree of the docstring; the base of the root is Exception."""
     parents: dict[str, str] = {}
     path: list[str] = []
@@ -173,7 +173,7 @@ def test_no_folder_has_more_than_20_modules(package: str) -> None:
 
 def test_tree_drawn_in_the_errors_module_matches_the_classes() -> None:
     assert errors.__doc__ is not None
-    assert drawn_tree(errors.__doc__) == real_tree()
+    assert parse_error_tree(errors.__doc__) == real_tree()
 
 
 def test_no_two_errors_share_a_kind() -> None:

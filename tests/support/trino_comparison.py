@@ -59,7 +59,7 @@ class StatementResult:
     error: str = ""
 
 
-class Both:
+class TrinoAndProxy:
     """The coordinator and the proxy before it; both run a statement at the same time."""
 
     def __init__(self, direct: int, proxy: TrinoProxy) -> None:
@@ -109,14 +109,14 @@ def _run(port: int, sql: str, parameters: Sequence[Any], **options: Any) -> Stat
 
 
 @contextmanager
-def open_both(folder: Path, lake: TrinoLake) -> Iterator[Both]:
+def open_both(folder: Path, lake: TrinoLake) -> Iterator[TrinoAndProxy]:
     """Open the proxy with settings for these tests.
 
     The proxy waits for slow plans, and shows clients no error of a rewritten statement.
     """
     flags = ("--trino", lake.trino.base_url, "--budget-ms", "20000", "--hold", "30", "--trust-time-zone")
     with trino_proxy(folder, *flags, seamark=lake.seamark.base_url) as proxy:
-        both = Both(lake.trino.port, proxy)
+        both = TrinoAndProxy(lake.trino.port, proxy)
         try:
             yield both
         finally:

@@ -58,8 +58,8 @@ def keys(s3: S3) -> dict[str, str]:
 
 
 async def test_workers_use_the_keys_of_the_settings(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
-    given_settings = settings(s3, s3_bucket, tmp_path, s3_client_access="signing", **keys(s3))
-    assert await storage_problem(given_settings, SystemClock(), JOB_WORKER) == ""
+    server_settings = settings(s3, s3_bucket, tmp_path, s3_client_access="signing", **keys(s3))
+    assert await storage_problem(server_settings, SystemClock(), JOB_WORKER) == ""
     client = s3.client()
     try:
         left = [found["Key"] for found in client.list_objects_v2(Bucket=s3_bucket).get("Contents", ())]
@@ -89,8 +89,8 @@ async def test_missing_and_wrong_keys_are_reported(
     clock = SystemClock()
     assert "The server has no S3 keys" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
     wrong = settings(s3, s3_bucket, tmp_path, s3_access_key_id=s3.access_key, s3_secret_access_key="wrong")
-    actual_storage_problem = await storage_problem(wrong, clock, JOB_WORKER)
-    assert f"cannot write and read an object in s3://{s3_bucket}/lake" in actual_storage_problem
+    problem = await storage_problem(wrong, clock, JOB_WORKER)
+    assert f"cannot write and read an object in s3://{s3_bucket}/lake" in problem
     monkeypatch.setenv("AWS_PROFILE", "missing")
     credentials._make_chain.cache_clear()
     assert "missing" in await storage_problem(settings(s3, s3_bucket, tmp_path), clock, JOB_WORKER)
@@ -99,9 +99,9 @@ async def test_missing_and_wrong_keys_are_reported(
 async def test_gateway_that_does_not_answer_is_reported(s3: S3, s3_bucket: str, tmp_path: Path) -> None:
     """Jobs get keys for one table there, so the server lends them none."""
     url = f"http://127.0.0.1:{free_port()}"
-    given_settings = settings(s3, s3_bucket, tmp_path, s3_client_access="gateway", gateway_url=url, **keys(s3))
+    server_settings = settings(s3, s3_bucket, tmp_path, s3_client_access="gateway", gateway_url=url, **keys(s3))
     assert f"does not reach the objects gateway at {url}" in await storage_problem(
-        given_settings, SystemClock(), JOB_WORKER
+        server_settings, SystemClock(), JOB_WORKER
     )
 
 

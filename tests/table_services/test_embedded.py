@@ -150,13 +150,13 @@ def test_workers_that_cannot_work_are_reported_in_every_operators_view(tmp_path:
         append(catalog, "db.t", 1, 2)
         block_until(lambda: metric(server, "seamark_services_blocked") == 1)
         reason = "Unreachable: No answer from http://127.0.0.1:"
-        done = run_seamark("services", "db.t", "--url", server.base_url)
-        assert done.stdout.startswith(f"Table services do not run: {reason}"), done.stdout
-        done = run_seamark("health", "db.t", "--url", server.base_url)
-        assert "table services are off  Unreachable: No answer" in done.stdout, done.stdout
-        done = run_seamark("doctor", "--url", server.base_url)
-        assert done.returncode == 1
-        assert f"! table services: they do not run: {reason}" in done.stdout
+        completed = run_seamark("services", "db.t", "--url", server.base_url)
+        assert completed.stdout.startswith(f"Table services do not run: {reason}"), completed.stdout
+        completed = run_seamark("health", "db.t", "--url", server.base_url)
+        assert "table services are off  Unreachable: No answer" in completed.stdout, completed.stdout
+        completed = run_seamark("doctor", "--url", server.base_url)
+        assert completed.returncode == 1
+        assert f"! table services: they do not run: {reason}" in completed.stdout
         client = IndexClient(server.base_url)
         assert client.explain("db.t", "name = 'name 1'").files == 1
         assert client.index("db.t", "by_name").lag_files == 2
@@ -179,9 +179,9 @@ def test_job_that_omits_files_counts_as_failed_until_a_run_succeeds(server: Seam
     assert problem["problem"] == "failed job"
     assert path.name in problem["detail"]
     assert "1 data files cannot be indexed" in run_seamark("services", "--url", server.base_url).stdout
-    done = run_seamark("doctor", "--url", server.base_url)
-    assert done.returncode == 1
-    assert "! table db.t: the last run of indexing failed" in done.stdout
+    completed = run_seamark("doctor", "--url", server.base_url)
+    assert completed.returncode == 1
+    assert "! table db.t: the last run of indexing failed" in completed.stdout
     path.write_bytes(content)
     append(catalog, "db.t", 3)
     block_until(lambda: client.health("db.t")["problems"] == [])

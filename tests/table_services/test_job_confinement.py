@@ -108,9 +108,9 @@ def test_job_opens_only_its_tables_files_and_the_hosts_that_it_needs(tmp_path: P
     (tmp_path / "swapped").symlink_to(tmp_path / "other")
     with (
         closing(socket.create_server(("127.0.0.1", 0))) as server,
-        closing(socket.create_server(("127.0.0.1", 0))) as it,
+        closing(socket.create_server(("127.0.0.1", 0))) as listener,
     ):
-        url, other = f"http://127.0.0.1:{server.getsockname()[1]}", str(it.getsockname()[1])
+        url, other = f"http://127.0.0.1:{server.getsockname()[1]}", str(listener.getsockname()[1])
         argv = [sys.executable, "-P", "-c", SCRIPT, str(tmp_path), url, other]
         completed = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr

@@ -36,7 +36,7 @@ from tests.services.command import SEAMARK
 from tests.waits import PATIENCE_S, block_until
 
 
-class Launched:
+class RecordingLauncher:
     def __init__(self) -> None:
         self.ran: list[str] = []
 
@@ -57,7 +57,7 @@ def a_job(size_bytes: int, launcher: str = AUTO, service: str = "compaction") ->
 
 
 def choice(*names: str, spark_bytes: int = 100) -> LauncherChoice:
-    return LauncherChoice({name: Launched() for name in names}, spark_bytes=spark_bytes)
+    return LauncherChoice({name: RecordingLauncher() for name in names}, spark_bytes=spark_bytes)
 
 
 def test_large_rewrite_runs_on_the_cluster_or_local_spark_or_in_the_worker() -> None:
@@ -81,7 +81,7 @@ def test_launcher_property_overrides_the_size_and_other_jobs_stay_in_the_worker(
 async def test_launcher_property_is_ignored_unless_the_server_permits_it(
     permitted: tuple[str, ...], chosen: str
 ) -> None:
-    launchers = {name: Launched() for name in permitted}
+    launchers = {name: RecordingLauncher() for name in permitted}
     runner = LauncherChoice(launchers, spark_bytes=100)
     for size_bytes in (1, 1000):
         name = runner.name_of(a_job(size_bytes, chosen))

@@ -24,7 +24,7 @@ from seamark.metaserver.services.proposers import (
 from seamark.metaserver.settings.settings import Settings
 from seamark.metaserver.store.model import Entry, EntryKind
 from tests.catalog.rig import SCHEMA
-from tests.server.rig import LateClock
+from tests.server.rig import OffsetClock
 
 ENTRY = Entry(EntryKind.TABLE, ("db",), "t", "11111111-1111-1111-1111-111111111111", "file:///t/metadata/1.json")
 ON = {"seamark.compaction.enabled": "true"}
@@ -154,7 +154,7 @@ EXPIRES = {"seamark.expiration.enabled": "true"}
     ],
 )
 def test_expiration_is_proposed_when_it_may_find_old_snapshots(table: TableMetadata, proposed: bool) -> None:
-    clock = LateClock()
+    clock = OffsetClock()
     clock.ahead_ms = 20 * DAY_MS - SystemClock().now_ms()
     assert (proposer(SnapshotExpiration, clock, expiration=False).propose(ENTRY, table) is not None) == proposed
 

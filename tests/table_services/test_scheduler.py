@@ -28,7 +28,7 @@ from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.lease import Lease
 from seamark.metaserver.store.model import Entry
 from tests.catalog.rig import SCHEMA
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.waits import until
 
 
@@ -66,7 +66,7 @@ class Recorder:
     most_at_work: int = 0
     outcomes: list[str] = field(default_factory=list)
     progress: JobProgress | None = None
-    shown: list[tuple[str, int, int, int]] = field(default_factory=list)
+    progress: list[tuple[str, int, int, int]] = field(default_factory=list)
     states: list[tuple[bool, bool]] = field(default_factory=list)
 
     async def run(self, job: Job, report: Report) -> dict[str, Any]:
@@ -110,12 +110,12 @@ class Recorder:
         self.states.append((leading, blocked))
 
     def jobs_running(self, service: str, count: int, bytes_done: int, bytes_total: int) -> None:
-        self.shown.append((service, count, bytes_done, bytes_total))
+        self.progress.append((service, count, bytes_done, bytes_total))
 
 
 @asynccontextmanager
 async def run_scheduler(
-    server: Running,
+    server: RunningServer,
     recorder: Recorder,
     lasts_s: float = 30.0,
     services: Sequence[EveryTable] = (),
@@ -146,7 +146,7 @@ async def run_scheduler(
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def create(server: Running, namespace: str, *names: str) -> None:
+async def create(server: RunningServer, namespace: str, *names: str) -> None:
     await server.http.post(f"{server.url}/v1/namespaces", json={"namespace": namespace.split("\x1f")})
     for name in names:
         path = f"{server.url}/v1/namespaces/{namespace.replace(chr(31), '%1F')}/tables"
@@ -168,7 +168,7 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
         assert await list_entries("jobs") == []
         recorder = Recorder(takes_s=60, progress=JobProgress(3, 12, 1 << 20, 5 << 20))
         async with run_scheduler(server, recorder, lasts_s=0.3):
-            await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.shown)  # After the renewal
+            await until(lambda: ("every-table", 1, 1 << 20, 5 << 20) in recorder.progress)  # After the renewal
             assert len(await list_entries("jobs")) == 1
             (job,) = await list_entries("tables/a/t1/jobs")
             assert (job["service"], job["namespace"], job["table"], job["launcher"]) == (
@@ -197,7 +197,7 @@ async def test_every_replica_lists_running_jobs_with_their_progress(tmp_path: Pa
             assert "waiting, not before" in " ".join(output.output.split()), output.output
         assert await list_entries("jobs") == []
         assert await list_entries("jobs", "waiting") == []
-        assert recorder.shown[-1] == ("every-table", 0, 0, 0)
+        assert recorder.progress[-1] == ("every-table", 0, 0, 0)
 
 
 async def test_existing_tables_of_all_namespaces_and_later_changes_are_examined(tmp_path: Path) -> None:
@@ -308,13 +308,13 @@ async def test_failure_caused_by_one_table_does_not_stop_the_others(
 ) -> None:
     """A writer may trigger a bug of a service, or take over a worker process with a data file."""
 
-    class Faulty(EveryTable):
+    class FailingProposer(EveryTable):
         def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
             if entry.name == "a-fault":
                 raise RecursionError
             return super().propose(entry, metadata)
 
-    class TakenOver(Recorder):
+    class FailingRecorder(Recorder):
         async def run(self, job: Job, report: Report) -> dict[str, Any]:
             result = await super().run(job, report)
             if job.table == "a-worker":
@@ -324,8 +324,8 @@ async def test_failure_caused_by_one_table_does_not_stop_the_others(
     monkeypatch.setattr(job_queue, "BACKOFF_S", 0.01)
     async with running(tmp_path) as server:
         await create(server, "a", "a-fault", "a-worker", "an-answer", "good")
-        recorder = TakenOver()
-        async with run_scheduler(server, recorder, services=[Faulty(pause_s=0.01)]) as leading:
+        recorder = FailingRecorder()
+        async with run_scheduler(server, recorder, services=[FailingProposer(pause_s=0.01)]) as leading:
             await until(lambda: "good" in recorder.ran)
             await until(lambda: recorder.ran.count("a-worker") > 1)
             assert not leading.done()

@@ -11,7 +11,7 @@ from seamark.formats.runtime.errors import Unauthenticated
 from seamark.metaserver.access.authorizer import Authorizer
 from seamark.metaserver.access.keyring import Keyring, SigningKey
 from seamark.metaserver.access.worker_tokens import ServiceTokens
-from tests.server.rig import LateClock
+from tests.server.rig import OffsetClock
 
 PREFIX = ServiceTokens.prefix
 
@@ -33,7 +33,7 @@ def test_service_token_is_a_writer_of_its_namespace_only() -> None:
 
 
 def test_service_token_expires() -> None:
-    clock = LateClock()
+    clock = OffsetClock()
     tokens = ServiceTokens(a_keyring(), clock)
     token = tokens.issue(("shop",), 60)
     clock.ahead_ms = 59_000

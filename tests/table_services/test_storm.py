@@ -91,9 +91,9 @@ class Writer:
         Raises:
             AssertionError: The rows do not match any step.
         """
-        held_rows = dict(rows)
-        assert len(held_rows) == len(rows), f"writer {self.number}: a key stands twice, {Counter(rows).most_common(3)}"
-        step = int(held_rows.get(self.first_id, -1))
+        rows_read = dict(rows)
+        assert len(rows_read) == len(rows), f"writer {self.number}: a key stands twice, {Counter(rows).most_common(3)}"
+        step = int(rows_read.get(self.first_id, -1))
         assert step >= least, f"writer {self.number}: step {least} was acknowledged, the snapshot shows {step}"
         assert frozenset(rows) in self.allowed[step], f"writer {self.number}: at step {step}, {sorted(rows)}"
         return step
@@ -126,7 +126,7 @@ class Storm:
         self.goals: Callable[[], dict[str, bool]] = dict
         """What has to happen before the end; a busy machine gets `LATE_S` more for it."""
         self.writers = [Writer(1), Writer(2), Appender(3), Appender(4)]
-        self.checked = self.gone = 0
+        self.checked = self.expired = 0
         self.refused: list[str] = []
         """Why commits of the stock writer failed: only changes of the schema and the partitioning may be a reason."""
 
@@ -151,19 +151,19 @@ class Storm:
 
     def upsert(self, writer: Writer, seed: int) -> None:
         rng, client = random.Random(seed), IndexClient(self.url)
-        held: dict[int, str] = {}
+        rows: dict[int, str] = {}
         step = 0
         while self.goes_on():
             ids = rng.sample(range(writer.first_id + 1, writer.first_id + 40), rng.randint(1, 8))
             if rng.random() < 0.3:
                 for key in ids:
-                    held.pop(key, None)
-                writer.allowed[step - 1].append(frozenset(held.items()))
+                    rows.pop(key, None)
+                writer.allowed[step - 1].append(frozenset(rows.items()))
                 delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice(MODES))
                 continue
             changed = {key: f"{step}:{key}" for key in ids} | {writer.first_id: str(step)}
-            held |= changed
-            writer.allowed[step].append(frozenset(held.items()))
+            rows |= changed
+            writer.allowed[step].append(frozenset(rows.items()))
             strategy = "equality" if rng.random() < 0.15 else None
             mode = None if strategy else rng.choice(MODES)
             table = table_of(list(changed.items()))
@@ -240,7 +240,7 @@ class Storm:
                     # It has expired, and its files are gone; a snapshot that is still listed must be readable.
                     listed_snapshots = catalog.load_table("db.t").metadata.snapshots
                     assert chosen_snapshot_id not in {snapshot.snapshot_id for snapshot in listed_snapshots}
-                    self.gone += 1
+                    self.expired += 1
 
     def check(self, client: IndexClient, at: At, least: Sequence[int]) -> None:
         actual_rows = scan(client, "db.t", ["id", "part", "text"], at=at).to_arrow().to_pylist()
@@ -371,7 +371,7 @@ def test_services_never_change_rows_or_stop_a_writer(
     )
     totals = jobs.totals()
     steps = [writer.acknowledged for writer in storm.writers]
-    print(f"seed {seed}: steps {steps}, {storm.checked} reads, {storm.gone} expired, {jobs.killed} killed, {totals}")
+    print(f"seed {seed}: steps {steps}, {storm.checked} reads, {storm.expired} expired, {jobs.killed} killed, {totals}")
     rewritten = totals["compaction"] + totals["clustering"] + totals["bucket-splitting"]
     wasted = rewritten["bytes_wasted"] / max(1, rewritten["bytes_read"])
     print(f"wasted work: {wasted:.0%} of {rewritten['bytes_read']:,} bytes that rewrites read")

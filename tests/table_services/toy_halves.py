@@ -36,7 +36,7 @@ def wrong_label(metadata: TableMetadata) -> str | None:
     return str(files) if is_wrong else None
 
 
-class Labelling(JobProposer):
+class LabelProposer(JobProposer):
     service = LABELLING
 
     def propose(self, entry: Entry, metadata: TableMetadata) -> Job | None:
@@ -47,7 +47,7 @@ class Labelling(JobProposer):
             yield self.make_problem(state, "wrong label", "the label is not the number of files", "readers are misled")
 
 
-PROPOSERS[LABELLING.name] = Labelling
+PROPOSERS[LABELLING.name] = LabelProposer
 
 
 @table_job(LABELLING)

@@ -16,7 +16,7 @@ SIZES = {"each_value": 1, "each_pair": 2}
 """The number of parameters whose values must occur together, for each marker."""
 
 
-def covering_cases(cases: Sequence[Mapping[str, int]], size: int) -> set[int]:
+def choose_covering_cases(cases: Sequence[Mapping[str, int]], size: int) -> set[int]:
     """Return positions of cases that together have each combination of `size` values.
 
     Args:
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for (_, size), grid in grids.items():
         # The cases of a test share the objects that are its values. Some have no hash.
         values = [{name: id(value) for name, value in item.callspec.params.items()} for item in grid]
-        chosen_cases = covering_cases(values, size)
+        chosen_cases = choose_covering_cases(values, size)
         for place, item in enumerate(grid):
             if place not in chosen_cases:
                 item.add_marker(pytest.mark.slow)

@@ -111,9 +111,9 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         pytest.fail(f"a unit test starts {', '.join(_started)}; name its tier in tests/tiers/marks.py", pytrace=False)
 
 
-def _audit(event: str, given: tuple[Any, ...]) -> None:
+def _audit(event: str, ids: tuple[Any, ...]) -> None:
     if event == "subprocess.Popen":
-        name = os.path.basename(os.fsdecode(given[0] or ""))
+        name = os.path.basename(os.fsdecode(ids[0] or ""))
         if name in PROGRAMS:
             _started.append(name)
 

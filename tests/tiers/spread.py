@@ -26,6 +26,8 @@ UNITS = {
         "tests/docs/test_spark_pages.py",
         "tests/deploy/test_services.py",
         "tests/deploy/test_trino",
+        "tests/deploy/cubes/",
+        "tests/engines/cubes/",
         "tests/faults/test_lost_replies.py::test_spark_",
         "tests/gateway/test_engines.py::test_spark_",
         "tests/index/case_folding/test_case_folding.py::test_spark_",
@@ -34,6 +36,8 @@ UNITS = {
         "tests/log/test_kafka.py",
         "tests/streams/test_fleet.py",
         "tests/streams/test_kafka_chaos.py",
+        "tests/streams/test_read_servers.py",
+        "tests/streams/test_topics.py",
         "tests/timeline/test_kafka_events.py",
     ),
     "Java's planner": (

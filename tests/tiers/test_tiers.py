@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from tests import seeds
 from tests.services import fixtures, fork_server
@@ -44,8 +45,13 @@ def test_names_in_the_tiers_exist() -> None:
 
 
 def test_engines_begin_first_then_the_longest_and_units_stay_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = {"tests/a.py": 2.0, "tests/b.py": 9.0, "tests/engines/test_x.py": 5.0, "tests/planner/test_lake.py": 7.0}
-    durations = {place: Duration(place, 1, wall_s, 0.0) for place, wall_s in kept.items()}
+    kept_durations = {
+        "tests/a.py": 2.0,
+        "tests/b.py": 9.0,
+        "tests/engines/test_x.py": 5.0,
+        "tests/planner/test_lake.py": 7.0,
+    }
+    durations = {place: Duration(place, 1, wall_s, 0.0) for place, wall_s in kept_durations.items()}
     monkeypatch.setattr(spread, "read_durations", lambda: durations)
     ids = [
         "tests/a.py::1",
@@ -84,6 +90,10 @@ def test_exploring_run_uses_one_seed_for_all_its_processes(monkeypatch: pytest.M
     assert seeds.first_seed("SEED_OF_ONE_TEST") == 7
 
 
+def test_examples_of_an_ordinary_run_do_not_depend_on_imported_modules() -> None:
+    assert (len(providers._get_local_constants()) > 0) == seeds.EXPLORING
+
+
 def test_servers_are_forked_even_if_an_imported_module_has_set_a_variable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -110,16 +120,16 @@ def test_module_with_bytecode_from_pytest_counts_as_compiled(tmp_path: Path) -> 
 
 def test_cases_of_a_grid_that_the_fast_tier_runs_have_each_value_or_each_pair_of_values() -> None:
     cases = [{"a": a, "b": b, "c": c} for a in range(2) for b in range(3) for c in range(4)]
-    values = [cases[place] for place in grids.covering_cases(cases, 1)]
+    values = [cases[place] for place in grids.choose_covering_cases(cases, 1)]
     assert {(name, value) for case in values for name, value in case.items()} == {
         (name, value) for case in cases for name, value in case.items()
     }
     assert len(values) == 4
-    pairs = [cases[place] for place in grids.covering_cases(cases, 2)]
+    pairs = [cases[place] for place in grids.choose_covering_cases(cases, 2)]
     assert {(case["b"], case["c"]) for case in pairs} == {(case["b"], case["c"]) for case in cases}
     assert {(case["a"], case["c"]) for case in pairs} == {(case["a"], case["c"]) for case in cases}
     assert len(pairs) < len(cases)
-    assert grids.covering_cases([], 1) == set()
+    assert grids.choose_covering_cases([], 1) == set()
 
 
 @pytest.mark.each_value

@@ -15,12 +15,12 @@ from yarl import URL
 
 from seamark.metaserver.store.model import Entry, EntryKind
 from seamark.metaserver.store.operations import CreateEntry, RenameEntry
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.waits import until
 
 
 @pytest.fixture
-async def server(tmp_path: Path) -> AsyncIterator[Running]:
+async def server(tmp_path: Path) -> AsyncIterator[RunningServer]:
     async with running(tmp_path) as first_server:
         yield first_server
 
@@ -29,15 +29,15 @@ def ids(page: dict[str, Any]) -> list[str]:
     return [instant["id"] for instant in page["instants"]]
 
 
-async def test_pages_are_consecutive_in_both_directions(server: Running) -> None:
+async def test_pages_are_consecutive_in_both_directions(server: RunningServer) -> None:
     written_ids = [(await server.record(name)).id for name in "abcde"]
-    seen: list[str] = []
+    listed_ids: list[str] = []
     path = "/api/v1/timeline?limit=2"
     for _ in range(3):
         _, page = await server.get(path)
-        seen += ids(page)
+        listed_ids += ids(page)
         path = f"/api/v1/timeline?limit=2&since={page['next-since']}"
-    assert seen == written_ids
+    assert listed_ids == written_ids
     status, page = await server.get(path)
     assert (status, page["instants"]) == (200, [])
     assert path.endswith(page["next-since"])
@@ -49,7 +49,7 @@ async def test_pages_are_consecutive_in_both_directions(server: Running) -> None
     assert end == {"instants": [], "next-since": None}
 
 
-async def test_all_conditions_of_a_filter_apply(server: Running) -> None:
+async def test_all_conditions_of_a_filter_apply(server: RunningServer) -> None:
     expected = await server.record("a", "drop")
     await server.record("a", "commit")
     await server.record("b", "drop")
@@ -59,7 +59,7 @@ async def test_all_conditions_of_a_filter_apply(server: Running) -> None:
     assert ids(page) == []
 
 
-async def test_history_of_a_table_survives_its_rename(server: Running) -> None:
+async def test_history_of_a_table_survives_its_rename(server: RunningServer) -> None:
     store = server.components.store
     entry = Entry(kind=EntryKind.TABLE, namespace=("db",), name="old", uuid="u1", metadata_location="file:///x")
     await store.transact([CreateEntry(entry=entry)])
@@ -76,7 +76,7 @@ async def test_history_of_a_table_survives_its_rename(server: Running) -> None:
     assert (status, body["error"]["type"]) == (404, "NoSuchTableException")
 
 
-async def test_bad_parameter_is_rejected_by_name(server: Running) -> None:
+async def test_bad_parameter_is_rejected_by_name(server: RunningServer) -> None:
     cases: list[str] = [
         "limit=0",
         "limit=-1",
@@ -104,7 +104,7 @@ async def test_bad_parameter_is_rejected_by_name(server: Running) -> None:
         assert query.split("=")[0].split("&")[0] in body["error"]["message"].lower() or "order" in query, query
 
 
-async def test_long_poll_returns_a_commit_of_another_replica(server: Running, tmp_path: Path) -> None:
+async def test_long_poll_returns_a_commit_of_another_replica(server: RunningServer, tmp_path: Path) -> None:
     async with running(tmp_path) as other:
         first = await server.record("a")
         _, page = await other.get("/api/v1/timeline")
@@ -118,7 +118,7 @@ async def test_long_poll_returns_a_commit_of_another_replica(server: Running, tm
         assert first.id != second.id
 
 
-async def test_long_poll_ends_by_itself_with_the_position_to_continue(server: Running) -> None:
+async def test_long_poll_ends_by_itself_with_the_position_to_continue(server: RunningServer) -> None:
     await server.record("a")
     _, page = await server.get("/api/v1/timeline")
     since = page["next-since"]
@@ -140,7 +140,7 @@ async def events_of(answer: aiohttp.ClientResponse, count: int) -> list[tuple[st
     return results
 
 
-async def test_event_stream_continues_after_the_last_event_of_the_client(server: Running, tmp_path: Path) -> None:
+async def test_event_stream_continues_after_the_last_event_of_the_client(server: RunningServer, tmp_path: Path) -> None:
     headers = {"Accept": "text/event-stream"}
     ids = [(await server.record(name)).id for name in "ab"]
     async with running(tmp_path) as other:
@@ -161,7 +161,7 @@ async def test_event_stream_continues_after_the_last_event_of_the_client(server:
             assert data["name"] == "c"
 
 
-async def test_latest_streams_only_later_events(server: Running) -> None:
+async def test_latest_streams_only_later_events(server: RunningServer) -> None:
     await server.record("a")
     headers = {"Accept": "text/event-stream"}
     async with server.http.get(f"{server.url}/api/v1/timeline?since=latest", headers=headers) as stream:
@@ -185,7 +185,7 @@ async def test_streams_over_the_limit_get_503_and_retry_after(tmp_path: Path) ->
         assert status == 200
 
 
-async def test_path_accepts_names_of_all_kinds(server: Running) -> None:
+async def test_path_accepts_names_of_all_kinds(server: RunningServer) -> None:
     cases: list[str] = ["a.b", "ü", "a b", "100%", "a+b", "a/b"]
     for name in cases:
         instant = await server.record(name, namespace=("db", name))

@@ -102,8 +102,8 @@ async def test_stream_has_each_event_once_after_the_server_of_nats_was_killed(
         await record(server, "cd")
         nats.start()
         client = await nats_client.connect(nats.address)
-        again = Stream(client.jetstream(), nats, stream.subject)
-        assert names_of(await again.read(4)) == ["a", "b", "c", "d"]
+        other_stream = Stream(client.jetstream(), nats, stream.subject)
+        assert names_of(await other_stream.read(4)) == ["a", "b", "c", "d"]
         await client.close()
 
 

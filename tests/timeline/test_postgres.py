@@ -7,10 +7,9 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 from seamark.metaserver.store.operations import CreateNamespace
-from seamark.metaserver.store.port import InstantFilter
 from tests.server.rig import running, some_settings
 from tests.timeline.test_watch import Replica, replica
-from tests.timeline.test_webhooks import receiving
+from tests.timeline.test_webhooks import run_receiver
 from tests.waits import until
 
 
@@ -26,26 +25,22 @@ async def test_watchers_of_two_replicas_see_every_instant_once_and_in_the_same_o
         async def write(replica: Replica) -> list[str]:
             return [await replica.record() for _ in range(count)]
 
-        async def read(replica: Replica) -> list[str]:
-            seen: list[str] = []
-            since = None
-            while len(seen) < 4 * count:
-                watch = await replica.timeline.watch(InstantFilter(since=since), 7, 10)
-                seen += [instant.id for instant in watch]
-                since = watch[-1].position if watch else since
-            return seen
-
         async with asyncio.timeout(60):
-            *written, seen, seen_too = await asyncio.gather(
-                write(first), write(second), write(first), write(second), read(first), read(second)
+            *written, ids_of_first, ids_of_second = await asyncio.gather(
+                write(first),
+                write(second),
+                write(first),
+                write(second),
+                first.watch_ids(4 * count),
+                second.watch_ids(4 * count),
             )
-    assert seen == seen_too
-    assert sorted(seen) == sorted(item for ids in written for item in ids)
+    assert ids_of_first == ids_of_second
+    assert sorted(ids_of_first) == sorted(instant_id for ids in written for instant_id in ids)
 
 
 async def test_webhooks_and_long_polls_work_across_replicas(tmp_path: Path, postgres_url: str) -> None:
     async with (
-        receiving() as receiver,
+        run_receiver() as receiver,
         running(tmp_path / "a", database=postgres_url, webhook_urls=(receiver.url,)) as first,
         running(tmp_path / "b", database=postgres_url, webhook_urls=(receiver.url,)) as second,
     ):

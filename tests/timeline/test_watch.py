@@ -33,6 +33,16 @@ class Replica:
             self.timeline.notify()
         return instant.id
 
+    async def watch_ids(self, count: int) -> list[str]:
+        """Read the timeline in pages until `count` instants have arrived, and return their ids."""
+        ids: list[str] = []
+        since = None
+        while len(ids) < count:
+            page = await self.timeline.watch(InstantFilter(since=since), 7, 10)
+            ids += [instant.id for instant in page]
+            since = page[-1].position if page else since
+        return ids
+
 
 async def replica(stack: AsyncExitStack, settings: Settings) -> Replica:
     store = await stack.enter_async_context(open_store(settings.database_url(), clock=CLOCK))
@@ -148,17 +158,10 @@ async def test_continuing_reader_misses_nothing_while_two_replicas_write(
     async def write(replica: Replica) -> list[str]:
         return [await replica.record() for _ in range(count)]
 
-    async def read(replica: Replica) -> list[str]:
-        seen: list[str] = []
-        since = None
-        while len(seen) < 2 * count:
-            watch = await replica.timeline.watch(InstantFilter(since=since), 7, 10)
-            seen += [instant.id for instant in watch]
-            since = watch[-1].position if watch else since
-        return seen
-
     async with asyncio.timeout(60):
-        written_a, written_b, *results = await asyncio.gather(write(first), write(second), read(first), read(second))
+        written_a, written_b, *results = await asyncio.gather(
+            write(first), write(second), first.watch_ids(2 * count), second.watch_ids(2 * count)
+        )
     assert results[0] == results[1]
     assert len(set(results[0])) == 2 * count
     assert [item for item in results[0] if item in set(written_a)] == written_a

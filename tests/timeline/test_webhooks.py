@@ -20,7 +20,7 @@ from aiohttp import web
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.store.lease import Lease
 from seamark.metaserver.timeline import delivery
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 
 SECRET = "receiver and server know it"
 
@@ -56,7 +56,7 @@ class Receiver:
 
 
 @asynccontextmanager
-async def receiving() -> AsyncIterator[Receiver]:
+async def run_receiver() -> AsyncIterator[Receiver]:
     receiver = Receiver()
     app = web.Application()
     app.router.add_post("/{path:.*}", receiver.receive)
@@ -73,7 +73,7 @@ async def receiving() -> AsyncIterator[Receiver]:
 
 @pytest.fixture
 async def receiver() -> AsyncIterator[Receiver]:
-    async with receiving() as server:
+    async with run_receiver() as server:
         yield server
 
 
@@ -82,7 +82,7 @@ def _quick_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "LEASE_S", 3.0)
 
 
-async def record(server: Running, names: str) -> None:
+async def record(server: RunningServer, names: str) -> None:
     for name in names:
         await server.record(name)
 

@@ -19,7 +19,7 @@ import logging
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -31,9 +31,19 @@ from seamark.connector.analysis.algebra.needed_rows import common_joins, conditi
 from seamark.connector.analysis.algebra.relations import Table
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
+from seamark.connector.cubes.dialects import NotFromCube
+from seamark.connector.cubes.plans import scan_cube
+from seamark.connector.cubes.summaries import EXACT, OFF, ON, CubeSummary, check_cube_use
 from seamark.connector.jobs.statements import parse_statement
 from seamark.connector.plans import joins as joining
-from seamark.connector.plans.async_client import KnownTable, Name, TablePlanResponse, open_seamark, run_in_thread
+from seamark.connector.plans.async_client import (
+    CubePlanRequest,
+    KnownTable,
+    Name,
+    TablePlanResponse,
+    open_seamark,
+    run_in_thread,
+)
 from seamark.connector.plans.conditions import any_of, limit_text
 from seamark.connector.plans.joins import Dimension
 from seamark.connector.plans.plan_requests import PlanRequests
@@ -41,6 +51,7 @@ from seamark.connector.plans.rewrites import BUDGET_S, LEASE_S, MAX_KEPT_FRACTIO
 from seamark.connector.plans.scan import Scan
 from seamark.connector.spark.query.catalyst import Catalyst, Node
 from seamark.connector.spark.query.conditions import SparkColumn, spark_columns
+from seamark.connector.spark.query.cube_queries import QueryOverCube, translate_text
 from seamark.connector.spark.query.maintenance import run_maintenance
 from seamark.connector.spark.query.name_positions import (
     ReferencePosition,
@@ -75,6 +86,10 @@ class RewrittenQuery(RewrittenStatement):
     """Whether the statement writes the rows of a query."""
     schemas: Mapping[Name, int] | None = None
     """The id of the schema with which the text was analysed, by plan table."""
+    cube: CubeSummary | None = None
+    """How the query uses cubes, or None if its table has none."""
+    over_cube: QueryOverCube | None = None
+    """The query over a cube, instead of `statement`."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +118,7 @@ def sql(
     *,
     lease_s: int = LEASE_S,
     max_kept_fraction: float = MAX_KEPT_FRACTION,
+    cubes: str = ON,
 ) -> DataFrame:
     """Return the same result as `spark.sql(text, args)`, and read fewer files if possible.
 
@@ -113,17 +129,30 @@ def sql(
     `ALTER TABLE … MERGE FILES` and `ALTER TABLE … PARTITION (…) DROP COLUMNS (…)` of a Seamark table run as Spark jobs.
     The DataFrame then has the counts of the job.
 
+    An aggregate query of one table reads groups of a cube, if it follows from the cube. `cubes` is `on`, `exact`
+    (except sums of floats, and averages) or `off`.
+
     Raises:
+        ValueError: `cubes` has another value.
         ClientError: The server refuses the job.
         Unreadable: A file cannot be read by the job.
     """
+    check_cube_use(cubes)
     if args is None and (statement := parse_statement(text)) is not None:
         counts = run_maintenance(spark, statement)
         if counts is not None:
             return counts
-    rewritten = rewrite_query(spark, text, args, lease_s=lease_s, max_kept_fraction=max_kept_fraction)
+    rewritten = rewrite_query(spark, text, args, lease_s=lease_s, max_kept_fraction=max_kept_fraction, cubes=cubes)
     _log.info("%s", rewritten.summary)
-    if rewritten.statement is not None and rewritten.is_write:
+    if rewritten.over_cube is not None:
+        try:
+            frame = rewritten.over_cube.run(spark)
+            if _is_as_understood(Catalyst(spark), _read_analyzed_plan(frame), rewritten):
+                return frame
+            _log.warning("The original text runs, because its table was altered after the analysis")
+        except (PySparkException, Py4JError, NotFromCube) as error:
+            _log.warning("The original text runs, because it cannot be answered from a cube: %s", error)
+    elif rewritten.statement is not None and rewritten.is_write:
         if _may_run(spark, rewritten):
             try:
                 return run_text(spark, rewritten.statement, args)
@@ -209,13 +238,14 @@ def rewrite_query(
     *,
     lease_s: int = LEASE_S,
     max_kept_fraction: float = MAX_KEPT_FRACTION,
+    cubes: str = ON,
 ) -> RewrittenQuery:
     """Return the text with the names of plan tables, and create the plan tables.
 
     The function does not run the query, and it never raises.
     """
     try:
-        return _Query(spark, text, args, lease_s, max_kept_fraction).rewrite()
+        return _Query(spark, text, args, lease_s, max_kept_fraction, cubes).rewrite()
     except (UnsupportedQuery, PlanTooLarge) as why:
         return RewrittenQuery(None, f"unchanged; {why or 'too large a plan'}")
     except (PySparkException, Py4JError) as error:
@@ -230,8 +260,11 @@ def run_text(spark: SparkSession, text: str, args: Any) -> DataFrame:
 
 
 class _Query:
-    def __init__(self, spark: SparkSession, text: str, args: Any, lease_s: int, max_kept_fraction: float) -> None:
+    def __init__(
+        self, spark: SparkSession, text: str, args: Any, lease_s: int, max_kept_fraction: float, cubes: str
+    ) -> None:
         self._spark = spark
+        self._cubes = cubes
         self._text = text
         self._args = args
         self._lease_s = lease_s
@@ -258,10 +291,68 @@ class _Query:
             raise UnsupportedQuery("it reads data that the session has cached")
         plan = self._analyze_marked(insert_markers(self._text, references))
         scans = self._find_scans(references, plan)
-        has_stream = any(self._tables[mark].is_stream for mark in scans)
-        if not has_stream and not any(scan.condition is not None or scan.joins for scan in scans.values()):
-            raise UnsupportedQuery("no table of a Seamark server whose files could be pruned")
-        return self._request_plans(references, scans)
+        cube = self._request_cube(references, scans)
+        if isinstance(cube, RewrittenQuery):
+            return cube
+        try:
+            has_stream = any(self._tables[mark].is_stream for mark in scans)
+            if not has_stream and not any(scan.condition is not None or scan.joins for scan in scans.values()):
+                raise UnsupportedQuery("no table of a Seamark server whose files could be pruned")
+            rewritten = self._request_plans(references, scans)
+        except UnsupportedQuery as why:
+            if cube is None:
+                raise
+            rewritten = RewrittenQuery(None, f"unchanged; {why}")
+        return rewritten if cube is None else replace(rewritten, summary=f"{rewritten.summary}; {cube.text}", cube=cube)
+
+    def _request_cube(
+        self, references: Sequence[ReferencePosition], scans: Mapping[int, Scan]
+    ) -> RewrittenQuery | CubeSummary | None:
+        """Return a query over a cube, or why no cube is used, or None if the query has no table with a cube."""
+        if self._cubes == OFF or self._is_write or self._args or len(references) != 1 or len(scans) != 1:
+            return None
+        ((mark, scan),) = scans.items()
+        table = self._tables[mark]
+        uri, token = self._read_setting(table.catalog, "uri"), self._read_setting(table.catalog, "token") or None
+
+        async def ask() -> RewrittenQuery | None:
+            async with (
+                asyncio.timeout(BUDGET_S),
+                open_seamark(uri, token=token, lease_s=self._lease_s) as seamark,
+            ):
+                state = await seamark.columns(table.name)
+                if state is None or state.cube_metadata is None:
+                    return None
+                statement = translate_text(self._spark, self._text, state, floats=self._cubes != EXACT)
+                request = CubePlanRequest(
+                    table.name,
+                    statement.cube.id,
+                    statement.columns,
+                    scan.filter,
+                    snapshot_id=scan.snapshot_id,
+                    ref=scan.ref,
+                )
+                answer = await scan_cube(seamark, statement, request, state)
+                name = None if answer.name is None else (table.catalog, *table.name[:-1], answer.name)
+                return RewrittenQuery(
+                    None,
+                    f"rewritten; {'.'.join(table.name)}={answer.summary.row_files}/{answer.considered_files}; "
+                    f"{answer.summary.text}",
+                    answer.summary.row_files,
+                    answer.considered_files,
+                    schemas={} if name is None else {name: table.schema_id},
+                    cube=answer.summary,
+                    over_cube=QueryOverCube(self._text, statement, answer.groups, name),
+                )
+
+        try:
+            return run_in_thread(ask())
+        except NotFromCube as why:
+            return CubeSummary(None, 0, 0, str(why))
+        except ClientError as error:
+            return CubeSummary(None, 0, 0, f"the groups cannot be read: {error}")
+        except TimeoutError:
+            return CubeSummary(None, 0, 0, "Seamark was too slow")
 
     def _analyze_marked(self, text: str) -> Node:
         """Analyse the query of the text without running it, and return the plan."""

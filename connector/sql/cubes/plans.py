@@ -12,6 +12,11 @@ from sqlglot import exp
 
 from seamark.connector.client.client import SeamarkClient
 from seamark.connector.client.errors import ClientError
+from seamark.connector.cubes.summaries import CUBE_USES as CUBE_USES
+from seamark.connector.cubes.summaries import EXACT as EXACT
+from seamark.connector.cubes.summaries import OFF as OFF
+from seamark.connector.cubes.summaries import ON as ON
+from seamark.connector.cubes.summaries import CubeSummary as CubeSummary
 from seamark.connector.read.tables import ScanTask
 from seamark.connector.sql.cubes.queries import CubeQuery, NotFromCube, check_form, translate_over_cube
 from seamark.connector.sql.queries import DuckDBQuery
@@ -20,27 +25,6 @@ from seamark.formats.index.definitions import IndexDefinition, read_definitions
 from seamark.formats.index.keys.hashing import file_ids
 from seamark.formats.index.kinds.cube import entry_schema
 from seamark.formats.index.kinds.kinds import KINDS
-
-ON, EXACT, OFF = "on", "exact", "off"
-CUBE_USES = (ON, EXACT, OFF)
-"""Whether queries use cubes. With `exact`, they do not use sums of floats, whose last digits depend on the order."""
-
-
-@dataclass(frozen=True)
-class CubeSummary:
-    """The use of cubes by a query of one table.
-
-    Attributes:
-        index: The name of the cube, or None if the query is answered from rows only.
-        files: The number of data files that are answered from the cube.
-        row_files: The number of data files whose rows are read.
-        reason: The reason why no cube is used.
-    """
-
-    index: str | None
-    files: int
-    row_files: int
-    reason: str | None = None
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,9 @@ from datetime import datetime
 from sqlglot import exp
 
 from seamark.connector.client.errors import InvalidRequest
+from seamark.connector.cubes.dialects import NotFromCube as NotFromCube
+from seamark.connector.cubes.times import TimeDimension, replace_times
 from seamark.connector.sql.arithmetic import divide_decimals
-from seamark.connector.sql.cubes.times import TimeDimension, replace_times, truncate
 from seamark.connector.sql.expressions import Expressions
 from seamark.connector.sql.functions import sum_decimals, translate_function
 from seamark.connector.sql.queries import WITHOUT_PUSHDOWN, Translation
@@ -34,6 +35,7 @@ from seamark.connector.sql.types import (
     DOUBLE,
     PRECISION_MAX,
     REAL,
+    ZONED,
     SqlType,
     as_decimal,
     decimal,
@@ -67,10 +69,6 @@ GROUPS = "k0"
 _UNION = "u0"
 _FUNCTIONS: dict[type[exp.Expr], str] = {exp.Count: COUNT, exp.Sum: SUM, exp.Avg: AVG, exp.Min: MIN, exp.Max: MAX}
 _SIGNS: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*"}
-
-
-class NotFromCube(Exception):
-    """Raised if the query does not follow from the cube. The message is the reason."""
 
 
 @dataclass(frozen=True)
@@ -225,7 +223,7 @@ class _CubeTranslation(Translation):
         """Return the dimension of a row, in DuckDB's SQL."""
         name, unit = self._dimensions[column]
         stored = use_column(self._stored_fields[name])
-        return stored.sql if unit is None else truncate(unit, stored)
+        return stored.sql if unit is None else _truncate(unit, stored)
 
     # Aggregates
 
@@ -242,6 +240,9 @@ class _CubeTranslation(Translation):
             return self._combine(exp.Count(this=exp.Star()), e.condition(node.this, scope))
         if type(node) in _FUNCTIONS and self._is_measure(node):
             return self._combine(node)
+        if isinstance(node, exp.Sum) and node.this == exp.Literal.number(1):
+            check_args(node)
+            return SqlValue(f"CAST(sum({_UNION}.{self._use_partial(COUNT_ROWS, None).column}) AS BIGINT)", BIGINT)
         if isinstance(node, exp.Count | exp.Sum | exp.Avg) and not isinstance(node.this, exp.Distinct):
             raise NotFromCube(f"{describe(node)} is not a measure of the cube")
         if isinstance(node, exp.Filter) and not isinstance(node.this, exp.Min | exp.Max):
@@ -255,7 +256,7 @@ class _CubeTranslation(Translation):
 
     def _to_measure(self, node: exp.Expr) -> Measure | None:
         """Return an aggregate as a measure, or None if it has another form."""
-        if isinstance(node, exp.Count) and isinstance(node.this, exp.Star):
+        if isinstance(node, exp.Count) and isinstance(node.this, exp.Star | exp.Literal | exp.Boolean):
             return Measure(COUNT, None)
         if node.args.get("expressions") or isinstance(node.this, exp.Distinct):
             return None
@@ -329,6 +330,12 @@ class _CubeTranslation(Translation):
             kind = value.type if partial.function != SUM else _sum_type(value.type)
             used = _UsedPartial(column, value.sql, kind, value.type)
         return self._used.setdefault(column, used)
+
+
+def _truncate(unit: str, value: SqlValue) -> str:
+    """Return the truncated time in DuckDB's SQL, with the type of the value."""
+    source = f"CAST({value.sql} AS TIMESTAMP)" if value.type == ZONED else value.sql
+    return f"CAST(date_trunc('{unit}', {source}) AS {duckdb_name(value.type)})"
 
 
 def _is_plain_number(text: str) -> bool:

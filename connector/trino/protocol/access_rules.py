@@ -8,7 +8,8 @@ After the analysis of a statement, `referencedTables` of `GET /v1/query/{id}` li
 each table that the statement reads.
 
 Invariant: the original statement runs if files were pruned by a masked column, if files were pruned by the
-rows of a filtered table, if a rule contains a query, or if the rules in force are unknown. A user who is
+rows of a filtered table, if groups of a cube replace rows of a table with a filter or with a mask on a used column, if
+a rule contains a query, or if the rules in force are unknown. A user who is
 subject to a rule never receives the number of pruned files.
 """
 
@@ -48,12 +49,14 @@ class PlanInputs:
         limiting: The tables that limit other tables in a join.
         views: The views that are read through plan views.
         explains: Whether the statement shows the files that are read.
+        aggregated: The tables whose rows are replaced by groups of a cube.
     """
 
     columns: Mapping[TableName, frozenset[str]] = field(default_factory=dict)
     limiting: frozenset[TableName] = frozenset()
     views: frozenset[TableName] = frozenset()
     explains: bool = False
+    aggregated: frozenset[TableName] = frozenset()
 
 
 class _Column(msgspec.Struct):
@@ -137,7 +140,7 @@ def _is_forbidden(table: _Table, used: PlanInputs) -> bool:
     masked = {column.column.lower() for column in table.columns if column.mask is not None}
     if masked & used.columns.get(table.name, frozenset()):
         return True
-    return bool(table.filters) and table.name in used.limiting
+    return bool(table.filters) and table.name in used.limiting | used.aggregated
 
 
 def _needs_partition_filter(properties: Mapping[str, Any]) -> bool:

@@ -348,12 +348,12 @@ async def _check_rights(wanted: Requested, send: Send, judge: Judge | None) -> N
         right = f"UPDATE {table} SET {changed}"  # noqa: S608
     else:
         right = f"ALTER TABLE {table} EXECUTE optimize"
-    await _run_at_trino(f"EXPLAIN (TYPE VALIDATE) {right}", send)
+    await run_at_trino(f"EXPLAIN (TYPE VALIDATE) {right}", send)
     listed = ", ".join(map(quote_name, columns)) or "1"
     # The query contains the predicate, so that Trino refuses columns that the client may not read. The
     # predicate may end with a comment.
     condition = "FALSE" if wanted.statement.where is None else f"FALSE AND ({wanted.statement.where}\n)"
-    query = await _run_at_trino(f"SELECT {listed} FROM {table} WHERE {condition}", send)  # noqa: S608
+    query = await run_at_trino(f"SELECT {listed} FROM {table} WHERE {condition}", send)  # noqa: S608
     if judge is not None:
         name = (wanted.catalog, wanted.schema.lower(), wanted.table.lower())
         used = PlanInputs({name: frozenset(columns)})
@@ -363,7 +363,7 @@ async def _check_rights(wanted: Requested, send: Send, judge: Judge | None) -> N
             raise NotAllowed(_make_error("PERMISSION_DENIED", message))
 
 
-async def _run_at_trino(statement: str, send: Send) -> str:
+async def run_at_trino(statement: str, send: Send) -> str:
     """Run a statement in Trino to its end, and return the id of the query.
 
     Raises:

@@ -158,7 +158,7 @@ async def revoke(call: Call) -> None:
     method="GET",
     path="/api/v1/grants",
     operation="listGrants",
-    summary="Lists grants: the caller's own, and those on namespaces where the caller is an admin",
+    summary="Lists grants: the caller's own and its groups', and those on namespaces where the caller is an admin",
     check=Check.CATALOG,
     tags=("access",),
     parameters=(Parameter("principal", "query", "Only grants of this principal.", {"type": "string"}), *PAGING),
@@ -173,7 +173,7 @@ async def list_grants(call: Call) -> GrantPage:
         # No part contains a control character, so the separator is unambiguous.
         "\x1f".join((grant.principal, grant.role, *grant.namespace)): grant
         for grant in await call.components.store.grants(principal)
-        if grant.principal == me.name or authorizer.holds(me, Role.ADMIN, grant.namespace)
+        if grant.principal == me.name or grant in me.grants or authorizer.holds(me, Role.ADMIN, grant.namespace)
     }
     page, next_page_token = _select_page(call, grants)
     return GrantPage([from_attributes(grant, GrantAnswer) for grant in page], next_page_token)

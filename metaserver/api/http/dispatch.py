@@ -25,7 +25,7 @@ from multidict import CIMultiDictProxy
 from seamark.formats.protocol.wire import check_changeable, decode_as, encode_json, is_plan_name, show
 from seamark.formats.runtime.errors import CacheDamaged, NoSuchTable
 from seamark.formats.runtime.fair_lock import free_later
-from seamark.metaserver.access.authorizer import changes
+from seamark.metaserver.access.authorizer import changes, writes
 from seamark.metaserver.access.principal import Principal
 from seamark.metaserver.api.http import bodies
 from seamark.metaserver.api.http.components import COMPONENTS
@@ -35,6 +35,7 @@ from seamark.metaserver.api.http.parameters.paging import page_size
 from seamark.metaserver.api.http.parameters.plan_audience import HEADER, audience_of
 from seamark.metaserver.api.http.parameters.requests import key_of, names_in, namespace_in
 from seamark.metaserver.catalog.values import Caller, IdempotencyKey
+from seamark.metaserver.settings.fleet import READ, refuse_change
 from seamark.metaserver.store.model import NamespacePath
 
 PATHS_MAX = 4096
@@ -400,11 +401,14 @@ class Route(Description, frozen=True):
         check, operation, variables = self.check, self.operation, self.variables
         names = tuple(variable for variable in variables if variable not in _NOT_NAMES)
         has_namespace, is_table, is_change = "namespace" in variables, "table" in names, changes(operation)
+        is_write = writes(operation)
         if check is Check.NAMESPACE and not has_namespace:
             raise TypeError(f"{operation} has no namespace in its path; declare where its right is checked")
 
         def open_call(request: web.Request) -> Call:
             call = Call(request, self)
+            if is_write and call.components.settings.role == READ:
+                raise refuse_change(call.components.settings, operation)
             if has_namespace or names:
                 resource = request.match_info.route.resource
                 assert resource is not None

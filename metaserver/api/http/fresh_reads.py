@@ -52,7 +52,7 @@ async def load_to_read(
         check_required_rows(call.headers, entry, entry.parse_flushed_offsets())
         return loaded
     if snapshot_id is not None:
-        snapshot = find_fresh_snapshot(call, entry, snapshot_id)
+        snapshot = await find_fresh_snapshot(call, entry, metadata, snapshot_id)
         return msgspec.structs.replace(loaded, metadata=with_fresh_snapshot(metadata, snapshot))
     return (await load_fresh(call, entry, metadata)).loaded
 
@@ -68,13 +68,13 @@ async def load_fresh(call: Call, entry: Entry, metadata: TableMetadata | None = 
     return fresh
 
 
-def find_fresh_snapshot(call: Call, entry: Entry, snapshot_id: int) -> Snapshot:
-    """Return a fresh snapshot that an earlier answer had.
+async def find_fresh_snapshot(call: Call, entry: Entry, metadata: TableMetadata, snapshot_id: int) -> Snapshot:
+    """Return a fresh snapshot that an earlier answer of any server had.
 
     Raises:
         BadRequest: There is no such snapshot, or it has expired.
     """
-    snapshot = call.components.streams.snapshots.find(entry.uuid, snapshot_id)
+    snapshot = await call.components.streams.find_fresh_snapshot(entry, metadata, snapshot_id)
     if snapshot is None:
         raise BadRequest(
             f"Cannot find snapshot {snapshot_id}: it is not a snapshot of the table. If it is a snapshot with rows "

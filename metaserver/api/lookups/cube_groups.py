@@ -28,6 +28,7 @@ from seamark.formats.runtime.errors import BadRequest, NotFound
 from seamark.metaserver.api.formats.arrow import ARROW_STREAM
 from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.index.files.indexes import OpenIndex
 from seamark.metaserver.planner.indexes.coverage import find_ids
 
@@ -80,14 +81,43 @@ class ReadCubeGroupsRequest(msgspec.Struct, rename="kebab", forbid_unknown_field
 ).takes(ReadCubeGroupsRequest)
 async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Response:
     loaded = await call.components.catalog.tables.load(call.namespace, call.name)
+    definition = find_cube(loaded, body.definition_id)
+    reading = await read_groups(call, loaded, definition, body.columns, _parse_ids(body.files))
+    return web.Response(body=await asyncio.to_thread(reading.encode), content_type=ARROW_STREAM)
+
+
+def find_cube(loaded: LoadedTable, definition_id: str) -> IndexDefinition:
+    """Return the definition of a cube.
+
+    Raises:
+        NotFound: The table has no cube with this id.
+    """
     defined = read_definitions(loaded.metadata).by_name.values()
-    definition = next((one for one in defined if one.id == body.definition_id and KINDS[one.kind].aggregates), None)
+    definition = next((one for one in defined if one.id == definition_id and KINDS[one.kind].aggregates), None)
     if definition is None or loaded.entry is None:
         raise NotFound("The table has no cube with this definition-id; list its indexes with seamark index list")
-    schema = _select(definition, body.columns)
-    ids = _parse_ids(body.files)
+    return definition
+
+
+async def read_groups(
+    call: Call, loaded: LoadedTable, definition: IndexDefinition, columns: Sequence[str], ids: Ids
+) -> GroupReading:
+    """Read the groups of data files.
+
+    Args:
+        call: The request.
+        loaded: The table.
+        definition: A cube of the table.
+        columns: Dimensions and partial aggregates of the entries, in their order.
+        ids: uint64[files, 2], the ids of the data files.
+
+    Raises:
+        BadRequest: A column does not exist.
+    """
+    schema = _select(definition, columns)
+    assert loaded.entry is not None
     live = (await call.components.registry.files(loaded.entry)).live(definition.id)
-    reading = GroupReading(schema, _functions_of(definition, body.columns), ids)
+    reading = GroupReading(schema, _functions_of(definition, columns), ids)
     for start in range(0, len(live), _OPENED_AT_ONCE):
         # If two index files have an entry of one data file, the entries are equal, and the newer entry is read.
         newest = live[::-1][start : start + _OPENED_AT_ONCE]
@@ -98,7 +128,7 @@ async def read_cube_groups(call: Call, body: ReadCubeGroupsRequest) -> web.Respo
         )
         if reading.is_done:
             break
-    return web.Response(body=await asyncio.to_thread(reading.encode), content_type=ARROW_STREAM)
+    return reading
 
 
 def _select(definition: IndexDefinition, columns: Sequence[str]) -> pa.Schema:
@@ -133,6 +163,16 @@ class GroupReading:
         self._order = np.lexsort((ids[:, 1], ids[:, 0]))
         self._covered = np.zeros(len(ids), dtype=np.bool_)
         self._groups = schema.empty_table()
+
+    @property
+    def groups(self) -> pa.Table:
+        """The groups of the covered files. A group may appear several times."""
+        return self._groups
+
+    @property
+    def covered(self) -> npt.NDArray[np.bool_]:
+        """bool[files]: whether the groups contain the rows of each requested file."""
+        return self._covered
 
     @property
     def is_done(self) -> bool:

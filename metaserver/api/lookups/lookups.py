@@ -31,7 +31,6 @@ from seamark.formats.index.packing import Longs
 from seamark.formats.protocol.wire import decode_json, encode_json
 from seamark.formats.runtime.errors import BadRequest, TooLarge
 from seamark.metaserver.api.formats import arrow
-from seamark.metaserver.api.formats.arrow_body import read_stream
 from seamark.metaserver.api.formats.listings import FileListing
 from seamark.metaserver.api.http.bodies import parse_now
 from seamark.metaserver.api.http.components import COMPONENTS
@@ -48,6 +47,7 @@ from seamark.metaserver.planner.rows.row_deletes import RowDeletes
 from seamark.metaserver.planner.scan.request import ScanRequest
 from seamark.metaserver.planner.scan.scan_plan import ScanPlan
 from seamark.metaserver.planner.view.view import TableView
+from seamark.metaserver.streams.incoming.arrow_body import read_stream
 
 JSON_KEYS_MAX = 100_000
 JSON_BODY_BYTES = 4 << 20

@@ -51,8 +51,8 @@ async def choose_snapshot(call: Call, entry: Entry, data: bytes, dialect: Client
     body = await call.parse(data, PlanTableScan)
     metadata = await call.components.catalog.documents.table(entry.metadata_location)
     if reads_fresh(call.headers) and body.snapshot_id is not None and metadata.snapshot(body.snapshot_id) is None:
-        # The catalog has loaded the fresh snapshot as the current snapshot.
-        snapshot = find_fresh_snapshot(call, entry, body.snapshot_id)
+        # The catalog has loaded the fresh snapshot as the current one.
+        snapshot = await find_fresh_snapshot(call, entry, metadata, body.snapshot_id)
         return FreshPlan(LoadedTable(entry, with_fresh_snapshot(metadata, snapshot)), snapshot, False)
     if not _is_live(body, metadata, dialect, call.components.clock.now_ms()):
         return FreshPlan(LoadedTable(entry, metadata), None, False)

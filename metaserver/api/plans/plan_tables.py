@@ -187,15 +187,15 @@ async def make_plan_table(call: Call, data: bytes) -> PlanTableResponse:
     holder = None if audience is None else Holder(audience, body.holder)
     filters, outcomes = await evaluate_joins(call, loaded.metadata, body.joins)
     bound_scan = filters.apply_to(bound_scan)
-    new_plan_table = _NewPlanTable(call, loaded, body, bound_scan, holder)
+    new_plan_table = NewPlanTable(call, loaded, body, bound_scan, holder)
     answer = await new_plan_table.find_or_make()
-    _count(call, loaded, body, bound_scan, answer, new_plan_table.sampler)
+    count_plan_table(call, loaded, body, bound_scan, answer, new_plan_table.sampler)
     if holder is not None:
         answer = msgspec.structs.replace(answer, name=None)
     return msgspec.structs.replace(answer, joins=outcomes)
 
 
-def _count(
+def count_plan_table(
     call: Call,
     loaded: LoadedTable,
     body: PlanTableRequest,
@@ -235,13 +235,13 @@ async def _read_bound_request(call: Call, data: bytes, loaded: LoadedTable) -> t
     decoded_requests, entry, metadata = call.app[READ], loaded.entry, loaded.metadata
     assert entry is not None
     if len(data) > _IN_LOOP_BYTES_MAX:
-        return await read_in_turn(call, len(data), lambda: _bind_request(_read(data, metadata), metadata))
+        return await read_in_turn(call, len(data), lambda: bind_request(_read(data, metadata), metadata))
     key = (entry.metadata_location, data)
     read = decoded_requests.get(key)
     if read is None:
         read = await read_in_turn(call, len(data), lambda: _read(data, metadata))
         decoded_requests.put(key, read, object_bytes(read) + len(data))
-    return _bind_request(read, metadata)
+    return bind_request(read, metadata)
 
 
 def _read(data: bytes, metadata: TableMetadata) -> _Read:
@@ -249,17 +249,17 @@ def _read(data: bytes, metadata: TableMetadata) -> _Read:
     check_lease(body.lease_s)
     if body.max_kept_fraction is not None and not 0 <= body.max_kept_fraction <= 1:
         raise BadRequest(f"kept-max is {body.max_kept_fraction}; it must be a share from 0 to 1")
-    return body, _read_filter(body, metadata)
+    return body, read_filter(body, metadata)
 
 
-def _bind_request(read: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest, BoundScan]:
+def bind_request(read: _Read, metadata: TableMetadata) -> tuple[PlanTableRequest, BoundScan]:
     body, filter = read
     snapshot_id = snapshot_of(metadata, body.snapshot_id, body.ref, None)
     request = ScanRequest(filter=filter, snapshot_id=snapshot_id, case_sensitive=body.case_sensitive, nan_above=True)
     return body, BoundScan.bind(metadata, request)
 
 
-def _read_filter(body: PlanTableRequest, metadata: TableMetadata) -> Expression:
+def read_filter(body: PlanTableRequest, metadata: TableMetadata) -> Expression:
     filter_json = bytes(body.filter)
     if body.predicate is None:
         return parse_filter(filter_json, metadata, functions=True)
@@ -268,7 +268,7 @@ def _read_filter(body: PlanTableRequest, metadata: TableMetadata) -> Expression:
     return sql.parse_sql(body.predicate, metadata.current_schema, metadata.schemas, functions=True).expression
 
 
-class _NewPlanTable:
+class NewPlanTable:
     """Makes the plan table of a request, or finds the plan table that equal requests share."""
 
     __slots__ = (
@@ -322,12 +322,22 @@ class _NewPlanTable:
         return await self._app[MAKING].run(key, self._make)
 
     async def _make(self) -> PlanTableResponse:
+        components = self._app[COMPONENTS]
+        scan_plan = await components.planner.plan(self._bound_scan, self._entry)
+        self.sampler = sampler_of(components, self._bound_scan, scan_plan, has_sizes=True)
+        return await self.make_of(scan_plan)
+
+    async def make_of(self, scan_plan: ScanPlan, *, is_shared: bool = True) -> PlanTableResponse:
+        """Make the plan table of a plan of the request.
+
+        Args:
+            scan_plan: The plan.
+            is_shared: Whether equal requests may share the plan table. Otherwise it has a new name.
+        """
         app, entry, body = self._app, self._entry, self._body
         metadata, snapshot = self._bound_scan.metadata, self._bound_scan.snapshot
         assert snapshot is not None
         name = plan_name(entry, snapshot.snapshot_id, self._question, self._holder)
-        scan_plan = await app[COMPONENTS].planner.plan(self._bound_scan, entry)
-        self.sampler = sampler_of(app[COMPONENTS], self._bound_scan, scan_plan, has_sizes=True)
         manifests = len(scan_plan.view.blocks) + len(scan_plan.view.delete_blocks)
         is_small = scan_plan.considered <= _IN_LOOP_FILES_MAX and manifests <= _IN_LOOP_MANIFESTS_MAX
         misleads = False
@@ -338,14 +348,14 @@ class _NewPlanTable:
             if misread:
                 return PlanTableResponse(None, snapshot.snapshot_id, None, 0, 0, 0, 0, misread=misread)
         max_kept_fraction = None if misleads else body.max_kept_fraction
-        sizes = _measure_plan(scan_plan) if is_small else await asyncio.to_thread(_measure_plan, scan_plan)
+        sizes = measure_plan(scan_plan) if is_small else await asyncio.to_thread(measure_plan, scan_plan)
         answer = _drop_name_above(max_kept_fraction, PlanTableResponse(name, snapshot.snapshot_id, None, *sizes))
         if answer.name is None:
-            if name is not None and scan_plan.complete:
+            if name is not None and scan_plan.complete and is_shared:
                 app[DECLINED].put((name, max_kept_fraction), answer, _DECLINED_EACH_BYTES)
             return answer
         plan_id = str(app[COMPONENTS].clock.uuid7())
-        if not scan_plan.complete:  # A later plan may keep fewer files, so the name is not shared.
+        if not scan_plan.complete or not is_shared:  # A later plan may keep fewer files, so the name is not shared.
             name = plan_name(entry, snapshot.snapshot_id, f"{self._question} {plan_id}", self._holder)
             answer = msgspec.structs.replace(answer, name=name)
         select = partial(find_kept_manifests, scan_plan, metadata.format_version, hidden=body.hide_partitions)
@@ -414,7 +424,7 @@ def _find_hazards(scan_plan: ScanPlan) -> tuple[str, bool]:
     return misread, not misread and is_misleading(scan_plan.view, scan_plan.metadata)
 
 
-def _measure_plan(scan: ScanPlan) -> tuple[int, int, int, int | None]:
+def measure_plan(scan: ScanPlan) -> tuple[int, int, int, int | None]:
     """Return the files and bytes that the plan keeps, and the files and bytes of the snapshot."""
     kept_bytes = int(files_at(scan.view, scan.entry_ids).longs("file_size_in_bytes").sum())
     all_bytes = None

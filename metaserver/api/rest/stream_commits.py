@@ -17,8 +17,8 @@ from seamark.formats.protocol.wire import FRESH_HEADER, show
 from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.parameters.fresh import reads_fresh
-from seamark.metaserver.api.streams.dead_letters import parse_dead_letter_table
 from seamark.metaserver.store.model import Entry, EntryKind, NamespacePath
+from seamark.metaserver.streams.incoming.dead_letters import parse_dead_letter_table
 from seamark.metaserver.streams.keys import KEY
 from seamark.metaserver.streams.log_opening import LogElsewhere
 
@@ -63,7 +63,7 @@ async def prepare_stream_table(
     for snapshot in snapshots:
         if not isinstance(snapshot, dict):  # which the commit refuses
             continue
-        fresh = _find_fresh_parent(call, entry, snapshot)
+        fresh = await _find_fresh_parent(call, entry, metadata, snapshot)
         if fresh is None and reads_fresh(call.headers):
             await _check_asserts_parent(call, entry, snapshot, requirements)
         if fresh is not None and (len(snapshots) > 1 or is_reset or _operation_of(snapshot) != "append"):
@@ -94,18 +94,23 @@ async def check_not_based_on_fresh(
     entry = await call.components.store.entry(EntryKind.TABLE, namespace, name)
     if entry is None or not entry.flushed:
         return
+    metadata = await call.components.catalog.documents.table(entry.metadata_location)
     for snapshot in snapshots:
-        if isinstance(snapshot, dict) and _find_fresh_parent(call, entry, snapshot) is not None:
+        if isinstance(snapshot, dict) and await _find_fresh_parent(call, entry, metadata, snapshot) is not None:
             raise BadRequest(
                 f"{show(namespace, name)} is a stream table, and the transaction has read rows that waited for a "
                 f"flush; commit it through a catalog without the header {FRESH_HEADER}"
             )
 
 
-def _find_fresh_parent(call: Call, entry: Entry, snapshot: dict[str, Any]) -> Snapshot | None:
-    """Return the fresh snapshot on which a new snapshot is based, or None if it is not based on a fresh snapshot."""
+async def _find_fresh_parent(
+    call: Call, entry: Entry, metadata: TableMetadata, snapshot: dict[str, Any]
+) -> Snapshot | None:
+    """Return the fresh snapshot on which a new snapshot is based; None if there is none."""
     parent_id = snapshot.get("parent-snapshot-id")
-    return call.components.streams.snapshots.find(entry.uuid, parent_id) if isinstance(parent_id, int) else None
+    if not isinstance(parent_id, int) or metadata.snapshot(parent_id) is not None:
+        return None
+    return await call.components.streams.find_fresh_snapshot(entry, metadata, parent_id)
 
 
 async def _check_asserts_parent(

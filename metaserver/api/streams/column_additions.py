@@ -16,7 +16,7 @@ from seamark.metaserver.api.streams.row_appends import RowTarget
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.store.model import NamespacePath
 from seamark.metaserver.streams.incoming.new_columns import NewColumns, check_new_columns, read_rule
-from seamark.metaserver.streams.streams import check_stream_table
+from seamark.metaserver.streams.stream_properties import check_stream_table
 
 _COMMIT_TRIES = 5
 _OPERATION = "updateTable"

@@ -1,115 +1,14 @@
-"""Dead-letter tables: rows that do not fit a stream table are kept with the reason in another stream table."""
+"""Dead-letter tables of requests: their use needs the right to append rows to them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
-
-import pyarrow as pa
-
-from seamark.formats.protocol.wire import check_name, show
-from seamark.formats.runtime.errors import BadRequest, NoSuchTable
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.catalog.values import LoadedTable
-from seamark.metaserver.log.port import Batch
-from seamark.metaserver.store.model import NamespacePath
-from seamark.metaserver.streams.incoming.rows import RejectedRow
-from seamark.metaserver.streams.keys import key_of
-from seamark.metaserver.streams.row_files import RowFiles
-from seamark.metaserver.streams.streams import check_stream_table
-
-DEAD_LETTER_TABLE = "seamark.stream.dead-letter-table"
-_COLUMNS = {
-    "raw": frozenset({"string"}),
-    "reason": frozenset({"string"}),
-    "time": frozenset({"timestamp", "timestamptz"}),
-    "producer": frozenset({"string"}),
-    "table": frozenset({"string"}),
-}
-"""The columns that are written, with their possible types. The table must have `raw` and `reason`."""
-
-
-class Letter(NamedTuple):
-    """A rejected row, and the name of the table that it does not fit."""
-
-    table: str
-    row: RejectedRow
-
-
-class DeadLetters(NamedTuple):
-    """The dead-letter table of a stream table.
-
-    Attributes:
-        loaded: The dead-letter table.
-        subject: The name of the stream table.
-    """
-
-    loaded: LoadedTable
-    subject: str
-
-    @property
-    def uuid(self) -> str:
-        assert self.loaded.entry is not None
-        return self.loaded.entry.uuid
-
-    @property
-    def name(self) -> str:
-        assert self.loaded.entry is not None
-        return show(self.loaded.entry.namespace, self.loaded.entry.name)
-
-
-def pack_letters(
-    dead_letters: DeadLetters,
-    letters: Sequence[Letter],
-    row_files: RowFiles,
-    *,
-    now_ms: int,
-    producer: str | None,
-) -> Batch:
-    """Return rejected rows as rows of the dead-letter table.
-
-    Raises:
-        BadRequest: The table has a required column that these rows do not have.
-    """
-    metadata = dead_letters.loaded.metadata
-    kinds = {field.name: field.type for field in metadata.current_schema.fields}
-    zone = "UTC" if kinds.get("time") == "timestamptz" else None
-    times = pa.array([1000 * now_ms] * len(letters), pa.int64()).cast(pa.timestamp("us", zone))
-    columns = {
-        "raw": pa.array([letter.row.raw for letter in letters], pa.string()),
-        "reason": pa.array([letter.row.reason for letter in letters], pa.string()),
-        "time": times,
-        "producer": pa.array([producer] * len(letters), pa.string()),
-        "table": pa.array([letter.table for letter in letters], pa.string()),
-    }
-    batch = pa.record_batch({name: column for name, column in columns.items() if name in kinds})
-    try:
-        conformed = row_files.conform(batch, metadata)
-    except BadRequest as error:
-        reason, name = letters[0].row.reason, dead_letters.name
-        raise BadRequest(f"A row does not fit ({reason}), and {name} does not accept it: {error.message}") from None
-    return Batch(conformed.num_rows, row_files.pack(conformed, metadata))
-
-
-def parse_dead_letter_table(properties: Mapping[str, Any]) -> tuple[NamespacePath, str] | None:
-    """Return the namespace and the name of the dead-letter table in the properties, or None if they name no table.
-
-    Raises:
-        BadRequest: The name has no namespace, or is invalid.
-    """
-    text = properties.get(DEAD_LETTER_TABLE, "")
-    if not text or not isinstance(text, str):
-        return None
-    *namespace, name = text.split(".")
-    if not namespace:
-        raise BadRequest(f"{DEAD_LETTER_TABLE} is {text[:200]!r}; name a table with its namespace, such as db.t_errors")
-    for part in (*namespace, name):
-        check_name(part, DEAD_LETTER_TABLE)
-    return tuple(namespace), name
+from seamark.metaserver.streams.incoming.dead_letters import DeadLetters, find_dead_letters, parse_dead_letter_table
 
 
 async def load_dead_letters(call: Call, loaded: LoadedTable) -> DeadLetters | None:
-    """Return the dead-letter table of a stream table, or None if it has no dead-letter table.
+    """Return the dead-letter table of a stream table to which the caller appends rows; None if it has none.
 
     Raises:
         Forbidden: The caller may not append rows to the dead-letter table.
@@ -118,23 +17,5 @@ async def load_dead_letters(call: Call, loaded: LoadedTable) -> DeadLetters | No
     place = parse_dead_letter_table(loaded.metadata.properties)
     if place is None:
         return None
-    namespace, name = place
-    call.allow(namespace)
-    assert loaded.entry is not None
-    catalog = call.components.catalog
-    subject = f"The dead-letter table {show(namespace, name)}"
-    try:
-        entry = await catalog.tables.entry(namespace, name)
-    except NoSuchTable:
-        raise BadRequest(f"{subject} does not exist; create it, or remove the property {DEAD_LETTER_TABLE}") from None
-    metadata = await catalog.documents.table(entry.metadata_location)
-    check_stream_table(metadata, subject)
-    if entry.uuid == loaded.entry.uuid or key_of(metadata):
-        raise BadRequest(f"{subject} has a key, or is the table itself; use another table without a key")
-    kinds = {field.name: field.type for field in metadata.current_schema.fields}
-    for column, types in _COLUMNS.items():
-        if column in kinds and kinds[column] not in types:
-            raise BadRequest(f"{subject} has the column {column} of another type than {' or '.join(sorted(types))}")
-        if column not in kinds and column in ("raw", "reason"):
-            raise BadRequest(f"{subject} has no column {column} of type string; add it")
-    return DeadLetters(LoadedTable(entry, metadata), show(loaded.entry.namespace, loaded.entry.name))
+    call.allow(place[0])
+    return await find_dead_letters(call.components.catalog, loaded)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from itertools import groupby
 from typing import Annotated
 from uuid import UUID
 
@@ -12,7 +14,8 @@ from seamark.metaserver.api.http.describe import ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Check, Route
 from seamark.metaserver.api.http.parameters.paging import PAGING
 from seamark.metaserver.api.streams.rows import ShardStatus, StreamStatus, to_status
-from seamark.metaserver.store.model import EntryKind
+from seamark.metaserver.store.model import Entry, EntryKind
+from seamark.metaserver.store.port import FOUND_TABLES_MAX
 from seamark.metaserver.streams.pauses import pause_of
 
 
@@ -44,30 +47,40 @@ class StreamList(msgspec.Struct, frozen=True, rename="kebab"):
 async def list_streams(call: Call) -> StreamList:
     token, page_limit = call.paging()
     after = _read_token(token)
-    streams, store = call.components.streams, call.components.store
-    durable = await streams.durable_offsets()
-    page: list[ListedStream] = []
+    store = call.components.store
+    durable = await call.components.streams.durable_offsets()
     last = ""
-    for uuid in sorted(uuid for uuid in durable if uuid > after):
-        visible = [
-            entry
-            for entry in await store.entries_of(uuid)
-            if entry.kind is EntryKind.TABLE and call.may(entry.namespace)
-        ]
-        if not visible:
-            continue
-        if len(page) == page_limit:
-            return StreamList(page, last)
-        entry, last = visible[0], uuid
-        flushed = entry.parse_flushed_offsets()
-        shards = [
-            ShardStatus(number, offset, max(offset, durable[uuid].get(number, 0)))
-            for number, offset in sorted(flushed.items())
-        ]
-        metadata = await call.components.catalog.documents.table(entry.metadata_location)
-        status = to_status(shards, streams.tables.get(uuid), pause_of(metadata))
-        page.append(ListedStream(**msgspec.structs.asdict(status), namespace=list(entry.namespace), table=entry.name))
+    page: list[ListedStream] = []
+    uuids = sorted(uuid for uuid in durable if uuid > after)
+    size = min(page_limit + 1, FOUND_TABLES_MAX)  # One table more than the page shows that there is a next page.
+    for start in range(0, len(uuids), size):
+        entries = await store.find_entries(uuids[start : start + size])
+        for uuid, names in groupby(entries, key=lambda entry: entry.uuid):
+            entry = next((each for each in names if each.kind is EntryKind.TABLE and call.may(each.namespace)), None)
+            if entry is None:
+                continue
+            if len(page) == page_limit:
+                return StreamList(page, last)
+            page.append(await _describe(call, entry, durable[uuid]))
+            last = uuid
     return StreamList(page, None)
+
+
+async def _describe(call: Call, entry: Entry, durable: Mapping[int, int]) -> ListedStream:
+    """Return the state of a listed stream table.
+
+    Args:
+        call: The call.
+        entry: The table.
+        durable: The offset after the last durable row of each shard in the log.
+    """
+    shards = [
+        ShardStatus(number, offset, max(offset, durable.get(number, 0)))
+        for number, offset in sorted(entry.parse_flushed_offsets().items())
+    ]
+    metadata = await call.components.catalog.documents.table(entry.metadata_location)
+    status = to_status(shards, call.components.streams.tables.get(entry.uuid), pause_of(metadata))
+    return ListedStream(**msgspec.structs.asdict(status), namespace=list(entry.namespace), table=entry.name)
 
 
 def _read_token(token: str | None) -> str:

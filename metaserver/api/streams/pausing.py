@@ -18,7 +18,7 @@ from seamark.metaserver.api.http.dispatch import Call, Route
 from seamark.metaserver.api.http.table_updates import commit_updates
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.streams.pauses import PAUSED, REASON_CHARACTERS_MAX, pause_of
-from seamark.metaserver.streams.streams import check_stream_table
+from seamark.metaserver.streams.stream_properties import check_stream_table
 
 _COMMITS_MAX = 8
 """The maximum number of commits of one request, if other requests revert them."""

@@ -35,6 +35,7 @@ from seamark.metaserver.streams.positions import (
     ReadableTable,
     Step,
     choose_next_step,
+    hash_of_log,
     move_to_time,
     parse_position,
     position_after_snapshot,
@@ -211,7 +212,8 @@ async def _load(call: Call, *, uuid: str | None = None) -> tuple[Entry, Readable
         return entry, ReadableTable(metadata, {}, {}), None
     log = await call.components.streams.open_log(entry, metadata)
     await log.catch_up()  # Another server may have acknowledged rows, or issued the position.
-    return entry, ReadableTable(metadata, flushed, shards_of(log, entry.uuid, flushed)), log
+    shards = shards_of(log, entry.uuid, flushed)
+    return entry, ReadableTable(metadata, flushed, shards, hash_of_log(log.identity)), log
 
 
 async def _choose(call: Call, choose: Callable[[ReadableTable], T], table: ReadableTable) -> T:

@@ -13,18 +13,14 @@ from seamark.metaserver.api.http.describe import Parameter, doc
 from seamark.metaserver.api.http.dispatch import Call
 from seamark.metaserver.api.http.parameters.fresh import encode_token
 from seamark.metaserver.api.plans.planning import POINTERS
-from seamark.metaserver.api.streams.dead_letters import DeadLetters, Letter, load_dead_letters, pack_letters
+from seamark.metaserver.api.streams.dead_letters import load_dead_letters
 from seamark.metaserver.catalog.values import LoadedTable
 from seamark.metaserver.log.port import Acknowledgement
 from seamark.metaserver.store.model import NamespacePath
+from seamark.metaserver.streams.appends import PRODUCER_CHARACTERS_MAX, ProducerKey, TableRows
+from seamark.metaserver.streams.incoming.dead_letters import DeadLetters, Letter, pack_letters
 from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
-from seamark.metaserver.streams.streams import (
-    PRODUCER_CHARACTERS_MAX,
-    ProducerKey,
-    TableRows,
-    check_stream_table,
-    shards_of,
-)
+from seamark.metaserver.streams.stream_properties import check_stream_table, shards_of
 
 PRODUCER_PARAMETERS = (
     Parameter(

@@ -12,9 +12,7 @@ import pyarrow as pa
 
 from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.protocol.wire import check_changeable, show
-from seamark.formats.runtime.errors import BadRequest, TooLarge
-from seamark.metaserver.api.formats.arrow_body import read_stream
-from seamark.metaserver.api.formats.arrow_expansion import estimate_expanded_bytes
+from seamark.formats.runtime.errors import BadRequest
 from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.api.http.describe import BodySize, Parameter, ResponseSpec, doc
 from seamark.metaserver.api.http.dispatch import Call, Route
@@ -26,6 +24,7 @@ from seamark.metaserver.api.streams.row_appends import (
     load_target,
     read_producer,
 )
+from seamark.metaserver.streams.incoming.arrow_body import read_stream
 from seamark.metaserver.streams.incoming.new_columns import (
     NewColumns,
     find_arrow_columns,
@@ -34,7 +33,8 @@ from seamark.metaserver.streams.incoming.new_columns import (
     read_rule,
 )
 from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
-from seamark.metaserver.streams.incoming.rows import RowFormat, count_leaves, decode_rows, format_of, split_lines
+from seamark.metaserver.streams.incoming.rows import RowFormat, decode_rows, format_of, split_lines
+from seamark.metaserver.streams.incoming.sizes import check_columns, check_size
 from seamark.metaserver.streams.pauses import pause_of
 from seamark.metaserver.streams.stream_table import StreamTable
 
@@ -48,10 +48,6 @@ _PARAMETERS = (
         {"type": "string", "enum": ["none", "debezium"]},
     ),
 )
-DECODED_BYTES_MAX = 64 << 20
-"""The maximum size of the decoded rows of one request. The log accepts no larger append."""
-_VALUE_BYTES = 4
-"""The minimum size of a value of most types in the log, including a null."""
 
 
 @Route(
@@ -201,7 +197,7 @@ def _read_body(call: Call, body: bytes, row_format: RowFormat, metadata: TableMe
     rows_max = call.components.settings.stream_rows_limit
     if row_format is RowFormat.ARROW:
         batches = read_stream(body, "The body", rows_max=rows_max).to_batches()
-        _check_size(batches, metadata)
+        check_size(batches, metadata)
         return _DecodedBody(batches, [], None, {})
     rows = decode_rows(body, row_format, rows_max=rows_max)
     check_columns(len(rows), metadata)
@@ -251,35 +247,3 @@ def _read_envelope(query: Mapping[str, str]) -> bool:
     if envelope not in ("none", "debezium"):
         raise BadRequest(f"envelope is {envelope[:40]!r}; it must be 'debezium' or 'none'")
     return envelope == "debezium"
-
-
-def _check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> None:
-    """Check that the decoded rows have at most `DECODED_BYTES_MAX`, before they are decoded.
-
-    Raises:
-        TooLarge: The rows have more bytes.
-        BadRequest: A column has a form whose size is not estimated.
-    """
-    check_columns(sum(batch.num_rows for batch in batches), metadata)
-    size_bytes = 0
-    for batch in batches:
-        for field, column in zip(batch.schema, batch.columns, strict=True):
-            size_bytes += estimate_expanded_bytes(column, field.name[:100])
-            if size_bytes > DECODED_BYTES_MAX:
-                raise TooLarge(
-                    f"The decoded rows have more than {DECODED_BYTES_MAX:,} bytes; send them in several requests"
-                )
-
-
-def check_columns(rows: int, metadata: TableMetadata) -> None:
-    """Check the size of the columns of a table for rows that may lack most of them.
-
-    Raises:
-        TooLarge: The columns have too many values.
-    """
-    columns = sum(count_leaves(field.type) for field in metadata.current_schema.fields)
-    if rows * columns * _VALUE_BYTES > DECODED_BYTES_MAX:
-        raise TooLarge(
-            f"The body has {rows:,} rows for a table with {columns:,} columns; send at most "
-            f"{DECODED_BYTES_MAX // (columns * _VALUE_BYTES):,} rows in a request"
-        )

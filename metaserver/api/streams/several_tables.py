@@ -20,10 +20,10 @@ from seamark.metaserver.api.streams.row_appends import (
     load_target,
     read_producer,
 )
-from seamark.metaserver.api.streams.rows import DECODED_BYTES_MAX, check_columns
+from seamark.metaserver.streams.appends import TableRows
 from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
 from seamark.metaserver.streams.incoming.rows import RowFormat, decode_rows
-from seamark.metaserver.streams.streams import TableRows
+from seamark.metaserver.streams.incoming.sizes import DECODED_BYTES_MAX, check_columns
 
 TABLES_MAX = 100
 """The maximum number of tables of one request."""

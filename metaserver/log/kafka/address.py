@@ -35,6 +35,10 @@ class KafkaAddress:
         """The topic of the journal."""
         return f"{self.prefix}.journal"
 
+    def input_topic_of(self, stream: str) -> str:
+        """Return the topic to which programs write rows of a stream themselves."""
+        return f"{self.prefix}.in.{stream}"
+
     def topic_of(self, stream: str) -> str:
         """Return the topic of a stream.
 

@@ -481,11 +481,22 @@ async def open_broker(address: KafkaAddress, clock: Clock) -> AsyncIterator[Kafk
 
 
 @asynccontextmanager
-async def open_kafka_log(address: KafkaAddress, clock: Clock, limits: KafkaLimits) -> AsyncIterator[KafkaLog]:
+async def open_kafka_log(
+    address: KafkaAddress, clock: Clock, limits: KafkaLimits, *, maintains: bool = True
+) -> AsyncIterator[KafkaLog]:
     """Open the log in a cluster. Any number of processes may have it open.
+
+    Args:
+        address: The place of the log.
+        clock: The clock.
+        limits: The limits.
+        maintains: Whether this process removes old rows and writes heads.
 
     Raises:
         LogUnavailable: The cluster does not answer.
     """
-    async with open_broker(address, clock) as broker, open_log_over(broker, clock, limits) as log:
+    async with (
+        open_broker(address, clock) as broker,
+        open_log_over(broker, clock, limits, maintains=maintains) as log,
+    ):
         yield log

@@ -599,7 +599,12 @@ def _place_of(batches: Sequence[StoredBatch], offset: int) -> int:
 
 @asynccontextmanager
 async def open_log_over(
-    broker: Broker, clock: Clock, limits: KafkaLimits, *, run_in_thread: RunInThread = asyncio.to_thread
+    broker: Broker,
+    clock: Clock,
+    limits: KafkaLimits,
+    *,
+    run_in_thread: RunInThread = asyncio.to_thread,
+    maintains: bool = True,
 ) -> AsyncIterator[KafkaLog]:
     """Open a log over a cluster.
 
@@ -608,6 +613,7 @@ async def open_log_over(
         clock: The clock.
         limits: The limits.
         run_in_thread: Runs the encoding of heads.
+        maintains: Whether this process removes old rows and writes heads.
 
     Raises:
         LogUnavailable: Kafka does not answer.
@@ -616,10 +622,9 @@ async def open_log_over(
     tasks: list[asyncio.Task[None]] = []
     try:
         await log.recover()
-        tasks += [
-            asyncio.create_task(log.run(), name="log-writer"),
-            asyncio.create_task(log.maintain(), name="log-maintenance"),
-        ]
+        tasks.append(asyncio.create_task(log.run(), name="log-writer"))
+        if maintains:
+            tasks.append(asyncio.create_task(log.maintain(), name="log-maintenance"))
         yield log
     finally:
         log.close()

@@ -69,6 +69,15 @@ class FileIds:
         positions[present] = self._order[sorted_positions[present]]
         return positions
 
+    def at(self, positions: Longs) -> tuple[Words, Mask]:
+        """Return uint64[n, 2], the identities of the files at some positions, and bool[n], which files have one."""
+        places = np.full(self.count, -1, dtype=np.int64)
+        places[self._order] = np.arange(len(self._order))
+        chosen = places[positions]
+        ids = np.zeros((len(positions), 2), dtype=np.uint64)
+        ids[chosen >= 0] = self._ids[chosen[chosen >= 0]]
+        return ids, chosen >= 0
+
     def are_covered_by(self, ids: Words) -> Mask:
         """Return bool[count]: whether the identity of each file is in `ids`, uint64[n, 2].
 

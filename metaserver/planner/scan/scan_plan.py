@@ -115,6 +115,12 @@ class ScanPlan:
         other.entry_ids = np.insert(self.entry_ids, self.entry_ids.searchsorted(entry_id), entry_id)
         return other
 
+    def with_only(self, entry_ids: Longs) -> ScanPlan:
+        """Return the plan with only some of its files, in their order."""
+        other = copy(self)
+        other.entry_ids = entry_ids
+        return other
+
     def find_first_with_rows(self, min_rows: int, files_max: int) -> Longs:
         """Return the first files that certainly contain `min_rows` matching rows in total.
 

@@ -27,7 +27,7 @@ from seamark.metaserver.store.model import (
     RegisteredIndexFile,
     StoredPlanTable,
 )
-from seamark.metaserver.store.port import NAMED_NAMESPACES_MAX, InstantFilter
+from seamark.metaserver.store.port import FOUND_TABLES_MAX, GROUPS_MAX, NAMED_NAMESPACES_MAX, InstantFilter
 from seamark.metaserver.store.sql.rows import (
     AUDIT,
     DROPPED,
@@ -122,6 +122,19 @@ def entries(kind: EntryKind, namespace: NamespacePath, after: str | None, limit:
 def entries_of(uuid: str) -> Steps[list[Entry]]:
     sql = f"SELECT {NAMED} FROM entries WHERE uuid = $1 ORDER BY namespace, name LIMIT 2"  # noqa: S608
     return _read_all(NAMED.decode, sql, uuid)
+
+
+def find_entries(uuids: Sequence[str]) -> Steps[list[Entry]]:
+    if not uuids:
+        return []
+    # The text is the same for any number of tables, so that the databases prepare the statement once.
+    padded = [*uuids, *(uuids[-1] for _ in range(FOUND_TABLES_MAX - len(uuids)))]
+    sql = (
+        f"SELECT {NAMED} FROM entries WHERE uuid IN ({placeholders(FOUND_TABLES_MAX)}) "  # noqa: S608
+        "ORDER BY uuid, namespace, name"
+    )
+    entries = yield from _read_all(NAMED.decode, sql, *padded)
+    return entries
 
 
 def list_dropped(namespace: NamespacePath | None, after: str | None, limit: int) -> Steps[list[DroppedEntry]]:
@@ -332,6 +345,17 @@ def grants(principal: str | None) -> Steps[list[Grant]]:
         return _read_all(GRANT.decode, f"SELECT {GRANT} FROM grants ORDER BY principal, namespace, role")  # noqa: S608
     sql = f"SELECT {GRANT} FROM grants WHERE principal = $1 ORDER BY namespace, role"  # noqa: S608
     return _read_all(GRANT.decode, sql, principal)
+
+
+def grants_of_any(principals: tuple[str, ...]) -> Steps[list[Grant]]:
+    if not principals:
+        return []
+    # The text is the same for any number of names, so that the databases prepare the statement once.
+    names = principals + principals[-1:] * (GROUPS_MAX - len(principals))
+    condition = f"principal IN ({placeholders(GROUPS_MAX)})"
+    sql = f"SELECT {GRANT} FROM grants WHERE {condition} ORDER BY principal, namespace, role"  # noqa: S608
+    grants = yield from _read_all(GRANT.decode, sql, *names)
+    return grants
 
 
 def audit(since: str | None, limit: int) -> Steps[list[AuditRecord]]:

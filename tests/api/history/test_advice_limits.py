@@ -61,9 +61,9 @@ def test_statements_with_many_alternatives_are_drawn_less_often() -> None:
 
 
 async def test_simulations_run_one_at_a_time_outside_the_event_loop(
-    planned: Api, monkeypatch: pytest.MonkeyPatch
+    api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await planned("POST", f"{T}/plan", {"filter": EQ_5})
+    await api_with_files("POST", f"{T}/plan", {"filter": EQ_5})
     threads: set[threading.Thread] = set()
     samples: list[int] = []
 
@@ -81,7 +81,7 @@ async def test_simulations_run_one_at_a_time_outside_the_event_loop(
     monkeypatch.setattr(advice, "sample_rows", sample_rows)
     monkeypatch.setattr(advice, "draw_statements", draw_in_thread)
     path = "/api/v1/tables/db/t/advice"
-    answers = await asyncio.gather(*(planned("GET", path) for _ in range(4)))
+    answers = await asyncio.gather(*(api_with_files("GET", path) for _ in range(4)))
     assert [answer.status for answer in answers] == [200] * 4, answers[0].raw
     assert answers[0].json["before"] is not None
     assert threads
@@ -89,14 +89,14 @@ async def test_simulations_run_one_at_a_time_outside_the_event_loop(
 
 
 async def test_unused_index_is_proposed_without_a_size_that_is_unknown(
-    planned: Api, monkeypatch: pytest.MonkeyPatch
+    api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def sample_rows(*_: Any) -> RowSample:
         return RowSample({1: combine([[1, 2, 5]])}, 1, 3)
 
     monkeypatch.setattr(advice, "sample_rows", sample_rows)
     monkeypatch.setattr(advice, "_find_unused_indexes", lambda *_: ["by_id"])
-    await planned("POST", f"{T}/plan", {"filter": EQ_5})
-    proposals = (await planned("GET", "/api/v1/tables/db/t/advice")).json["proposals"]
+    await api_with_files("POST", f"{T}/plan", {"filter": EQ_5})
+    proposals = (await api_with_files("GET", "/api/v1/tables/db/t/advice")).json["proposals"]
     (dropped,) = [proposal for proposal in proposals if proposal["kind"] == "drop-index"]
     assert dropped["title"] == "Drop the index by_id: plans probed it and it left out no file"

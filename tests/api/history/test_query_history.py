@@ -19,7 +19,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import AddQueryRecords
 from tests.api.client import Api
 from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, tens
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 
 HISTORY = "/api/v1/tables/db/t/history"
 SECRET = 741_852_963
@@ -29,7 +29,7 @@ def compare(op: str, value: Any, column: str = "id") -> dict[str, Any]:
     return {"type": op, "term": column, "value": value}
 
 
-def both(*parts: dict[str, Any]) -> dict[str, Any]:
+def make_conjunction(*parts: dict[str, Any]) -> dict[str, Any]:
     left, right = parts
     return {"type": "and", "left": left, "right": right}
 
@@ -40,12 +40,15 @@ async def load_shapes(api: Api, path: str = HISTORY) -> list[dict[str, Any]]:
     return answer.json["shapes"]
 
 
-async def test_statements_that_differ_in_literals_share_a_shape(planned: Api) -> None:
+async def test_statements_that_differ_in_literals_share_a_shape(api_with_files: Api) -> None:
     for value in (5, 15, 25):
-        body = {"filter": both(compare("eq", value), compare("starts-with", f"x{value}", "data")), "select": ["data"]}
-        assert (await planned("POST", f"{T}/plan", body, headers=PYICEBERG)).status == 200
-    await planned("POST", f"{T}/plan", {"filter": EQ_5}, headers=PYICEBERG)
-    first, second = await load_shapes(planned)
+        body = {
+            "filter": make_conjunction(compare("eq", value), compare("starts-with", f"x{value}", "data")),
+            "select": ["data"],
+        }
+        assert (await api_with_files("POST", f"{T}/plan", body, headers=PYICEBERG)).status == 200
+    await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, headers=PYICEBERG)
+    first, second = await load_shapes(api_with_files)
     assert first["conditions"] == ["id = ?", "data starts with ?"]
     assert (first["engine"], first["columns"]) == ("pyiceberg", ["data"])
     assert first["sums"]["statements"] == 3
@@ -53,33 +56,33 @@ async def test_statements_that_differ_in_literals_share_a_shape(planned: Api) ->
     assert second["sums"]["files-after"] == 1
 
 
-async def test_order_of_conditions_and_negations_do_not_make_another_shape(planned: Api) -> None:
+async def test_order_of_conditions_and_negations_do_not_make_another_shape(api_with_files: Api) -> None:
     small, large = compare("lt", 50), compare("gt-eq", 10)
     negated = {"type": "not", "child": compare("gt-eq", 50)}
-    for filter in (both(small, large), both(large, small), both(negated, large)):
-        assert (await planned("POST", f"{T}/plan", {"filter": filter})).status == 200
-    (shape,) = await load_shapes(planned)
+    for filter in (make_conjunction(small, large), make_conjunction(large, small), make_conjunction(negated, large)):
+        assert (await api_with_files("POST", f"{T}/plan", {"filter": filter})).status == 200
+    (shape,) = await load_shapes(api_with_files)
     assert shape["sums"]["statements"] == 3
 
 
-async def test_answers_from_the_cache_count_as_statements(planned: Api) -> None:
+async def test_answers_from_the_cache_count_as_statements(api_with_files: Api) -> None:
     for _ in range(4):
-        await planned("POST", f"{T}/plan", {"filter": EQ_5})
-    (shape,) = await load_shapes(planned)
+        await api_with_files("POST", f"{T}/plan", {"filter": EQ_5})
+    (shape,) = await load_shapes(api_with_files)
     sums = shape["sums"]
     assert (sums["statements"], sums["files-before"], sums["files-after"]) == (4, 120, 4)
 
 
-async def test_plan_table_counts_with_its_joins_each_time_that_it_is_shared(planned: Api) -> None:
+async def test_plan_table_counts_with_its_joins_each_time_that_it_is_shared(api_with_files: Api) -> None:
     for _ in range(3):
-        answer = await planned("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})
+        answer = await api_with_files("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})
         assert answer.status == 200, answer.raw
-    (shape,) = await load_shapes(planned)
+    (shape,) = await load_shapes(api_with_files)
     assert (shape["conditions"], shape["sums"]["statements"]) == (["id = ?"], 3)
     assert (shape["sums"]["bytes-before"], shape["sums"]["bytes-after"]) == (900_000, 30_000)
 
 
-async def test_scan_report_with_sanitised_literals_has_the_shape_of_the_plan(planned: Api) -> None:
+async def test_scan_report_with_sanitised_literals_has_the_shape_of_the_plan(api_with_files: Api) -> None:
     report = {
         "report-type": "scan-report",
         "table-name": "db.t",
@@ -94,15 +97,15 @@ async def test_scan_report_with_sanitised_literals_has_the_shape_of_the_plan(pla
         },
         "metadata": {"engine-name": "spark"},
     }
-    assert (await planned("POST", f"{T}/metrics", report)).status == 204
+    assert (await api_with_files("POST", f"{T}/metrics", report)).status == 204
     hostile = report | {
         "metadata": {"engine-name": f"x{SECRET}"},
         "filter": {"type": "eq", "term": f"c{SECRET}", "value": 1},
     }
-    assert (await planned("POST", f"{T}/metrics", hostile)).status == 204
+    assert (await api_with_files("POST", f"{T}/metrics", hostile)).status == 204
     unknown = report | {"snapshot-id": 99}
-    assert (await planned("POST", f"{T}/metrics", unknown)).status == 204
-    first, second = sorted(await load_shapes(planned), key=lambda shape: shape["engine"] == "other")
+    assert (await api_with_files("POST", f"{T}/metrics", unknown)).status == 204
+    first, second = sorted(await load_shapes(api_with_files), key=lambda shape: shape["engine"] == "other")
     assert (first["engine"], first["conditions"], first["columns"]) == ("spark", ["id = ?"], ["id"])
     assert first["sums"]["files-after"] == 4
     assert (second["engine"], second["conditions"]) == ("other", [])
@@ -119,7 +122,7 @@ async def test_no_literal_reaches_the_database_unless_a_setting_keeps_it(tmp_pat
             hostile = {"type": "transform", "transform": f"truncate[{SECRET}]", "term": "data"}
             for filter in (
                 compare("eq", SECRET),
-                both(compare("gt", SECRET), compare("lt", SECRET + 1)),
+                make_conjunction(compare("gt", SECRET), compare("lt", SECRET + 1)),
                 {"type": "in", "term": "data", "values": [str(SECRET), f"a{SECRET}"]},
                 {"type": "eq", "term": hostile, "value": str(SECRET)},
                 compare("eq", 1, f"c{SECRET}"),
@@ -152,7 +155,7 @@ async def create_logins(home: Path, *grants: Grant) -> list[dict[str, str]]:
     return [{"Authorization": f"Bearer {token}"} for token in tokens]
 
 
-async def create_table_as(login: dict[str, str], server: Running) -> Api:
+async def create_table_as(login: dict[str, str], server: RunningServer) -> Api:
     """Create `db.t` with three files, and return a client that logs in like this."""
     server.http.headers.update(login)
     api = Api(server)
@@ -234,22 +237,22 @@ async def test_failing_sampler_loses_only_its_sample(tmp_path: Path) -> None:
 
 
 async def test_long_filters_and_many_files_are_not_kept_for_samples(
-    planned: Api, monkeypatch: pytest.MonkeyPatch
+    api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    history = planned.server.components.history
+    history = api_with_files.server.components.history
     for number, body in enumerate(({"filter": {"type": "in", "term": "id", "values": list(range(300))}}, {})):
         monkeypatch.setattr(statement_reads, "_SAMPLED_FILES_MAX", 5 if number else 20_000)
-        await planned("POST", f"{T}/plan", body)
+        await api_with_files("POST", f"{T}/plan", body)
         (sampler,) = [sampler for counts in history._counts.values() for sampler in counts.samplers][number:]
-        kept = inspect.getclosurevars(sampler).nonlocals
-        assert (kept["bound"] is None, kept["entry_ids"] is None) == ((True, False), (False, True))[number]
-    assert sum(shape["sums"]["sized-statements"] for shape in await load_shapes(planned)) == 1
+        nonlocals = inspect.getclosurevars(sampler).nonlocals
+        assert (nonlocals["bound"] is None, nonlocals["entry_ids"] is None) == ((True, False), (False, True))[number]
+    assert sum(shape["sums"]["sized-statements"] for shape in await load_shapes(api_with_files)) == 1
 
 
-async def test_samplers_share_a_limited_memory(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_samplers_share_a_limited_memory(api_with_files: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query_history, "_SAMPLERS_BYTES_MAX", 0)
-    await planned("POST", f"{T}/plan", {"filter": EQ_5})
-    (shape,) = await load_shapes(planned)
+    await api_with_files("POST", f"{T}/plan", {"filter": EQ_5})
+    (shape,) = await load_shapes(api_with_files)
     assert (shape["sums"]["statements"], shape["sums"]["sized-statements"]) == (1, 0)
 
 
@@ -283,5 +286,5 @@ async def test_history_can_be_turned_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("query", ["days=0", "days=x", "limit=9999999"])
-async def test_wrong_number_is_refused(planned: Api, query: str) -> None:
-    assert (await planned("GET", f"{HISTORY}?{query}")).error[0] == 400
+async def test_wrong_number_is_refused(api_with_files: Api, query: str) -> None:
+    assert (await api_with_files("GET", f"{HISTORY}?{query}")).error[0] == 400

@@ -54,7 +54,7 @@ async def register(api: Api, build: dict[str, Any], *files: dict[str, Any], **mo
     )
 
 
-async def missing(api: Api, build: dict[str, Any], **query: Any) -> list[str]:
+async def list_missing_files(api: Api, build: dict[str, Any], **query: Any) -> list[str]:
     """Return the paths of the files that the build still has to index, from all pages."""
     results: list[str] = []
     token = None

@@ -176,7 +176,7 @@ async def create_indexed_table(api: Api, rng: random.Random) -> StoredTable:
 async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
     rng = random.Random(seed)
     indexed_table = await create_indexed_table(api, rng)
-    seen: Counter[str] = Counter()
+    outcomes: Counter[str] = Counter()
     for _ in range(25):
         tree = some_tree(rng, 3, (0, 1, 2) if rng.random() < 0.8 else (0, 1, 2, 3))
         form = rng.choice(["roaring", "positions"])
@@ -199,8 +199,8 @@ async def test_rows_match_by_the_callers_semantics(api: Api, seed: int) -> None:
                 if reported is not None:
                     assert reported["count"] == (None if actual_rows is None else len(actual_rows))
                     assert reported["record-count"] == len(rows)
-                seen["absent" if reported is None else "exact" if reported["exact"] else "inexact"] += 1
-    assert min(seen[one] for one in ("absent", "exact", "inexact")) > 10, seen
+                outcomes["absent" if reported is None else "exact" if reported["exact"] else "inexact"] += 1
+    assert min(outcomes[one] for one in ("absent", "exact", "inexact")) > 10, outcomes
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -294,21 +294,21 @@ async def test_predicate_with_a_hundred_thousand_values_is_bound_off_the_event_l
     path = await create_file_with_row_count(api, 10)
     filter_ = {"type": "in", "term": "name", "values": [f"name {number}" for number in range(100_000)]}
     body = json.dumps({"filter": filter_}).encode()
-    done: list[tuple[str, int]] = []
+    finished_pages: list[tuple[str, int]] = []
 
-    def noting(work: Callable[..., Any]) -> Callable[..., Any]:
+    def record_threads_of(work: Callable[..., Any]) -> Callable[..., Any]:
         def record_thread(*arguments: Any, **options: Any) -> Any:
-            done.append((work.__name__, threading.get_ident()))
+            finished_pages.append((work.__name__, threading.get_ident()))
             return work(*arguments, **options)
 
         return record_thread
 
-    monkeypatch.setattr(bodies, "parse_now", noting(bodies.parse_now))
-    monkeypatch.setattr(bitmaps, "parse_expression", noting(parse_expression))
-    monkeypatch.setattr(BoundScan, "bind", noting(BoundScan.bind))
+    monkeypatch.setattr(bodies, "parse_now", record_threads_of(bodies.parse_now))
+    monkeypatch.setattr(bitmaps, "parse_expression", record_threads_of(parse_expression))
+    monkeypatch.setattr(BoundScan, "bind", record_threads_of(BoundScan.bind))
     answer = await api("POST", BITMAP, body, headers={"Content-Type": "application/json"})
-    assert {name for name, _ in done} == {"parse_now", "parse_expression", "bind"}
-    assert threading.get_ident() not in {thread for _, thread in done}, "the event loop's, which is this one"
+    assert {name for name, _ in finished_pages} == {"parse_now", "parse_expression", "bind"}
+    assert threading.get_ident() not in {thread for _, thread in finished_pages}, "the event loop's, which is this one"
     assert [file["file-path"] for file in answer.json["files"]] == [path]
 
 

@@ -16,7 +16,7 @@ from tests.api.indexes.test_bitmaps import create_indexed_table, decode_rows, fi
 from tests.api.indexes.test_lookups import a_table, ask, decode_found_rows, find_expected_rows, key_as_json
 from tests.api.rest.stored import StoredTable, some_row
 from tests.planner.lakes.tables import RecordingObjects
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 
 
 class SlowWholeFiles(RecordingObjects):
@@ -34,14 +34,14 @@ class SlowWholeFiles(RecordingObjects):
 
 
 @pytest.fixture
-async def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Running]:
+async def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[RunningServer]:
     # The first read of a file has the guessed size. This size is small, so that it does not include the sections.
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
     async with running(tmp_path, index_whole_bytes=0) as server:
         yield server
 
 
-def delay_whole_files(server: Running) -> SlowWholeFiles:
+def delay_whole_files(server: RunningServer) -> SlowWholeFiles:
     """Make reads of whole index files wait until `let_go`."""
     storage = SlowWholeFiles(server.components.objects)
     storage.whole = asyncio.Event()
@@ -49,11 +49,11 @@ def delay_whole_files(server: Running) -> SlowWholeFiles:
     return storage
 
 
-async def test_few_keys_are_looked_up_by_range_in_every_snapshot(served: Running) -> None:
-    api, rng = Api(served), random.Random(7)
+async def test_few_keys_are_looked_up_by_range_in_every_snapshot(server: RunningServer) -> None:
+    api, rng = Api(server), random.Random(7)
     table = await a_table(api, rng, version=2, partitioned=False)
     await table.index("keys", "record", ["name", "id"], table.snapshots[-1].data, parts=3)
-    storage = delay_whole_files(served)
+    storage = delay_whole_files(server)
     for snapshot in table.snapshots:
         for count in (1, 5, 16):
             keys = [some_row(rng, 1)[:2] for _ in range(count)]
@@ -65,11 +65,11 @@ async def test_few_keys_are_looked_up_by_range_in_every_snapshot(served: Running
     assert not any(name.endswith(".puffin") for name in storage.reads)
 
 
-async def test_many_keys_wait_for_the_whole_file(served: Running) -> None:
-    api, rng = Api(served), random.Random(8)
+async def test_many_keys_wait_for_the_whole_file(server: RunningServer) -> None:
+    api, rng = Api(server), random.Random(8)
     table = await a_table(api, rng)
     await table.index("keys", "record", ["id"], table.snapshots[-1].data)
-    storage = delay_whole_files(served)
+    storage = delay_whole_files(server)
     keys = [some_row(rng, 1)[:1] for _ in range(30)]
     asking = asyncio.create_task(ask(api, list(map(key_as_json, keys)), index="keys"))
     await asyncio.sleep(0.1)
@@ -78,24 +78,24 @@ async def test_many_keys_wait_for_the_whole_file(served: Running) -> None:
     assert decode_found_rows(await asking) == find_expected_rows(table, table.snapshots[-1], keys, (1,))
 
 
-async def test_rows_by_predicate_are_the_same_by_range(served: Running) -> None:
-    api, rng = Api(served), random.Random(9)
+async def test_rows_by_predicate_are_the_same_by_range(server: RunningServer) -> None:
+    api, rng = Api(server), random.Random(9)
     await create_indexed_table(api, rng)
     trees = [some_tree(rng, 3, (0, 1, 2)) for _ in range(12)]
     bodies: list[dict[str, Any]] = [{"filter": filter_json(tree), "limit": 2} for tree in trees]
-    storage = delay_whole_files(served)
+    storage = delay_whole_files(server)
     by_range = [await pages(api, body) for body in bodies]
     assert storage.ranges
     assert not any(name.endswith(".puffin") for name in storage.reads)
     storage.let_go()
-    for body, found in zip(bodies, by_range, strict=True):
-        assert await pages(api, body) == found
-    assert sum(one["exact"] for found in by_range for one in found) > 20
+    for body, expected_rows in zip(bodies, by_range, strict=True):
+        assert await pages(api, body) == expected_rows
+    assert sum(one["exact"] for expected_rows in by_range for one in expected_rows) > 20
 
 
 @pytest.mark.parametrize("kind", ["bitmap", "record"])
-async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(served: Running, kind: str) -> None:
-    api = Api(served)
+async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(server: RunningServer, kind: str) -> None:
+    api = Api(server)
     table = await StoredTable.create(api)
     files = [table.data_file([(n, "a", 1.5, 1) for n in range(1000)])]
     await table.commit(files)
@@ -105,7 +105,7 @@ async def test_damaged_remote_index_is_quarantined_and_gives_no_wrong_answer(ser
     middle = len(data) // 2
     data[middle : middle + 64] = bytes(64)
     path.write_bytes(data)
-    storage = delay_whole_files(served)
+    storage = delay_whole_files(server)
 
     async def read_answers() -> Any:
         if kind == "record":

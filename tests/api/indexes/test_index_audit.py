@@ -17,7 +17,16 @@ from seamark.formats.index.kinds import bloom
 from seamark.formats.index.kinds.kinds import KINDS
 from seamark.metaserver.index.files import registry_rebuild
 from tests.api.client import Api
-from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, load_index, missing, register, write
+from tests.api.indexes.indexed import (
+    INDEXES,
+    begin,
+    define,
+    index_bytes,
+    list_missing_files,
+    load_index,
+    register,
+    write,
+)
 from tests.api.plans.planned import append, file_of
 from tests.planner.lakes.lake import DataFile
 from tests.server.rig import running
@@ -29,7 +38,7 @@ REBUILD = f"{INDEXES}/rebuild-registry"
 
 
 @pytest.fixture
-async def table(api: Api) -> Api:
+async def api_with_table(api: Api) -> Api:
     """Return the API with `db.t` of 6 files, and a bloom index `i` without index files."""
     return await create_index(api)
 
@@ -84,61 +93,65 @@ def flip(location: str, place: int) -> None:
     path.write_bytes(data)
 
 
-async def test_quarantined_index_file_is_unused_and_built_again(table: Api) -> None:
-    build, (first, second) = await create_build(table, FILES[:3], FILES[3:])
-    assert await find_kept_paths(table, "id = 102") == [FILES[1].path]
-    answer = await quarantine(table, first)
+async def test_quarantined_index_file_is_unused_and_built_again(api_with_table: Api) -> None:
+    build, (first, second) = await create_build(api_with_table, FILES[:3], FILES[3:])
+    assert await find_kept_paths(api_with_table, "id = 102") == [FILES[1].path]
+    answer = await quarantine(api_with_table, first)
     assert (answer.status, answer.json) == (200, {"location": first, "state": "quarantined", "reason": "it lies"})
-    assert await find_kept_paths(table, "id = 102") == [file.path for file in FILES[:3]]
-    index = await load_index(table)
+    assert await find_kept_paths(api_with_table, "id = 102") == [file.path for file in FILES[:3]]
+    index = await load_index(api_with_table)
     assert (index["health"], index["files"], index["quarantined"]) == ("damaged", 3, 1)
     assert {index_file["location"]: index_file["state"] for index_file in index["index-files"]} == {
         first: "quarantined",
         second: "live",
     }
-    assert await missing(table, build) == [file.path for file in FILES[:3]]
-    await register(table, build, write(build, "again", valid_index_file(build, FILES[:3])))
-    assert (await load_index(table))["health"] == "ok"
-    assert await find_kept_paths(table, "id = 102") == [FILES[1].path]
+    assert await list_missing_files(api_with_table, build) == [file.path for file in FILES[:3]]
+    await register(api_with_table, build, write(build, "again", valid_index_file(build, FILES[:3])))
+    assert (await load_index(api_with_table))["health"] == "ok"
+    assert await find_kept_paths(api_with_table, "id = 102") == [FILES[1].path]
 
 
-async def test_quarantine_is_idempotent_and_a_superseded_file_stays_superseded(table: Api) -> None:
-    build, (first, second) = await create_build(table, FILES[:3], FILES[3:])
+async def test_quarantine_is_idempotent_and_a_superseded_file_stays_superseded(api_with_table: Api) -> None:
+    build, (first, second) = await create_build(api_with_table, FILES[:3], FILES[3:])
     merged = write(build, "merged", valid_index_file(build, FILES[3:], level=1))
-    await register(table, build, merged, replaces=[second])
-    await quarantine(table, first)
-    assert (await quarantine(table, first, "another reason")).json["reason"] == "it lies"
-    assert (await quarantine(table, second)).json["state"] == "superseded"
-    assert (await quarantine(table, second, check=True)).json["state"] == "superseded"
+    await register(api_with_table, build, merged, replaces=[second])
+    await quarantine(api_with_table, first)
+    assert (await quarantine(api_with_table, first, "another reason")).json["reason"] == "it lies"
+    assert (await quarantine(api_with_table, second)).json["state"] == "superseded"
+    assert (await quarantine(api_with_table, second, check=True)).json["state"] == "superseded"
 
 
-async def test_checked_index_file_is_quarantined_only_if_it_is_damaged(table: Api) -> None:
-    _, (first, second) = await create_build(table, FILES[:3], FILES[3:])
-    assert (await quarantine(table, first, check=True)).json == {"location": first, "state": "live", "reason": None}
+async def test_checked_index_file_is_quarantined_only_if_it_is_damaged(api_with_table: Api) -> None:
+    _, (first, second) = await create_build(api_with_table, FILES[:3], FILES[3:])
+    assert (await quarantine(api_with_table, first, check=True)).json == {
+        "location": first,
+        "state": "live",
+        "reason": None,
+    }
     flip(first, place_of_blob(first))
-    answer = (await quarantine(table, first, "found by night", check=True)).json
+    answer = (await quarantine(api_with_table, first, "found by night", check=True)).json
     assert answer["state"] == "quarantined"
     assert answer["reason"].startswith("found by night; ")
     Path(second.removeprefix("file://")).unlink()
-    assert (await quarantine(table, second, check=True)).json["state"] == "quarantined"
-    assert (await load_index(table))["files"] == 0
+    assert (await quarantine(api_with_table, second, check=True)).json["state"] == "quarantined"
+    assert (await load_index(api_with_table))["files"] == 0
 
 
-async def test_only_registered_index_files_of_the_index_are_quarantined(table: Api) -> None:
-    build, (first,) = await create_build(table, FILES)
-    await define(table, "other", kind="bitmap", columns=["data"])
+async def test_only_registered_index_files_of_the_index_are_quarantined(api_with_table: Api) -> None:
+    build, (first,) = await create_build(api_with_table, FILES)
+    await define(api_with_table, "other", kind="bitmap", columns=["data"])
     unlisted = write(build, "unlisted", valid_index_file(build, FILES))["location"]
     for name, location in (("i", unlisted), ("i", "nope"), ("i", ""), ("other", first), ("nope", first)):
-        assert (await quarantine(table, location, name=name)).error[0] == 404, (name, location)
+        assert (await quarantine(api_with_table, location, name=name)).error[0] == 404, (name, location)
     for body in ({"location": first}, {"location": first, "reason": " "}, {"location": 1, "reason": "x"}, {}):
-        assert (await table("POST", f"{INDEXES}/i/quarantine", body)).error[0] == 400, body
-    assert (await quarantine(table, first, name="bucket:x")).error[0] == 400
-    assert (await load_index(table))["quarantined"] == 0
+        assert (await api_with_table("POST", f"{INDEXES}/i/quarantine", body)).error[0] == 400, body
+    assert (await quarantine(api_with_table, first, name="bucket:x")).error[0] == 400
+    assert (await load_index(api_with_table))["quarantined"] == 0
 
 
-async def test_long_quarantine_reason_is_truncated(table: Api) -> None:
-    _, (first,) = await create_build(table, FILES)
-    assert (await quarantine(table, first, "x" * 5000)).json["reason"] == "x" * 1000
+async def test_long_quarantine_reason_is_truncated(api_with_table: Api) -> None:
+    _, (first,) = await create_build(api_with_table, FILES)
+    assert (await quarantine(api_with_table, first, "x" * 5000)).json["reason"] == "x" * 1000
 
 
 async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same(tmp_path: Path) -> None:
@@ -166,16 +179,16 @@ async def test_registry_lost_with_its_database_is_rebuilt_and_plans_are_the_same
             locations, "live"
         )
         assert (index["files"], index["health"]) == (5, "behind")
-        again = (await api("POST", REBUILD)).json
-        assert (again["known"], again["registered"], again["redundant"]) == (2, [], 0)
+        second_report = (await api("POST", REBUILD)).json
+        assert (second_report["known"], second_report["registered"], second_report["redundant"]) == (2, [], 0)
 
 
 def size(location: str) -> int:
     return Path(location.removeprefix("file://")).stat().st_size
 
 
-async def test_merged_and_newer_files_are_preferred_among_equal_coverage(table: Api) -> None:
-    build = await begin(table)
+async def test_merged_and_newer_files_are_preferred_among_equal_coverage(api_with_table: Api) -> None:
+    build = await begin(api_with_table)
     for name, files, level, age in (
         ("old", FILES[:3], 0, 30),
         ("new", FILES[:3], 0, 20),
@@ -185,37 +198,43 @@ async def test_merged_and_newer_files_are_preferred_among_equal_coverage(table: 
     ):
         path = Path(write(build, name, valid_index_file(build, files, level=level))["location"].removeprefix("file://"))
         os.utime(path, (1_700_000_000 - age, 1_700_000_000 - age))
-    reported = (await table("POST", REBUILD)).json
+    reported = (await api_with_table("POST", REBUILD)).json
     assert (reported["registered"][0]["index-files"], reported["redundant"]) == (3, 2)
-    names = {Path(index_file["location"]).name for index_file in (await load_index(table))["index-files"]}
+    names = {Path(index_file["location"]).name for index_file in (await load_index(api_with_table))["index-files"]}
     assert names == {"new", "merged", "alone"}
-    assert (await load_index(table))["files"] == 6
+    assert (await load_index(api_with_table))["files"] == 6
 
 
-async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(table: Api) -> None:
-    build, (first,) = await create_build(table, FILES[:3])
-    await quarantine(table, first)
+async def test_quarantined_file_stays_quarantined_and_its_copy_is_registered(api_with_table: Api) -> None:
+    build, (first,) = await create_build(api_with_table, FILES[:3])
+    await quarantine(api_with_table, first)
     twin = write(build, "twin", valid_index_file(build, FILES[:3]))["location"]
-    reported = (await table("POST", REBUILD)).json
+    reported = (await api_with_table("POST", REBUILD)).json
     assert (reported["known"], reported["registered"][0]["index-files"]) == (1, 1)
-    states = {index_file["location"]: index_file["state"] for index_file in (await load_index(table))["index-files"]}
+    states = {
+        index_file["location"]: index_file["state"] for index_file in (await load_index(api_with_table))["index-files"]
+    }
     assert states == {first: "quarantined", twin: "live"}
 
 
-async def test_already_covered_file_is_registered_only_if_the_others_are_unreadable(table: Api) -> None:
-    build, (first,) = await create_build(table, FILES[:3])
+async def test_already_covered_file_is_registered_only_if_the_others_are_unreadable(api_with_table: Api) -> None:
+    build, (first,) = await create_build(api_with_table, FILES[:3])
     write(build, "twin", valid_index_file(build, FILES[:3]))
-    reported = (await table("POST", REBUILD)).json
+    reported = (await api_with_table("POST", REBUILD)).json
     assert (reported["registered"], reported["redundant"]) == ([], 1)
     path = Path(first.removeprefix("file://"))
     path.write_bytes(path.read_bytes()[:-1])
-    async with running(table.server.components.settings.home) as other:  # A new server has not read the file yet.
+    async with running(
+        api_with_table.server.components.settings.home
+    ) as other:  # A new server has not read the file yet.
         reported = (await Api(other)("POST", REBUILD)).json
     assert reported["registered"][0]["files"] == 3
 
 
-async def test_only_index_files_of_the_table_are_registered(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = await begin(table)
+async def test_only_index_files_of_the_table_are_registered(
+    api_with_table: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = await begin(api_with_table)
     with monkeypatch.context() as newer:
         newer.setattr(KINDS["bloom"], "version", 99)
         future = valid_index_file(build, FILES)
@@ -232,22 +251,22 @@ async def test_only_index_files_of_the_table_are_registered(table: Api, monkeypa
     for name, data in wrong.items():
         write(build, name, data)
     write(build, ".half-written", valid_index_file(build, FILES)[:100])
-    reported = (await table("POST", REBUILD)).json
+    reported = (await api_with_table("POST", REBUILD)).json
     assert (reported["registered"], reported["left-out-files"]) == ([], len(wrong))
     reasons = {Path(one["location"]).name: one["reason"] for one in reported["left-out"]}
     assert set(reasons) == set(wrong)
     assert "00000000" in reasons["another table"]
     assert "version 99" in reasons["future"]
-    assert (await load_index(table))["index-files"] == []
+    assert (await load_index(api_with_table))["index-files"] == []
 
 
-async def test_dropped_index_gets_its_files_back_when_it_is_defined_again(table: Api, tmp_path: Path) -> None:
-    build = await begin(table)
+async def test_dropped_index_gets_its_files_back_when_it_is_defined_again(api_with_table: Api, tmp_path: Path) -> None:
+    build = await begin(api_with_table)
     write(build, "a", valid_index_file(build, FILES))
-    await table("DELETE", f"{INDEXES}/i")
-    assert (await table("POST", REBUILD)).json["left-out-files"] == 1
-    await define(table, "j", kind="bloom", columns=["id"], fpp=1e-6, state="paused")
-    assert (await table("POST", REBUILD)).json["registered"][0]["index"] == "j"
+    await api_with_table("DELETE", f"{INDEXES}/i")
+    assert (await api_with_table("POST", REBUILD)).json["left-out-files"] == 1
+    await define(api_with_table, "j", kind="bloom", columns=["id"], fpp=1e-6, state="paused")
+    assert (await api_with_table("POST", REBUILD)).json["registered"][0]["index"] == "j"
 
 
 async def test_table_without_indexes_has_no_files_to_register(api: Api) -> None:
@@ -257,9 +276,9 @@ async def test_table_without_indexes_has_no_files_to_register(api: Api) -> None:
     assert (reported["known"], reported["registered"], reported["left-out-files"]) == (0, [], 0)
 
 
-async def test_folder_with_too_many_files_is_rejected(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    build = await begin(table)
+async def test_folder_with_too_many_files_is_rejected(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    build = await begin(api_with_table)
     for name in "abc":
         write(build, name, valid_index_file(build, FILES))
     monkeypatch.setattr(registry_rebuild, "FOLDER_FILES_MAX", 2)
-    assert (await table("POST", REBUILD)).error[0] == 413
+    assert (await api_with_table("POST", REBUILD)).error[0] == 413

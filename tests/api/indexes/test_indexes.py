@@ -10,7 +10,16 @@ from typing import Any
 import pytest
 
 from tests.api.client import Api, set_properties
-from tests.api.indexes.indexed import INDEXES, begin, define, index_bytes, load_index, missing, register, write
+from tests.api.indexes.indexed import (
+    INDEXES,
+    begin,
+    define,
+    index_bytes,
+    list_missing_files,
+    load_index,
+    register,
+    write,
+)
 from tests.api.plans.planned import append, file_of
 from tests.server.rig import running
 
@@ -18,7 +27,7 @@ FILES = [file_of(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 
 
 
 @pytest.fixture
-async def table(api: Api) -> Api:
+async def api_with_table(api: Api) -> Api:
     """Return the API with `db.t` of 6 files in 2 manifests."""
     await api.table()
     await append(api, "t", FILES, snapshot_id=1, manifests=2)
@@ -34,15 +43,15 @@ async def commit(api: Api, body: dict[str, Any]) -> int:
     return (await api("POST", "/v1/namespaces/db/tables/t", body)).status
 
 
-async def test_index_is_defined_in_table_properties_and_listed(table: Api) -> None:
-    index = await define(table, "ids", kind="bloom", columns=["id"], fpp=0.001)
-    assert json.loads((await properties(table))["seamark.index.ids"]) == {
+async def test_index_is_defined_in_table_properties_and_listed(api_with_table: Api) -> None:
+    index = await define(api_with_table, "ids", kind="bloom", columns=["id"], fpp=0.001)
+    assert json.loads((await properties(api_with_table))["seamark.index.ids"]) == {
         "kind": "bloom",
         "columns": ["id"],
         "field-ids": [1],
         "fpp": 0.001,
     }
-    body = (await table("GET", INDEXES)).json
+    body = (await api_with_table("GET", INDEXES)).json
     assert body["snapshot-id"] == 1
     assert index.pop("index-files") == []
     assert body["indexes"] == [index]
@@ -73,31 +82,31 @@ async def test_index_is_defined_in_table_properties_and_listed(table: Api) -> No
     }
 
 
-async def test_properties_missing_from_the_body_stay_unchanged(table: Api) -> None:
-    await define(table, "i", kind="bloom", columns=["lower(data)"], fpp=0.25)
-    paused = await define(table, "i", state="paused")
+async def test_properties_missing_from_the_body_stay_unchanged(api_with_table: Api) -> None:
+    await define(api_with_table, "i", kind="bloom", columns=["lower(data)"], fpp=0.25)
+    paused = await define(api_with_table, "i", state="paused")
     assert (paused["definition"], paused["state"], paused["health"]) == (
         "bloom(lower(data), fpp=0.25)",
         "paused",
         "paused",
     )
-    changed = await define(table, "i", columns=["id"])
+    changed = await define(api_with_table, "i", columns=["id"])
     assert (changed["definition"], changed["state"]) == ("bloom(id, fpp=0.25)", "paused")
-    other = await define(table, "i", kind="bitmap", state="enabled")
+    other = await define(api_with_table, "i", kind="bitmap", state="enabled")
     assert (other["definition"], other["state"]) == ("bitmap(id)", "enabled")
 
 
-async def test_repeated_definition_commits_nothing(table: Api) -> None:
-    await define(table)
-    before = (await table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
-    await define(table)
-    await define(table, state="enabled")
-    assert (await table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"] == before
+async def test_repeated_definition_commits_nothing(api_with_table: Api) -> None:
+    await define(api_with_table)
+    before = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
+    await define(api_with_table)
+    await define(api_with_table, state="enabled")
+    assert (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"] == before
 
 
-async def test_invalid_index_definition_is_rejected(table: Api) -> None:
-    await define(table, "there", kind="record", columns=["id"])
-    before = await properties(table)
+async def test_invalid_index_definition_is_rejected(api_with_table: Api) -> None:
+    await define(api_with_table, "there", kind="record", columns=["id"])
+    before = await properties(api_with_table)
     cases: list[tuple[str, dict[str, Any], int, str]] = [
         ("i", {"kind": "btree", "columns": ["id"]}, 400, "btree"),
         ("i", {"kind": "bitmap", "columns": ["nope"]}, 400, "no such column"),
@@ -117,33 +126,33 @@ async def test_invalid_index_definition_is_rejected(table: Api) -> None:
         ("twin", {"kind": "record", "columns": ["id"]}, 409, "The index there has the same definition"),
     ]
     for name, body, status, expected in cases:
-        answer = await table("PUT", f"{INDEXES}/{name}", body)
+        answer = await api_with_table("PUT", f"{INDEXES}/{name}", body)
         assert answer.error[0] == status, (expected, answer.raw)
         assert expected in answer.error[2], expected
-        assert await properties(table) == before, expected
+        assert await properties(api_with_table) == before, expected
 
 
-async def test_dropped_index_is_gone_and_reuses_its_files_when_defined_again(table: Api) -> None:
-    await define(table)
-    build = await begin(table)
-    assert (await register(table, build, write(build, "a", index_bytes(build, FILES[:4])))).status == 200
-    assert (await table("DELETE", f"{INDEXES}/i")).status == 204
-    assert await properties(table) == {}
-    assert (await table("GET", f"{INDEXES}/i")).error[0] == 404
-    assert (await table("DELETE", f"{INDEXES}/i")).error[0] == 404
-    again = await define(table, "another")
-    assert (again["files"], again["rows"], again["lag-files"]) == (4, 100, 2)
+async def test_dropped_index_is_gone_and_reuses_its_files_when_defined_again(api_with_table: Api) -> None:
+    await define(api_with_table)
+    build = await begin(api_with_table)
+    assert (await register(api_with_table, build, write(build, "a", index_bytes(build, FILES[:4])))).status == 200
+    assert (await api_with_table("DELETE", f"{INDEXES}/i")).status == 204
+    assert await properties(api_with_table) == {}
+    assert (await api_with_table("GET", f"{INDEXES}/i")).error[0] == 404
+    assert (await api_with_table("DELETE", f"{INDEXES}/i")).error[0] == 404
+    redefined = await define(api_with_table, "another")
+    assert (redefined["files"], redefined["rows"], redefined["lag-files"]) == (4, 100, 2)
 
 
-async def test_coverage_counts_files_and_rows_of_the_current_snapshot(table: Api) -> None:
-    await define(table)
-    build = await begin(table)
+async def test_coverage_counts_files_and_rows_of_the_current_snapshot(api_with_table: Api) -> None:
+    await define(api_with_table)
+    build = await begin(api_with_table)
     removed_file = file_of("file:///t/gone.parquet", 0, 0, rows=999)
     replaced = file_of(FILES[0].path, 1, 1, rows=11)
     registration = write(build, "one", index_bytes(build, [*FILES[1:3], removed_file, replaced]))
     two = write(build, "two", index_bytes(build, FILES[2:6], level=2))
-    assert (await register(table, build, registration, two)).status == 200
-    index = await load_index(table)
+    assert (await register(api_with_table, build, registration, two)).status == 200
+    index = await load_index(api_with_table)
     assert (index["files"], index["rows"], index["lag-files"], index["health"]) == (5, 200, 1, "behind")
     assert index["levels"] == {"0": 1, "2": 1}
     assert index["size-in-bytes"] == registration["size-in-bytes"] + two["size-in-bytes"]
@@ -152,24 +161,24 @@ async def test_coverage_counts_files_and_rows_of_the_current_snapshot(table: Api
         two["location"]: (4, "live"),
     }
     three = write(build, "three", index_bytes(build, FILES))
-    await register(table, build, three, replaces=[registration["location"], two["location"]])
-    index = await load_index(table)
+    await register(api_with_table, build, three, replaces=[registration["location"], two["location"]])
+    index = await load_index(api_with_table)
     assert (index["files"], index["lag-files"], index["health"]) == (6, 0, "ok")
     assert [file["state"] for file in index["index-files"]] == ["superseded", "superseded", "live"]
-    await append(table, "t", [file_of("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
-    assert (await load_index(table))["lag-files"] == 1
+    await append(api_with_table, "t", [file_of("file:///t/new.parquet", 9, 9)], snapshot_id=2, parent=1)
+    assert (await load_index(api_with_table))["lag-files"] == 1
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "missing"])
 async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_missing(
-    table: Api, tmp_path: Path, damage: str
+    api_with_table: Api, tmp_path: Path, damage: str
 ) -> None:
-    await define(table)
-    build = await begin(table)
+    await define(api_with_table)
+    build = await begin(api_with_table)
     data = index_bytes(build, FILES)
     registration = write(build, "one", data)
-    await register(table, build, registration)
-    assert (await load_index(table))["health"] == "ok"
+    await register(api_with_table, build, registration)
+    assert (await load_index(api_with_table))["health"] == "ok"
     if damage == "missing":
         Path(registration["location"].removeprefix("file://")).unlink()
     else:
@@ -180,66 +189,68 @@ async def test_damaged_index_file_is_quarantined_and_its_data_files_count_as_mis
         index = await load_index(other)
         assert (index["health"], index["quarantined"], index["lag-files"]) == ("damaged", 1, 6)
         assert registration["location"] in index["index-files"][0]["reason"]
-        assert len(await missing(other, build)) == 6
-    assert (await load_index(table))["files"] == 0
+        assert len(await list_missing_files(other, build)) == 6
+    assert (await load_index(api_with_table))["files"] == 0
 
 
-async def test_index_property_set_by_an_engine_defines_an_index(table: Api) -> None:
-    assert await commit(table, set_properties(**{"seamark.index.typed": "bitmap(data)"})) == 200
-    assert (await load_index(table, "typed"))["definition"] == "bitmap(data)"
-    paused = await define(table, "typed", state="paused")
+async def test_index_property_set_by_an_engine_defines_an_index(api_with_table: Api) -> None:
+    assert await commit(api_with_table, set_properties(**{"seamark.index.typed": "bitmap(data)"})) == 200
+    assert (await load_index(api_with_table, "typed"))["definition"] == "bitmap(data)"
+    paused = await define(api_with_table, "typed", state="paused")
     assert (paused["field-ids"], paused["state"]) == ([2], "paused")
 
 
-async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_replaced(table: Api) -> None:
-    await commit(table, set_properties(**{"seamark.index.bad": "bitmap(nope)", "seamark.index.b/d": "bitmap(id)"}))
-    indexes = (await table("GET", INDEXES)).json["indexes"]
+async def test_invalid_index_property_is_listed_with_its_problem_and_can_be_replaced(api_with_table: Api) -> None:
+    await commit(
+        api_with_table, set_properties(**{"seamark.index.bad": "bitmap(nope)", "seamark.index.b/d": "bitmap(id)"})
+    )
+    indexes = (await api_with_table("GET", INDEXES)).json["indexes"]
     assert [(index["name"], index["kind"], index["health"]) for index in indexes] == [
         ("b/d", None, "broken"),
         ("bad", None, "broken"),
     ]
     assert "no such column" in indexes[1]["problem"]
-    sound = await define(table, "sound", kind="bitmap", columns=["id"])
+    sound = await define(api_with_table, "sound", kind="bitmap", columns=["id"])
     assert set(indexes[0]) == set(sound) - {"index-files"}
     assert {one for one, value in indexes[0].items() if value is not None} == {"name", "health", "problem"}
-    assert (await table("DELETE", f"{INDEXES}/sound")).status == 204
-    assert (await load_index(table, "bad")) == indexes[1]
-    assert "no such column" in (await table("PUT", f"{INDEXES}/bad", {"state": "paused"})).error[2]
-    assert (await table("POST", f"{INDEXES}/bad/builds")).error[0] == 400
-    assert (await define(table, "bad", kind="bitmap", columns=["id"]))["health"] == "behind"
-    assert (await table("DELETE", f"{INDEXES}/b%2Fd")).status == 204
-    assert set(await properties(table)) == {"seamark.index.bad"}
+    assert (await api_with_table("DELETE", f"{INDEXES}/sound")).status == 204
+    assert (await load_index(api_with_table, "bad")) == indexes[1]
+    assert "no such column" in (await api_with_table("PUT", f"{INDEXES}/bad", {"state": "paused"})).error[2]
+    assert (await api_with_table("POST", f"{INDEXES}/bad/builds")).error[0] == 400
+    assert (await define(api_with_table, "bad", kind="bitmap", columns=["id"]))["health"] == "behind"
+    assert (await api_with_table("DELETE", f"{INDEXES}/b%2Fd")).status == 204
+    assert set(await properties(api_with_table)) == {"seamark.index.bad"}
 
 
-async def test_definition_follows_a_rename_and_reports_a_dropped_column(table: Api) -> None:
-    await define(table, "i", kind="bitmap", columns=["data"])
-    await commit(table, set_properties(**{"seamark.index.typed": "bloom(data)"}))
-    build = await begin(table)
-    await register(table, build, write(build, "one", index_bytes(build, FILES)))
+async def test_definition_follows_a_rename_and_reports_a_dropped_column(api_with_table: Api) -> None:
+    await define(api_with_table, "i", kind="bitmap", columns=["data"])
+    await commit(api_with_table, set_properties(**{"seamark.index.typed": "bloom(data)"}))
+    build = await begin(api_with_table)
+    await register(api_with_table, build, write(build, "one", index_bytes(build, FILES)))
     fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
     renamed = {"id": 2, "name": "payload", "required": False, "type": "string"}
-    await _evolve(table, [*fields, renamed], 1)
-    index = await load_index(table)
+    await _evolve(api_with_table, [*fields, renamed], 1)
+    index = await load_index(api_with_table)
     assert (index["columns"], index["files"]) == (["payload"], 6)
-    assert (await load_index(table, "typed"))["columns"] == ["payload"]
-    await _evolve(table, [*fields, {"id": 3, "name": "data", "required": False, "type": "int"}], 2)
-    index = await load_index(table)
+    assert (await load_index(api_with_table, "typed"))["columns"] == ["payload"]
+    await _evolve(api_with_table, [*fields, {"id": 3, "name": "data", "required": False, "type": "int"}], 2)
+    index = await load_index(api_with_table)
     assert (index["health"], index["problem"], index["field-ids"]) == (
         "broken",
         "The column was dropped from the table",
         [2],
     )
-    assert (await load_index(table, "typed"))["field-ids"] == [3]
+    assert (await load_index(api_with_table, "typed"))["field-ids"] == [3]
 
 
-async def test_paused_index_stays_on_its_column(table: Api) -> None:
-    await define(table, "i", kind="bitmap", columns=["data"])
+async def test_paused_index_stays_on_its_column(api_with_table: Api) -> None:
+    await define(api_with_table, "i", kind="bitmap", columns=["data"])
     fields = [{"id": 1, "name": "id", "required": True, "type": "long"}]
-    await _evolve(table, [*fields, {"id": 3, "name": "data", "required": False, "type": "string"}], 1)
-    paused = await define(table, "i", state="paused")
+    await _evolve(api_with_table, [*fields, {"id": 3, "name": "data", "required": False, "type": "string"}], 1)
+    paused = await define(api_with_table, "i", state="paused")
     assert (paused["state"], paused["field-ids"]) == ("paused", [2])
-    await _evolve(table, fields, 2)
-    assert (await define(table, "i", state="enabled"))["field-ids"] == [2]
+    await _evolve(api_with_table, fields, 2)
+    assert (await define(api_with_table, "i", state="enabled"))["field-ids"] == [2]
 
 
 async def _evolve(api: Api, fields: list[dict[str, Any]], schema_id: int) -> None:
@@ -269,19 +280,19 @@ async def test_indexes_of_a_table_without_a_snapshot_and_an_unknown_index(api: A
     assert (await api("PUT", "/api/v1/tables/db/nope/indexes/i", {"kind": "bitmap", "columns": ["id"]})).error[0] == 404
 
 
-async def test_concurrent_definitions_and_commits_all_succeed(table: Api) -> None:
+async def test_concurrent_definitions_and_commits_all_succeed(api_with_table: Api) -> None:
     async def define_one(number: int) -> int:
         body = {"kind": "bloom", "columns": ["id"], "fpp": (number + 1) / 100}
-        return (await table("PUT", f"{INDEXES}/i{number}", body)).status
+        return (await api_with_table("PUT", f"{INDEXES}/i{number}", body)).status
 
     async def commit_one(number: int) -> int:
-        return await commit(table, set_properties(**{f"p{number}": "x"}))
+        return await commit(api_with_table, set_properties(**{f"p{number}": "x"}))
 
     results = await asyncio.gather(*(work(number) for number in range(8) for work in (define_one, commit_one)))
     assert results == [200] * 16
-    actual_properties = (await table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
+    actual_properties = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["properties"]
     assert {f"p{number}" for number in range(8)} <= set(actual_properties)
-    assert set(await properties(table)) == {f"seamark.index.i{number}" for number in range(8)}
+    assert set(await properties(api_with_table)) == {f"seamark.index.i{number}" for number in range(8)}
 
 
 async def test_index_use_is_reported_as_the_planner_counts_it(api: Api) -> None:
@@ -295,20 +306,20 @@ async def test_index_use_is_reported_as_the_planner_counts_it(api: Api) -> None:
     assert (await load_index(api))["used"] == {"last-ms": 60, "plans": 2, "files-in": 20, "files-removed": 13}
 
 
-async def test_purging_a_table_deletes_its_index_files(table: Api) -> None:
-    await define(table)
-    build = await begin(table)
+async def test_purging_a_table_deletes_its_index_files(api_with_table: Api) -> None:
+    await define(api_with_table)
+    build = await begin(api_with_table)
     registration = write(build, "one", index_bytes(build, FILES))
-    await register(table, build, registration)
+    await register(api_with_table, build, registration)
     left = write(build, "never-registered", b"x")
-    store = table.server.components.store
-    assert (await table("DELETE", "/v1/namespaces/db/tables/t")).status == 204
+    store = api_with_table.server.components.store
+    assert (await api_with_table("DELETE", "/v1/namespaces/db/tables/t")).status == 204
     assert len(await store.index_files(build["table-uuid"])) == 1
-    (dropped,) = (await table("GET", "/api/v1/dropped")).json["dropped"]
-    assert (await table("POST", f"/api/v1/dropped/{dropped['id']}/undrop")).status == 200
-    assert (await load_index(table))["files"] == 6
-    assert (await table("DELETE", "/v1/namespaces/db/tables/t")).status == 204
-    (dropped,) = (await table("GET", "/api/v1/dropped")).json["dropped"]
-    assert (await table("DELETE", f"/api/v1/dropped/{dropped['id']}")).status == 204
+    (dropped,) = (await api_with_table("GET", "/api/v1/dropped")).json["dropped"]
+    assert (await api_with_table("POST", f"/api/v1/dropped/{dropped['id']}/undrop")).status == 200
+    assert (await load_index(api_with_table))["files"] == 6
+    assert (await api_with_table("DELETE", "/v1/namespaces/db/tables/t")).status == 204
+    (dropped,) = (await api_with_table("GET", "/api/v1/dropped")).json["dropped"]
+    assert (await api_with_table("DELETE", f"/api/v1/dropped/{dropped['id']}")).status == 204
     assert await store.index_files(build["table-uuid"]) == []
     assert not any(Path(file["location"].removeprefix("file://")).exists() for file in (registration, left))

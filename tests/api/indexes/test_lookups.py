@@ -107,9 +107,9 @@ def some_deletes(table: StoredTable, live: Sequence[Any], rng: random.Random) ->
             equality_deletes.append(
                 table.position_deletes([(file.path, at) for file in chosen_files for at in spots[file.path]], part)
             )
-            one = rng.choice(chosen_files)
+            chosen_file = rng.choice(chosen_files)
             equality_deletes.append(
-                table.position_deletes([(one.path, at) for at in spots[one.path]], part, named=True)
+                table.position_deletes([(chosen_file.path, at) for at in spots[chosen_file.path]], part, named=True)
             )
         ids = rng.choice([[1], [1, 2], [2, 3], [1, 2, 3]])
         rows = [some_row(rng, part) for _ in range(3)]
@@ -439,13 +439,13 @@ async def test_million_keys_are_answered_in_one_request(api: Api) -> None:
     table = await StoredTable.create(api)
     files = [table.data_file([(4 * at + n, "a", None, 1) for at in range(150_000)]) for n in range(4)]
     await table.commit(files)
-    gone = [(file.path, at) for file in files for at in range(0, 150_000, 1000)]
-    await table.commit(deletes=[table.position_deletes(gone)])
+    deleted_positions = [(file.path, at) for file in files for at in range(0, 150_000, 1000)]
+    await table.commit(deletes=[table.position_deletes(deleted_positions)])
     await table.index("keys", "record", ["id"], files, parts=2)
     ids = np.random.default_rng(1).permutation(1_000_000)
     arrow = await ask_arrow(api, pa.table({"id": ids}), "index=keys")
-    there = ids < 600_000
-    alive = np.flatnonzero(there & ((ids // 4) % 1000 != 0))
+    is_stored = ids < 600_000
+    alive = np.flatnonzero(is_stored & ((ids // 4) % 1000 != 0))
     assert np.array_equal(arrow.column("key").to_numpy(), alive)
     assert np.array_equal(arrow.column("position").to_numpy(), ids[alive] // 4)
     numbers = {file.path: n for n, file in enumerate(files)}

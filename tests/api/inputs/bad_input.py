@@ -23,7 +23,7 @@ BEYOND_LONG = 2**63
 @dataclass(frozen=True)
 class BadInput:
     group: str
-    what: str
+    case: str
     method: str
     path: str
     body: Any = None

@@ -15,7 +15,7 @@ def _field(type_: Any, **more: Any) -> dict[str, Any]:
     )
 
 
-def _nested_list_type(depth: int) -> Any:
+def _make_nested_list_type(depth: int) -> Any:
     type_: Any = "int"
     for number in range(depth):
         type_ = {"type": "list", "element-id": number + 2, "element-required": False, "element": type_}
@@ -45,8 +45,8 @@ def schemas() -> Iterator[BadInput]:
     yield make("a decimal of 39 digits", _field("decimal(39, 2)"))
     yield make("a decimal without bounds", _field("decimal(99999999999999999999, 2)"))
     yield make("a fixed type of negative length", _field("fixed[-1]"))
-    yield make("a type nested 200 deep", _field(_nested_list_type(200)))
-    yield make("a type nested 450 deep", _field(_nested_list_type(450)))
+    yield make("a type nested 200 deep", _field(_make_nested_list_type(200)))
+    yield make("a type nested 450 deep", _field(_make_nested_list_type(450)))
     yield make("a type that is a number", _field(5))
     yield make("a type that is an empty object", _field({}))
     yield make("a field id beyond 32 bits", _field("int", id=2**31))

@@ -152,9 +152,9 @@ def rows() -> Iterator[BadInput]:
 
 
 def joins() -> Iterator[BadInput]:
-    def ask(what: str, joins: Any, status: int = 400, type_: str = BAD) -> BadInput:
+    def ask(body: str, joins: Any, status: int = 400, type_: str = BAD) -> BadInput:
         path = "/api/v1/tables/db/t/plan-tables"
-        return BadInput("Joins", what, "POST", path, {"joins": joins}, status, type_)
+        return BadInput("Joins", body, "POST", path, {"joins": joins}, status, type_)
 
     def join(**more: Any) -> dict[str, Any]:
         fields = {"table": ["db", "t"], "on": {"id": "id"}} | more

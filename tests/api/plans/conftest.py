@@ -9,7 +9,7 @@ import pytest
 
 from tests.api.client import Api
 from tests.api.plans.test_joins import Star, create_star
-from tests.api.plans.test_plan_tables import Late, late_server
+from tests.api.plans.test_plan_tables import PlanApi, open_plan_api
 
 
 @pytest.fixture
@@ -18,6 +18,6 @@ async def star(api: Api) -> Star:
 
 
 @pytest.fixture
-async def late(tmp_path: Path) -> AsyncIterator[Late]:
-    async with late_server(tmp_path) as late:
-        yield late
+async def plan_api(tmp_path: Path) -> AsyncIterator[PlanApi]:
+    async with open_plan_api(tmp_path) as plan_api:
+        yield plan_api

@@ -84,12 +84,12 @@ def numbers(answer: Answer) -> list[int]:
 
 async def pages(api: Api, answer: Answer, **options: Any) -> list[int]:
     """Return the numbers of all files in the answer and in its plan tasks."""
-    actual_numbers = numbers(answer)
+    file_numbers = numbers(answer)
     for token in answer.json.get("plan-tasks", []):
         page = await api("POST", f"{T}/tasks", {"plan-task": token}, **options)
         assert "status" not in page.json
-        actual_numbers += numbers(page)
-    return actual_numbers
+        file_numbers += numbers(page)
+    return file_numbers
 
 
 _KEPT: dict[str, list[Manifest]] = {}

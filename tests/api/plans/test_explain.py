@@ -19,7 +19,7 @@ T = "/api/v1/tables/db/t"
 
 
 @pytest.fixture
-async def table(api: Api) -> Api:
+async def api_with_table(api: Api) -> Api:
     """Return the API with `db.t`: 20 files in 2 manifests. File n has the ids from 10 n to 10 n + 9."""
     await api.table()
     files = [file_of(f"file:///t/{n:02d}.parquet", 10 * n, 10 * n + 9) for n in range(20)]
@@ -34,8 +34,8 @@ async def explain_table(api: Api, path: str = T, **body: Any) -> dict[str, Any]:
     return answer_body
 
 
-async def test_stages_report_files_in_removed_and_left(table: Api) -> None:
-    actual_table = await explain_table(table, where="id >= 150 AND data < 'm'")
+async def test_stages_report_files_in_removed_and_left(api_with_table: Api) -> None:
+    actual_table = await explain_table(api_with_table, where="id >= 150 AND data < 'm'")
     assert (actual_table["files"], actual_table["bytes"], actual_table["records"], actual_table["delete-files"]) == (
         5,
         50_000,
@@ -64,38 +64,38 @@ async def test_stages_report_files_in_removed_and_left(table: Api) -> None:
     assert "kept" not in actual_table
 
 
-async def test_remaining_files_are_listed_on_request_up_to_a_limit(table: Api) -> None:
-    actual_table = await explain_table(table, where="id >= 150", files=True, limit=2)
+async def test_remaining_files_are_listed_on_request_up_to_a_limit(api_with_table: Api) -> None:
+    actual_table = await explain_table(api_with_table, where="id >= 150", files=True, limit=2)
     assert [file["file-path"] for file in actual_table["kept"]] == ["file:///t/15.parquet", "file:///t/16.parquet"]
     assert actual_table["files"] == 5
-    assert (await explain_table(table, where="id > 900", files=True))["kept"] == []
+    assert (await explain_table(api_with_table, where="id > 900", files=True))["kept"] == []
 
 
-async def test_sql_without_an_equivalent_expression_is_reported_and_prunes_nothing(table: Api) -> None:
-    actual_table = await explain_table(table, where="id = 5 OR length(data) = 3")
+async def test_sql_without_an_equivalent_expression_is_reported_and_prunes_nothing(api_with_table: Api) -> None:
+    actual_table = await explain_table(api_with_table, where="id = 5 OR length(data) = 3")
     assert (actual_table["files"], actual_table["not-used"], actual_table["filter"]) == (20, ["LENGTH(data) = 3"], True)
-    actual_table = await explain_table(table, where="id = 5 AND length(data) = 3")
+    actual_table = await explain_table(api_with_table, where="id = 5 AND length(data) = 3")
     assert (actual_table["files"], actual_table["not-used"]) == (1, ["LENGTH(data) = 3"])
 
 
-async def test_explain_accepts_an_iceberg_expression_as_filter(table: Api) -> None:
+async def test_explain_accepts_an_iceberg_expression_as_filter(api_with_table: Api) -> None:
     expected = {"type": "lt", "term": "ID", "value": 25}
-    assert (await explain_table(table, filter=expected, **{"case-sensitive": False}))["files"] == 3
-    assert (await explain_table(table))["files"] == 20
-    answer = await table("POST", f"{T}/explain", {"filter": expected})
+    assert (await explain_table(api_with_table, filter=expected, **{"case-sensitive": False}))["files"] == 3
+    assert (await explain_table(api_with_table))["files"] == 20
+    answer = await api_with_table("POST", f"{T}/explain", {"filter": expected})
     assert answer.error[:2] == (400, "BadRequestException")
 
 
-async def test_any_snapshot_can_be_explained(table: Api) -> None:
+async def test_any_snapshot_can_be_explained(api_with_table: Api) -> None:
     more = [file_of("file:///t/20.parquet", 200, 209)]
-    await append(table, "t", more, snapshot_id=2, parent=1)
-    assert (await explain_table(table))["files"] == 21
-    assert (await explain_table(table, **{"snapshot-id": 1}))["snapshot-id"] == 1
-    assert (await explain_table(table, ref="main"))["files"] == 21
-    assert (await explain_table(table, **{"as-of": 99_999_999_999_999}))["files"] == 21
+    await append(api_with_table, "t", more, snapshot_id=2, parent=1)
+    assert (await explain_table(api_with_table))["files"] == 21
+    assert (await explain_table(api_with_table, **{"snapshot-id": 1}))["snapshot-id"] == 1
+    assert (await explain_table(api_with_table, ref="main"))["files"] == 21
+    assert (await explain_table(api_with_table, **{"as-of": 99_999_999_999_999}))["files"] == 21
 
 
-async def test_invalid_explain_requests_are_rejected_with_the_reason(table: Api) -> None:
+async def test_invalid_explain_requests_are_rejected_with_the_reason(api_with_table: Api) -> None:
     cases: list[tuple[Any, str]] = [
         ({"where": "id ="}, "line 1, column 4"),
         ({"where": ""}, "empty"),
@@ -110,7 +110,7 @@ async def test_invalid_explain_requests_are_rejected_with_the_reason(table: Api)
         ({"ref": "main", "snapshot-id": 1}, "set one of them"),
     ]
     for body, expected in cases:
-        answer = await table("POST", f"{T}/explain", body)
+        answer = await api_with_table("POST", f"{T}/explain", body)
         assert answer.error[:2] == (400, "BadRequestException"), body
         assert expected in answer.error[2], body
 
@@ -127,29 +127,29 @@ async def test_explain_of_a_table_without_a_snapshot_has_nothing_to_plan(api: Ap
 
 
 async def test_long_predicates_and_large_plans_are_explained_off_the_event_loop(
-    table: Api, monkeypatch: pytest.MonkeyPatch
+    api_with_table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "_IN_THREAD_FILES", 0)
     where = " OR ".join(f"id = {number}" for number in range(500))
     assert len(where) > 2_000
-    assert (await explain_table(table, where=where))["files"] == 20
+    assert (await explain_table(api_with_table, where=where))["files"] == 20
 
 
 async def test_explain_reports_missing_residuals_beyond_the_partition_limit(
-    table: Api, monkeypatch: pytest.MonkeyPatch
+    api_with_table: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(routes, "RESIDUAL_PARTITIONS_MAX", 0)
-    actual_table = await explain_table(table, where="id = 5")
+    actual_table = await explain_table(api_with_table, where="id = 5")
     assert (actual_table["residuals"], actual_table["residuals-complete"]) == ([], False)
 
 
 @pytest.fixture
-async def lakes(tmp_path: Path) -> AsyncIterator[Api]:
+async def lake_api(tmp_path: Path) -> AsyncIterator[Api]:
     async with running(tmp_path / "home", warehouse=tmp_path.as_uri(), plan_inline_limit=1_000_000) as server:
         yield Api(server)
 
 
-async def test_explain_reports_the_files_that_the_plan_keeps(lakes: Api, tmp_path: Path) -> None:
+async def test_explain_reports_the_files_that_the_plan_keeps(lake_api: Api, tmp_path: Path) -> None:
     """The test compares files, delete files and residuals with the standard's route, for random filters on
     random tables.
 
@@ -160,20 +160,22 @@ async def test_explain_reports_the_files_that_the_plan_keeps(lakes: Api, tmp_pat
         for case in cases(seed, tmp_path, 4):
             if case.number == 0:
                 body = {"name": f"t{seed}", "metadata-location": case.lake.metadata_location}
-                assert (await lakes("POST", "/v1/namespaces/db/register", body)).status == 200
+                assert (await lake_api("POST", "/v1/namespaces/db/register", body)).status == 200
             request = {"filter": case.filter, "snapshot-id": case.snapshot.id, "case-sensitive": case.case_sensitive}
-            plan = await lakes("POST", f"/v1/namespaces/db/tables/t{seed}/plan", request)
+            plan = await lake_api("POST", f"/v1/namespaces/db/tables/t{seed}/plan", request)
             if plan.status != 200 or case.names_of_snapshot:
                 continue
-            actual_table = await explain_table(lakes, f"/api/v1/tables/db/t{seed}", **request, files=True, limit=1000)
+            actual_table = await explain_table(
+                lake_api, f"/api/v1/tables/db/t{seed}", **request, files=True, limit=1000
+            )
             tasks = plan.json.get("file-scan-tasks", [])
-            planned = {task["data-file"]["file-path"] for task in tasks}
+            planned_paths = {task["data-file"]["file-path"] for task in tasks}
             kept_file_paths = [file["file-path"] for file in actual_table["kept"]]
-            assert [path for path in kept_file_paths if path in planned] == [
+            assert [path for path in kept_file_paths if path in planned_paths] == [
                 task["data-file"]["file-path"] for task in tasks
             ]
             never = sum(residual["files"] for residual in actual_table["residuals"] if residual["residual"] is False)
-            assert len(kept_file_paths) == len(planned) + never
+            assert len(kept_file_paths) == len(planned_paths) + never
             if not never:
                 assert actual_table["delete-files"] == len(plan.json.get("delete-files", [])), case
             residuals: dict[str, int] = {}

@@ -22,7 +22,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace
 from tests.api.client import SCHEMA, Answer, Api
 from tests.api.plans.test_joins import REGIONS, Star, create_star
-from tests.api.plans.test_plan_tables import As
+from tests.api.plans.test_plan_tables import UserApi
 from tests.seeds import first_seed
 from tests.server.rig import running
 
@@ -109,8 +109,8 @@ async def test_table_at_an_earlier_snapshot_is_planned_at_that_snapshot(star: St
     first = loaded.json["metadata"]["current-snapshot-id"]
     await star.fact.commit([star.fact.file([{"f_key": 1, "f_supplier": 1, "f_rate": 0.5, "f_name": "s"}])])
     tag = {"action": "set-snapshot-ref", "ref-name": "v1", "type": "tag", "snapshot-id": first}
-    done = await star("POST", "/v1/namespaces/db/tables/fact", {"requirements": [], "updates": [tag]})
-    assert done.status == 200
+    commit_answer = await star("POST", "/v1/namespaces/db/tables/fact", {"requirements": [], "updates": [tag]})
+    assert commit_answer.status == 200
     for version, files in (("", 2), (f" FOR VERSION AS OF {first}", 1), (" FOR VERSION AS OF 'v1'", 1)):
         tables = await explain_tables(star, f"SELECT 1 FROM db.fact{version} WHERE f_key < 5")
         assert tables["fact"]["plan"]["files"] == files, version
@@ -149,7 +149,7 @@ async def test_each_table_requires_the_right_to_read_it(tmp_path: Path) -> None:
             secrets[name] = await create_token(store, clock, name, None, [Grant(name, role, path)])
         await store.transact([CreateNamespace(path=("secret",), properties={})])
     async with running(tmp_path, auth="token") as server:
-        root, rita = (As(server, secrets[name]) for name in ("root", "rita"))
+        root, rita = (UserApi(server, secrets[name]) for name in ("root", "rita"))
         await create_star(root)
         created = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
         assert created.status == 200, created.raw

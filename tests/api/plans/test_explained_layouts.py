@@ -63,11 +63,11 @@ def count_kept_files(keys: np.ndarray, *columns: tuple[np.ndarray, float, float]
     `keys`.
     """
     order = np.argsort(keys, kind="stable")
-    kept_rows = np.ones(FILES, dtype=bool)
+    is_kept = np.ones(FILES, dtype=bool)
     for values, low, high in columns:
         parts = values.ravel()[order].reshape(FILES, -1)
-        kept_rows &= (parts.min(axis=1) <= high) & (parts.max(axis=1) >= low)
-    return int(kept_rows.sum())
+        is_kept &= (parts.min(axis=1) <= high) & (parts.max(axis=1) >= low)
+    return int(is_kept.sum())
 
 
 @pytest.mark.parametrize("case", range(3))
@@ -80,16 +80,16 @@ async def test_estimate_of_a_sort_is_close_to_the_sorted_table(api: Api, case: i
     count = 0
     for _ in range(12):
         low, span = int(rng.integers(0, 50_000)), int(rng.integers(0, 8_000))
-        actual_layouts = await layouts(api, f"id >= {low} AND id <= {low + span}")
-        if ("id",) in actual_layouts:
+        reported_layouts = await layouts(api, f"id >= {low} AND id <= {low + span}")
+        if ("id",) in reported_layouts:
             count += 1
             true = count_kept_files(ids.ravel(), (ids, low, low + span))
-            assert abs(actual_layouts["id",] - true) <= max(2, 0.3 * true), (low, span)
+            assert abs(reported_layouts["id",] - true) <= max(2, 0.3 * true), (low, span)
         first = int(rng.integers(0, 26**3 - 600))
-        actual_layouts = await layouts(api, f"data >= '{word(first)}' AND data < '{word(first + 500)}'")
+        reported_layouts = await layouts(api, f"data >= '{word(first)}' AND data < '{word(first + 500)}'")
         count += 1
         true = count_kept_files(letters.ravel(), (letters, first, first + 499))
-        assert abs(actual_layouts["data",] - true) <= max(2, 0.3 * true), first
+        assert abs(reported_layouts["data",] - true) <= max(2, 0.3 * true), first
     assert count > 15
 
 
@@ -103,12 +103,12 @@ async def test_estimate_of_a_clustering_is_close_to_the_hilbert_layout(api: Api)
     keys = np.argsort(np.argsort(np.array(curve)))
     for _ in range(10):
         low, first = int(rng.integers(0, 50_000)), int(rng.integers(0, 26**3 - 3000))
-        actual_layouts = await layouts(
+        reported_layouts = await layouts(
             api, f"id BETWEEN {low} AND {low + 9000} AND data >= '{word(first)}' AND data < '{word(first + 2500)}'"
         )
         true = count_kept_files(keys, (ids, low, low + 9000), (letters, first, first + 2499))
-        both = next(files for columns, files in actual_layouts.items() if len(columns) == 2)
-        assert both < min(actual_layouts["id",], actual_layouts["data",])
+        both = next(files for columns, files in reported_layouts.items() if len(columns) == 2)
+        assert both < min(reported_layouts["id",], reported_layouts["data",])
         assert true / 2.5 <= both <= 2.5 * true, (low, first)
 
 
@@ -129,8 +129,8 @@ async def test_numbers_at_the_limits_of_their_type_are_estimated(api: Api) -> No
     ends = np.array([-(2**63) + 1, 2**63 - 1])
     files = [file_of(n, ends, np.array([5, 9])) for n in range(FILES)]
     await append(api, "t", files, snapshot_id=1)
-    actual_layouts = await layouts(api, "id > 0 AND id < 1000000000000000000")
-    assert 2 <= actual_layouts["id",] <= 5
+    reported_layouts = await layouts(api, "id > 0 AND id < 1000000000000000000")
+    assert 2 <= reported_layouts["id",] <= 5
     assert await layouts(api, "id IN (1, 2, 3, 9000000000000000000)") == {}, "nothing says how often they occur"
 
 

@@ -9,17 +9,17 @@ from uuid import uuid4
 from tests.api.client import SCHEMA, Answer
 from tests.api.plans.planned import file_of
 from tests.api.plans.test_foreign_files import Lake, lake, manifest, manifest_list
-from tests.catalog.rig import first_updates
+from tests.catalog.rig import creation_updates
 
 __all__ = ["lake"]
 
 
-def _snapshot(snapshot_id: int, made: str, **more: Any) -> list[dict[str, Any]]:
+def _snapshot(snapshot_id: int, timestamp_ms: str, **more: Any) -> list[dict[str, Any]]:
     snapshot = {
         "snapshot-id": snapshot_id,
         "sequence-number": 1,
         "timestamp-ms": int(time.time() * 1000),
-        "manifest-list": made,
+        "manifest-list": timestamp_ms,
         "summary": {"operation": "append"},
         "schema-id": 0,
         **more,
@@ -30,7 +30,7 @@ def _snapshot(snapshot_id: int, made: str, **more: Any) -> list[dict[str, Any]]:
 
 async def _create(lake: Lake, name: str, *updates: dict[str, Any]) -> Answer:
     """Create a table with the commit that ends Spark's CREATE TABLE AS SELECT."""
-    created = [*first_updates(str(uuid4()), SCHEMA), *updates]
+    created = [*creation_updates(str(uuid4()), SCHEMA), *updates]
     body = {"requirements": [{"type": "assert-create"}], "updates": created}
     return await lake("wendy", "POST", f"/v1/namespaces/mine/tables/{name}", body)
 
@@ -38,14 +38,14 @@ async def _create(lake: Lake, name: str, *updates: dict[str, Any]) -> Answer:
 async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Lake) -> None:
     home = (await lake.folder("mine")).parent
     place, data = home / "ctas", home / "data-of-ctas"
-    held_manifest = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
-    new_manifest_list = manifest_list(place / "metadata" / "l.avro", [held_manifest])
+    data_manifest = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
+    list_location = manifest_list(place / "metadata" / "l.avro", [data_manifest])
     answer = await _create(
         lake,
         "ctas",
         {"action": "set-location", "location": f"file://{place}"},
         {"action": "set-properties", "updates": {"write.data.path": f"file://{data}"}},
-        *_snapshot(5, new_manifest_list),
+        *_snapshot(5, list_location),
     )
     assert answer.status == 200, answer.raw
 
@@ -53,12 +53,12 @@ async def test_new_table_may_have_files_in_locations_of_its_properties(lake: Lak
 async def test_replaced_table_may_have_files_in_its_new_locations(lake: Lake) -> None:
     home = (await lake.folder("mine")).parent
     place, data = home / "rtas", home / "data-of-rtas"
-    held_manifest = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
-    new_manifest_list = manifest_list(place / "metadata" / "l.avro", [held_manifest])
+    data_manifest = manifest(place / "metadata" / "m.avro", [file_of(f"file://{data}/a.parquet", 1, 9)], 5)
+    list_location = manifest_list(place / "metadata" / "l.avro", [data_manifest])
     updates = [
         {"action": "set-location", "location": f"file://{place}"},
         {"action": "set-properties", "updates": {"write.data.path": f"file://{data}"}},
-        *_snapshot(5, new_manifest_list),
+        *_snapshot(5, list_location),
     ]
     body = {"requirements": [], "updates": updates}
     answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/t", body)
@@ -80,14 +80,14 @@ async def test_location_set_and_removed_by_one_commit_does_not_belong_to_the_tab
 
 async def test_malformed_updates_are_a_bad_request(lake: Lake) -> None:
     mine = await lake.folder("mine")
-    new_manifest_list = manifest_list(mine / "metadata" / "l.avro", [])
+    list_location = manifest_list(mine / "metadata" / "l.avro", [])
     for updates in (
-        [{"action": "set-location"}, *_snapshot(5, new_manifest_list)],
-        [{"action": "set-location", "location": 5}, *_snapshot(5, new_manifest_list)],
-        [{"action": "set-properties", "updates": []}, *_snapshot(5, new_manifest_list)],
-        [{"action": "remove-properties", "removals": [[]]}, *_snapshot(5, new_manifest_list)],
-        _snapshot(5, new_manifest_list, **{"parent-snapshot-id": [1]}),
-        _snapshot(5, new_manifest_list, **{"parent-snapshot-id": 2**70}),
+        [{"action": "set-location"}, *_snapshot(5, list_location)],
+        [{"action": "set-location", "location": 5}, *_snapshot(5, list_location)],
+        [{"action": "set-properties", "updates": []}, *_snapshot(5, list_location)],
+        [{"action": "remove-properties", "removals": [[]]}, *_snapshot(5, list_location)],
+        _snapshot(5, list_location, **{"parent-snapshot-id": [1]}),
+        _snapshot(5, list_location, **{"parent-snapshot-id": 2**70}),
     ):
         answer = await _create(lake, "x", *updates)
         assert answer.status == 400, answer.raw

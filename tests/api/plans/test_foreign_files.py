@@ -134,9 +134,9 @@ async def lake(tmp_path: Path) -> AsyncIterator[Lake]:
             assert (await lake("root", "POST", f"/v1/namespaces/{namespace}/tables", body)).status == 200
         theirs = await lake.folder("theirs")
         secret = file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9, text=(SECRET, SECRET))
-        held_manifest = manifest(theirs / "metadata" / "m.avro", [secret], 1)
-        new_manifest_list = manifest_list(theirs / "metadata" / "snap.avro", [held_manifest])
-        assert (await lake.commit("root", "theirs", 1, new_manifest_list)).status == 200
+        data_manifest = manifest(theirs / "metadata" / "m.avro", [secret], 1)
+        list_location = manifest_list(theirs / "metadata" / "snap.avro", [data_manifest])
+        assert (await lake.commit("root", "theirs", 1, list_location)).status == 200
         assert SECRET in (await lake.plan("rita", "theirs")).raw.decode()
         yield lake
 
@@ -224,16 +224,16 @@ async def test_commit_that_names_a_file_behind_a_symbolic_link_is_rejected(lake:
 async def test_confined_writer_can_commit_files_in_the_table(lake: Lake) -> None:
     mine = await lake.folder("mine")
     own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
-    new_manifest_list = manifest_list(mine / "metadata" / "l.avro", [own])
-    assert (await lake.commit("wendy", "mine", 7, new_manifest_list)).status == 200
+    list_location = manifest_list(mine / "metadata" / "l.avro", [own])
+    assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
     assert b"a.parquet" in (await lake.plan("wendy", "mine")).raw
 
 
 async def test_files_overwritten_after_their_commit_are_checked_when_they_are_planned(lake: Lake) -> None:
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
-    new_manifest_list = manifest_list(mine / "metadata" / "l.avro", [own])
-    assert (await lake.commit("wendy", "mine", 7, new_manifest_list)).status == 200
+    list_location = manifest_list(mine / "metadata" / "l.avro", [own])
+    assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
     secret = file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)
     manifest_list(mine / "metadata" / "l.avro", [manifest(theirs / "metadata" / "m.avro", [secret], 1, write=False)])
     for principal in ("wendy", "root"):
@@ -254,13 +254,13 @@ async def test_plan_reads_neither_manifests_nor_manifest_lists_of_another_table(
     theirs = (await lake.folder("theirs")) / "metadata"
     path, own = await lake.table_of_another_catalog()
     secret = file_of(f"file://{theirs.parent}/data/{SECRET}.parquet", 1, 9)
-    held = manifest(theirs / "m.avro", [secret], 1, write=False)
-    longer = replace(held, length=held.length + 1000)
+    secret_manifest = manifest(theirs / "m.avro", [secret], 1, write=False)
+    longer = replace(secret_manifest, length=secret_manifest.length + 1000)
     missing = manifest(theirs / "missing.avro", [secret], 1, write=False)
     damaged = manifest(theirs / "damaged.avro", [secret], 1)
     (theirs / "damaged.avro").write_bytes(b"x" * damaged.length)
     lists = [f"file://{theirs}/{name}.avro" for name in ("snap", "damaged", "missing")]
-    for number, listed in enumerate((held, longer, damaged, missing, replace(missing, content=1))):
+    for number, listed in enumerate((secret_manifest, longer, damaged, missing, replace(missing, content=1))):
         lists.append(manifest_list(path.with_name(f"l{number}.avro"), [listed]))
     answers = set()
     for location in lists:
@@ -285,10 +285,8 @@ async def test_manifest_that_names_a_file_of_another_table_is_not_planned(lake: 
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     files = [file_of(f"file://{mine}/data/a.parquet", 1, 9), file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)]
     naming = manifest(mine / "metadata" / "own.avro", files, 7)
-    new_manifest_list = manifest_list(mine / "metadata" / "l.avro", [naming])
-    assert (await lake.commit("root", "mine", 7, new_manifest_list)).status == 200, (
-        "who may write everything may say so"
-    )
+    list_location = manifest_list(mine / "metadata" / "l.avro", [naming])
+    assert (await lake.commit("root", "mine", 7, list_location)).status == 200, "who may write everything may say so"
     assert (await lake.plan("wendy", "mine")).error[0] == 403
     allowed = {"seamark.allowed-locations": f"file://{theirs}/data"}
     table = "/v1/namespaces/mine/tables/t"
@@ -302,23 +300,23 @@ async def test_only_an_unconfined_writer_may_add_files_outside_all_tables(lake: 
     mine = await lake.folder("mine")
     legacy = f"file://{tmp_path}/warehouse/legacy/hive/p=1/a.parquet"
     naming = manifest(mine / "metadata" / "own.avro", [file_of(legacy, 1, 9)], 7)
-    new_manifest_list = manifest_list(mine / "metadata" / "l.avro", [naming])
-    assert (await lake.commit("wendy", "mine", 7, new_manifest_list)).status == 400
-    assert (await lake.commit("root", "mine", 7, new_manifest_list)).status == 200
+    list_location = manifest_list(mine / "metadata" / "l.avro", [naming])
+    assert (await lake.commit("wendy", "mine", 7, list_location)).status == 400
+    assert (await lake.commit("root", "mine", 7, list_location)).status == 200
     assert legacy in (await lake.plan("wendy", "mine")).raw.decode()
     # A merge of manifests copies the existing entries.
     files = [file_of(legacy, 1, 9), file_of(f"file://{mine}/data/b.parquet", 1, 9)]
     merged = manifest(mine / "metadata" / "merged.avro", files, 7, status=EXISTING)
-    new_manifest_list = manifest_list(mine / "metadata" / "l2.avro", [merged])
-    assert (await lake.commit("wendy", "mine", 8, new_manifest_list, **{"parent-snapshot-id": 7})).status == 200
+    list_location = manifest_list(mine / "metadata" / "l2.avro", [merged])
+    assert (await lake.commit("wendy", "mine", 8, list_location, **{"parent-snapshot-id": 7})).status == 200
 
 
-@pytest.mark.parametrize("kept", [None, "table-uuid", "location"])
-async def test_overwritten_metadata_opens_no_file_of_another_table(lake: Lake, kept: str | None) -> None:
+@pytest.mark.parametrize("is_kept", [None, "table-uuid", "location"])
+async def test_overwritten_metadata_opens_no_file_of_another_table(lake: Lake, is_kept: str | None) -> None:
     """A table's writers may be able to overwrite its metadata file."""
     theirs = await lake.metadata("theirs")
     path, own = await lake.table_of_another_catalog()
-    path.write_text(json.dumps(theirs if kept is None else {**theirs, kept: own[kept]}))
+    path.write_text(json.dumps(theirs if is_kept is None else {**theirs, is_kept: own[is_kept]}))
     answer = await lake("wendy", "POST", "/v1/namespaces/mine/tables/forged/plan", {})
     assert answer.error[0] == 403
     for route in ("files", "partitions"):
@@ -347,10 +345,10 @@ async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(la
     """The server caches views by the path of the manifest list, and builds them with the specs of the first table."""
     folder = await lake.folder("theirs")
     file = file_of(f"file://{folder}/data/2.parquet", 1, 9)
-    new_manifest_list = manifest_list(
+    list_location = manifest_list(
         folder / "metadata" / "l2.avro", [manifest(folder / "metadata" / "m2.avro", [file], 2)]
     )
-    assert (await lake.commit("root", "theirs", 2, new_manifest_list)).status == 200
+    assert (await lake.commit("root", "theirs", 2, list_location)).status == 200
     theirs = await lake.metadata("theirs")
     path, own = await lake.table_of_another_catalog()
     path.write_text(json.dumps({**theirs, **{name: own[name] for name in ("table-uuid", "location")}}))
@@ -365,11 +363,11 @@ async def test_rejected_plan_leaves_no_view_that_the_rightful_table_would_use(la
 @pytest.mark.parametrize("many", [1, 100])
 async def test_path_with_dots_after_the_tables_prefix_is_not_planned(lake: Lake, many: int) -> None:
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
-    new_manifest_list = manifest_list(
+    list_location = manifest_list(
         mine / "metadata" / "l.avro",
         [manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)],
     )
-    assert (await lake.commit("wendy", "mine", 7, new_manifest_list)).status == 200
+    assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
     files = [file_of(f"file://{mine}/data/{number}.parquet", 1, 9) for number in range(many)]
     dotted = file_of(f"file://{mine}/../../theirs/{theirs.name}/data/{SECRET}.parquet", 1, 9)
     overwritten = manifest(mine / "metadata" / "own.avro", [*files, dotted], 7)
@@ -386,8 +384,8 @@ async def test_expiration_neither_deletes_nor_reads_files_of_another_table(lake:
     metadata = mine / "metadata"
     for number in (7, 8):
         own = manifest(metadata / f"m{number}.avro", [file_of(f"file://{mine}/data/{number}.parquet", 1, 9)], number)
-        new_manifest_list = manifest_list(metadata / f"l{number}.avro", [own])
-        assert (await lake.commit("wendy", "mine", number, new_manifest_list)).status == 200
+        list_location = manifest_list(metadata / f"l{number}.avro", [own])
+        assert (await lake.commit("wendy", "mine", number, list_location)).status == 200
     secret = theirs / "data" / f"{SECRET}.parquet"
     for path in (secret, mine / "data" / "7.parquet", mine / "data" / "8.parquet"):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -427,8 +425,8 @@ async def test_expiration_keeps_a_live_file_whose_path_is_spelled_differently(
     for number, prefix in ((7, "file://"), (8, "file:")):
         file = file_of(f"{prefix}{mine}/data/7.parquet", 1, 9)
         own = manifest(mine / "metadata" / f"m{number}.avro", [file], number)
-        new_manifest_list = manifest_list(mine / "metadata" / f"l{number}.avro", [own])
-        assert (await lake.commit("root", "mine", number, new_manifest_list)).status == 200
+        list_location = manifest_list(mine / "metadata" / f"l{number}.avro", [own])
+        assert (await lake.commit("root", "mine", number, list_location)).status == 200
     (mine / "data").mkdir(exist_ok=True)
     (mine / "data" / "7.parquet").write_bytes(b"rows")
     body = {"older-than-ms": 1 << 60, "retain-last": 1}
@@ -448,15 +446,13 @@ async def test_expiration_deletes_nothing_in_a_folder_named_only_by_overwritten_
     snapshots = []
     for number in (7, 8):
         files = [file_of(f"file://{legacy}/{number - 6}.parquet", 1, 9)]
-        new_manifest_list = manifest_list(
-            folder / f"l{number}.avro", [manifest(folder / f"m{number}.avro", files, number)]
-        )
+        list_location = manifest_list(folder / f"l{number}.avro", [manifest(folder / f"m{number}.avro", files, number)])
         snapshots.append(
             {
                 "snapshot-id": number,
                 "sequence-number": number - 6,
                 "timestamp-ms": metadata["last-updated-ms"] + number,
-                "manifest-list": new_manifest_list,
+                "manifest-list": list_location,
                 "summary": {"operation": "append"},
                 "schema-id": 0,
             }
@@ -481,8 +477,8 @@ async def test_manifest_rewrite_reads_no_file_of_another_table(lake: Lake) -> No
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     for number in (7, 8):
         own = manifest(mine / "metadata" / f"m{number}.avro", [file_of(f"file://{mine}/data/7.parquet", 1, 9)], number)
-        new_manifest_list = manifest_list(mine / "metadata" / f"l{number}.avro", [own])
-        assert (await lake.commit("wendy", "mine", number, new_manifest_list)).status == 200
+        list_location = manifest_list(mine / "metadata" / f"l{number}.avro", [own])
+        assert (await lake.commit("wendy", "mine", number, list_location)).status == 200
     secret = file_of(f"file://{theirs}/data/{SECRET}.parquet", 1, 9)
     foreign = [manifest(theirs / "metadata" / f"m{number}.avro", [secret], number) for number in (1, 2, 3)]
     manifest_list(mine / "metadata" / "l8.avro", foreign)

@@ -46,8 +46,8 @@ async def test_change_is_not_compared_with_rows_of_another_table(lake: Lake) -> 
     mine, theirs = await lake.folder("mine"), await lake.folder("theirs")
     secret = _write_secret_file(theirs / "data" / "victim.parquet")
     own = manifest(mine / "metadata" / "own.avro", [file_of(f"file://{mine}/data/a.parquet", 1, 9)], 7)
-    new_manifest_list = manifest_list(mine / "metadata" / "l.avro", [own])
-    assert (await lake.commit("wendy", "mine", 7, new_manifest_list)).status == 200
+    list_location = manifest_list(mine / "metadata" / "l.avro", [own])
+    assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
     # The test overwrites both after the commit.
     manifest_list(mine / "metadata" / "l.avro", [manifest(mine / "metadata" / "own.avro", [secret], 7)])
     for value in (SECRET, "another"):
@@ -57,8 +57,8 @@ async def test_change_is_not_compared_with_rows_of_another_table(lake: Lake) -> 
 async def test_change_is_still_compared_with_rows_of_its_own_table(lake: Lake) -> None:
     mine = await lake.folder("mine")
     own = manifest(mine / "metadata" / "own.avro", [_write_secret_file(mine / "data" / "a.parquet")], 7)
-    new_manifest_list = manifest_list(mine / "metadata" / "l.avro", [own])
-    assert (await lake.commit("wendy", "mine", 7, new_manifest_list)).status == 200
+    list_location = manifest_list(mine / "metadata" / "l.avro", [own])
+    assert (await lake.commit("wendy", "mine", 7, list_location)).status == 200
     assert (await _send_change(lake, SECRET)).error[0] == 409
     assert (await _send_change(lake, "another")).status == 200
 

@@ -17,7 +17,7 @@ from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace
 from tests.api.client import SCHEMA, Answer, Api
 from tests.api.indexes.test_cold import delay_whole_files
-from tests.api.plans.test_plan_tables import As
+from tests.api.plans.test_plan_tables import UserApi
 from tests.planner.lakes.stars import Col, StarTable
 from tests.server.rig import running
 
@@ -128,8 +128,8 @@ async def test_only_plans_with_the_same_keys_share_a_name(star: Star) -> None:
     few = (await star.plan(supplier("s_key = 250")))["name"]
     assert few not in (first, (await star.plan())["name"])
     await star.supplier.commit([star.supplier.file([_supplier(5000)])])
-    again = await star.plan(supplier("s_key BETWEEN 250 AND 749"))
-    assert (again["name"], again["joins"][0]["snapshot-id"]) == (first, 2)
+    second_plan = await star.plan(supplier("s_key BETWEEN 250 AND 749"))
+    assert (second_plan["name"], second_plan["joins"][0]["snapshot-id"]) == (first, 2)
 
 
 async def test_joined_table_is_read_at_the_requested_snapshot_and_a_commit_reads_only_new_files(star: Star) -> None:
@@ -224,7 +224,7 @@ async def test_request_without_the_right_to_read_a_joined_table_is_rejected(tmp_
             secrets[name] = await create_token(store, clock, name, None, grant)
         await store.transact([CreateNamespace(path=("secret",), properties={})])
     async with running(tmp_path, auth="token") as server:
-        root, rita = (As(server, secrets[name]) for name in grants)
+        root, rita = (UserApi(server, secrets[name]) for name in grants)
         await create_star(root)
         created = await root("POST", "/v1/namespaces/secret/tables", {"name": "d", "schema": SCHEMA})
         assert created.status == 200, created.raw

@@ -19,17 +19,17 @@ from tests.server.rig import running
 from tests.server.test_bodies import make_tokens
 
 
-class Slow:
+class SlowPlanner:
     """A planner whose plans wait for `go`. Before the plan, it reports `undecoded` entries."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, undecoded: int) -> None:
         self.go = asyncio.Event()
-        self.made = 0
+        self.plan_count = 0
         plan = Planner.plan
 
         async def waits(planner: Planner, bound_scan: BoundScan, entry: Entry) -> Any:
             await self.go.wait()
-            self.made += 1
+            self.plan_count += 1
             return await plan(planner, bound_scan, entry)
 
         async def says(planner: Planner, bound_scan: BoundScan, entry: Entry) -> int:
@@ -40,59 +40,61 @@ class Slow:
         monkeypatch.setattr(planning, "POLL_S", 0.05)
 
 
-async def test_plan_that_reads_very_much_is_answered_later(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow(monkeypatch, 10_000_000)
-    submitted = await planned("POST", f"{T}/plan", {"filter": EQ_5})
+async def test_plan_that_reads_very_much_is_answered_later(
+    api_with_files: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowPlanner(monkeypatch, 10_000_000)
+    submitted = await api_with_files("POST", f"{T}/plan", {"filter": EQ_5})
     assert set(submitted.json) == {"status", "plan-id"}
     assert submitted.json["status"] == "submitted"
     plan = f"{T}/plan/{submitted.json['plan-id']}"
-    assert (await planned("GET", plan)).json == {"status": "submitted"}
+    assert (await api_with_files("GET", plan)).json == {"status": "submitted"}
     slow.go.set()
-    while (done := await planned("GET", plan)).json["status"] == "submitted":
+    while (answer := await api_with_files("GET", plan)).json["status"] == "submitted":
         await asyncio.sleep(0.01)
-    assert done.json["status"] == "completed"
-    assert numbers(done) == [0]
-    assert (await planned("GET", plan)).json == done.json, "it may be asked for again"
-    assert slow.made == 1, "and is not made again for that"
+    assert answer.json["status"] == "completed"
+    assert numbers(answer) == [0]
+    assert (await api_with_files("GET", plan)).json == answer.json, "it may be asked for again"
+    assert slow.plan_count == 1, "and is not made again for that"
 
 
 async def test_plan_id_is_known_to_every_replica(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow(monkeypatch, 10_000_000)
+    slow = SlowPlanner(monkeypatch, 10_000_000)
     async with running(tmp_path) as first, running(tmp_path) as second:
         first_api, second_api = Api(first), Api(second)
         await first_api.table()
         await append(first_api, "t", tens(3), snapshot_id=1)
         plan_id = (await first_api("POST", f"{T}/plan", {})).json["plan-id"]
         slow.go.set()
-        while (done := await second_api("GET", f"{T}/plan/{plan_id}")).json["status"] == "submitted":
+        while (answer := await second_api("GET", f"{T}/plan/{plan_id}")).json["status"] == "submitted":
             await asyncio.sleep(0.01)
-        assert numbers(done) == [0, 1, 2]
+        assert numbers(answer) == [0, 1, 2]
         assert (await second_api("DELETE", f"{T}/plan/{plan_id}")).status == 204
         other = await second_api("GET", f"/v1/namespaces/db/tables/t/plan/{plan_id[:-4]}AAAA")
         assert other.error[:2] == (404, "NoSuchPlanIdException")
 
 
-async def test_cancelled_plan_is_not_continued(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow(monkeypatch, 10_000_000)
-    plan_id = (await planned("POST", f"{T}/plan", {})).json["plan-id"]
+async def test_cancelled_plan_is_not_continued(api_with_files: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = SlowPlanner(monkeypatch, 10_000_000)
+    plan_id = (await api_with_files("POST", f"{T}/plan", {})).json["plan-id"]
     monkeypatch.setattr(planning, "POLL_S", 20)
-    task = asyncio.create_task(planned("GET", f"{T}/plan/{plan_id}"))
+    task = asyncio.create_task(api_with_files("GET", f"{T}/plan/{plan_id}"))
     await asyncio.sleep(0.1)
-    assert (await planned("DELETE", f"{T}/plan/{plan_id}")).status == 204
+    assert (await api_with_files("DELETE", f"{T}/plan/{plan_id}")).status == 204
     # The answer is not "cancelled", because another client may have the same plan. A client that has cancelled does not
     # poll.
     assert (await task).json == {"status": "submitted"}
     slow.go.set()
     await asyncio.sleep(0.05)
-    assert slow.made == 0
-    assert (await planned("DELETE", f"{T}/plan/{plan_id}")).status == 204, "a repeat is answered alike"
+    assert slow.plan_count == 0
+    assert (await api_with_files("DELETE", f"{T}/plan/{plan_id}")).status == 204, "a repeat is answered alike"
 
 
 async def test_principal_cancels_its_own_plan_and_not_another_principals(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Equal requests for a table have equal ids."""
-    slow, secrets = Slow(monkeypatch, 10_000_000), await make_tokens(tmp_path)
+    slow, secrets = SlowPlanner(monkeypatch, 10_000_000), await make_tokens(tmp_path)
     async with running(tmp_path, auth="token") as server:
         api = Api(server)
 
@@ -112,26 +114,30 @@ async def test_principal_cancels_its_own_plan_and_not_another_principals(
         await asyncio.sleep(0)
         assert (await send_as("ron", "DELETE", f"{T}/plan/{ron}")).status == 204
         slow.go.set()
-        done = await task
-        assert done.json["status"] == "completed"
-        assert numbers(done) == [0, 1, 2]
+        answer = await task
+        assert answer.json["status"] == "completed"
+        assert numbers(answer) == [0, 1, 2]
 
 
-async def test_pyiceberg_which_does_not_poll_waits_for_its_plan(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = Slow(monkeypatch, 10_000_000)
+async def test_pyiceberg_which_does_not_poll_waits_for_its_plan(
+    api_with_files: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowPlanner(monkeypatch, 10_000_000)
     slow.go.set()
-    assert numbers(await planned("POST", f"{T}/plan", {"filter": EQ_5}, headers=PYICEBERG)) == [0]
+    assert numbers(await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, headers=PYICEBERG)) == [0]
 
 
-async def test_plan_whose_id_is_too_long_for_a_url_is_awaited(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    Slow(monkeypatch, 10_000_000).go.set()
+async def test_plan_whose_id_is_too_long_for_a_url_is_awaited(
+    api_with_files: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    SlowPlanner(monkeypatch, 10_000_000).go.set()
     values = [n * 7919 % 1_000_003 for n in range(5_000)]
-    answer = await planned("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
+    answer = await api_with_files("POST", f"{T}/plan", {"filter": {"type": "in", "term": "id", "values": values}})
     assert answer.json["status"] == "completed"
 
 
 async def test_server_stops_while_plans_are_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    Slow(monkeypatch, 10_000_000)
+    SlowPlanner(monkeypatch, 10_000_000)
     async with running(tmp_path, drain_timeout_s=2) as server:
         api = Api(server)
         await api.table()

@@ -19,7 +19,7 @@ from tests.server.rig import running
 
 
 @pytest.fixture
-async def paged(tmp_path: Path) -> AsyncIterator[Api]:
+async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
     """Return an API like `planned`, but the server splits every answer of more than 2 files into pages of 4."""
     async with running(tmp_path, plan_inline_limit=2, plan_page_size=4) as server:
         api = Api(server)
@@ -28,36 +28,36 @@ async def paged(tmp_path: Path) -> AsyncIterator[Api]:
         yield api
 
 
-async def test_plan_tasks_cover_each_file_once_when_files_exceed_one_answer(paged: Api) -> None:
-    whole = await paged("POST", f"{T}/plan", {})
+async def test_plan_tasks_cover_each_file_once_when_files_exceed_one_answer(paging_api: Api) -> None:
+    whole = await paging_api("POST", f"{T}/plan", {})
     assert whole.json["file-scan-tasks"] == []
     assert len(whole.json["plan-tasks"]) == 8
-    assert await pages(paged, whole) == list(range(30))
-    answer = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 200}})
+    assert await pages(paging_api, whole) == list(range(30))
+    answer = await paging_api("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 200}})
     assert len(answer.json["plan-tasks"]) == 3
-    assert await pages(paged, answer) == list(range(20, 30))
-    few = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 280}})
+    assert await pages(paging_api, answer) == list(range(20, 30))
+    few = await paging_api("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 280}})
     assert "plan-tasks" not in few.json
     assert numbers(few) == [28, 29]
 
 
-async def test_every_page_follows_the_options_for_residuals_and_sequence_numbers(paged: Api) -> None:
+async def test_every_page_follows_the_options_for_residuals_and_sequence_numbers(paging_api: Api) -> None:
     """Seamark's client sends these options. Other clients receive only the fields of the standard."""
     where = {"filter": {"type": "gt", "term": "id", "value": 5}}
     for own, more in ((True, {"seamark": {"residuals": False, "sequence-numbers": True}}), (False, {})):
-        whole = await paged("POST", f"{T}/plan", {**where, **more})
-        pages = [await paged("POST", f"{T}/tasks", {"plan-task": token}) for token in whole.json["plan-tasks"]]
+        whole = await paging_api("POST", f"{T}/plan", {**where, **more})
+        pages = [await paging_api("POST", f"{T}/tasks", {"plan-task": token}) for token in whole.json["plan-tasks"]]
         tasks = [task for page in pages for task in page.json["file-scan-tasks"]]
         assert len(tasks) == 30
         assert all(("residual-filter" in task) is not own for task in tasks)
         assert {task["data-file"].get("data-sequence-number") for task in tasks} == {1 if own else None}
-    wrong = await paged("POST", f"{T}/plan", {"seamark": {"residuals": "no"}})
+    wrong = await paging_api("POST", f"{T}/plan", {"seamark": {"residuals": "no"}})
     assert wrong.error[:2] == (400, "BadRequestException")
 
 
-async def test_pages_belong_to_their_plan_whatever_is_committed_later(paged: Api) -> None:
-    whole = await paged("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 100}})
-    await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
+async def test_pages_belong_to_their_plan_whatever_is_committed_later(paging_api: Api) -> None:
+    whole = await paging_api("POST", f"{T}/plan", {"filter": {"type": "gt-eq", "term": "id", "value": 100}})
+    await append(paging_api, "t", tens(60)[30:], snapshot_id=2, parent=1)
     renamed = {**SCHEMA, "schema-id": 1, "fields": [{**SCHEMA["fields"][0], "name": "key"}, SCHEMA["fields"][1]]}
     other = {"id": 3, "name": "id", "required": False, "type": "string"}
     renamed["fields"].append(other)
@@ -68,8 +68,8 @@ async def test_pages_belong_to_their_plan_whatever_is_committed_later(paged: Api
             {"action": "set-current-schema", "schema-id": -1},
         ],
     }
-    assert (await paged("POST", T, change)).status == 200
-    assert await pages(paged, whole) == list(range(10, 30))
+    assert (await paging_api("POST", T, change)).status == 200
+    assert await pages(paging_api, whole) == list(range(10, 30))
 
 
 async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
@@ -83,15 +83,15 @@ async def test_any_replica_answers_a_plan_task(tmp_path: Path) -> None:
 
 
 async def test_replica_that_kept_fewer_files_answers_pages_without_loss(
-    paged: Api, monkeypatch: pytest.MonkeyPatch
+    paging_api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replica without enough time keeps files that this replica prunes.
 
     So pages divide the view, not the plan's result.
     """
     where = {"filter": {"type": "in", "term": "id", "values": [15, 95, 105, 185, 255]}}
-    whole = await paged("POST", f"{T}/plan", where)
-    assert await pages(paged, whole) == [1, 9, 10, 18, 25]
+    whole = await paging_api("POST", f"{T}/plan", where)
+    assert await pages(paging_api, whole) == [1, 9, 10, 18, 25]
     plan = Planner.plan
 
     async def keeps_everything(self: Planner, bound_scan: BoundScan, entry: Entry) -> Any:
@@ -99,21 +99,21 @@ async def test_replica_that_kept_fewer_files_answers_pages_without_loss(
         return await plan(self, whole, entry)
 
     monkeypatch.setattr(Planner, "plan", keeps_everything)
-    assert await pages(paged, whole) == list(range(30))
+    assert await pages(paging_api, whole) == list(range(30))
 
 
-async def test_plan_task_is_valid_for_its_table_while_its_snapshot_exists(paged: Api) -> None:
-    token = (await paged("POST", f"{T}/plan", {})).json["plan-tasks"][0]
-    await paged.table("u")
-    await append(paged, "u", tens(3), snapshot_id=1)
-    other = await paged("POST", "/v1/namespaces/db/tables/u/tasks", {"plan-task": token})
+async def test_plan_task_is_valid_for_its_table_while_its_snapshot_exists(paging_api: Api) -> None:
+    token = (await paging_api("POST", f"{T}/plan", {})).json["plan-tasks"][0]
+    await paging_api.table("u")
+    await append(paging_api, "u", tens(3), snapshot_id=1)
+    other = await paging_api("POST", "/v1/namespaces/db/tables/u/tasks", {"plan-task": token})
     assert other.error[:2] == (404, "NoSuchPlanTaskException")
-    await append(paged, "t", tens(3), snapshot_id=2)
+    await append(paging_api, "t", tens(3), snapshot_id=2)
     expire = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
-    assert (await paged("POST", T, expire)).status == 200
-    late = await paged("POST", f"{T}/tasks", {"plan-task": token})
-    assert late.error[:2] == (404, "NoSuchPlanTaskException")
-    assert "expired" in late.error[2]
+    assert (await paging_api("POST", T, expire)).status == 200
+    answer_after_expiry = await paging_api("POST", f"{T}/tasks", {"plan-task": token})
+    assert answer_after_expiry.error[:2] == (404, "NoSuchPlanTaskException")
+    assert "expired" in answer_after_expiry.error[2]
 
 
 async def expire(api: Api, *snapshot_ids: int) -> None:
@@ -121,32 +121,32 @@ async def expire(api: Api, *snapshot_ids: int) -> None:
     assert (await api("POST", T, removal)).status == 200
 
 
-async def test_pages_of_an_incremental_scan_work_after_its_start_expired(paged: Api) -> None:
+async def test_pages_of_an_incremental_scan_work_after_its_start_expired(paging_api: Api) -> None:
     """The start snapshot is exclusive. After its expiry, scans from it continue to work, and so do their pages."""
-    await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
+    await append(paging_api, "t", tens(60)[30:], snapshot_id=2, parent=1)
     between = {"start-snapshot-id": 1, "end-snapshot-id": 2}
-    before = await paged("POST", f"{T}/plan", between)
-    await expire(paged, 1)
-    assert await pages(paged, before) == list(range(30, 60))
-    assert await pages(paged, await paged("POST", f"{T}/plan", between)) == list(range(30, 60))
+    before = await paging_api("POST", f"{T}/plan", between)
+    await expire(paging_api, 1)
+    assert await pages(paging_api, before) == list(range(30, 60))
+    assert await pages(paging_api, await paging_api("POST", f"{T}/plan", between)) == list(range(30, 60))
 
 
-async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(paged: Api) -> None:
+async def test_pages_of_an_incremental_scan_lose_no_file_when_snapshots_expire(paging_api: Api) -> None:
     """A scan without a start begins with the oldest snapshot. The expiry of that snapshot must not change the pages."""
-    await append(paged, "t", tens(60)[30:], snapshot_id=2, parent=1)
-    await append(paged, "t", tens(90)[60:], snapshot_id=3, parent=2)
-    whole = await paged("POST", f"{T}/plan", {"end-snapshot-id": 3})
-    assert await pages(paged, whole) == list(range(90))
-    await expire(paged, 1)
+    await append(paging_api, "t", tens(60)[30:], snapshot_id=2, parent=1)
+    await append(paging_api, "t", tens(90)[60:], snapshot_id=3, parent=2)
+    whole = await paging_api("POST", f"{T}/plan", {"end-snapshot-id": 3})
+    assert await pages(paging_api, whole) == list(range(90))
+    await expire(paging_api, 1)
     for token in whole.json["plan-tasks"]:
-        late = await paged("POST", f"{T}/tasks", {"plan-task": token})
-        assert late.error[:2] == (404, "NoSuchPlanTaskException")
-    later = await paged("POST", f"{T}/plan", {"end-snapshot-id": 3})
-    assert await pages(paged, later) == list(range(30, 90))
-    await expire(paged, 2)
+        answer = await paging_api("POST", f"{T}/tasks", {"plan-task": token})
+        assert answer.error[:2] == (404, "NoSuchPlanTaskException")
+    later = await paging_api("POST", f"{T}/plan", {"end-snapshot-id": 3})
+    assert await pages(paging_api, later) == list(range(30, 90))
+    await expire(paging_api, 2)
     for token in later.json["plan-tasks"]:
-        late = await paged("POST", f"{T}/tasks", {"plan-task": token})
-        assert late.error[:2] == (404, "NoSuchPlanTaskException")
+        answer = await paging_api("POST", f"{T}/tasks", {"plan-task": token})
+        assert answer.error[:2] == (404, "NoSuchPlanTaskException")
 
 
 async def test_filter_too_long_for_tokens_is_answered_in_one_page(
@@ -187,7 +187,7 @@ async def fetch_tasks(api: Api, answer: Answer, headers: dict[str, str], residua
 
 
 @pytest.fixture
-async def narrow(tmp_path: Path) -> AsyncIterator[Api]:
+async def api_with_small_pages(tmp_path: Path) -> AsyncIterator[Api]:
     """Return an API whose answers have space for about three residuals of `LISTED`."""
     async with running(tmp_path, plan_residual_bytes=50_000) as server:
         api = Api(server)
@@ -198,25 +198,25 @@ async def narrow(tmp_path: Path) -> AsyncIterator[Api]:
 
 @pytest.mark.parametrize("headers", [JAVA, {"X-Seamark-Residuals": "exact"}, {**JAVA, "X-Seamark-Residuals": "Exact"}])
 async def test_client_that_filters_only_by_residuals_gets_them_whole_on_smaller_pages(
-    narrow: Api, headers: dict[str, str]
+    api_with_small_pages: Api, headers: dict[str, str]
 ) -> None:
-    whole = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=headers)
+    whole = await api_with_small_pages("POST", f"{T}/plan", {"filter": LISTED}, headers=headers)
     assert len(whole.json["plan-tasks"]) > 5
-    tasks = await fetch_tasks(narrow, whole, headers, 60_000)
+    tasks = await fetch_tasks(api_with_small_pages, whole, headers, 60_000)
     assert [Path(task["data-file"]["file-path"]).stem for task in tasks] == [f"{n:06d}" for n in range(30)]
     assert all(task["residual-filter"] == {**LISTED, "values": ANY} for task in tasks)
     assert all(sorted(task["residual-filter"]["values"]) == sorted(LISTED["values"]) for task in tasks)
 
 
-async def test_client_that_filters_rows_again_gets_short_residuals_in_one_answer(narrow: Api) -> None:
+async def test_client_that_filters_rows_again_gets_short_residuals_in_one_answer(api_with_small_pages: Api) -> None:
     for headers, residual in (({**JAVA, **SHORT}, "and"), (PYICEBERG, "and"), (SHORT, None), ({}, None)):
-        answer = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=headers)
+        answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LISTED}, headers=headers)
         assert numbers(answer) == list(range(30))
         reported = [task.get("residual-filter") for task in answer.json["file-scan-tasks"]]
         assert {one and one["type"] for one in reported} == {residual}
     # The answer is not the cached answer of another client.
-    again = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
-    assert "plan-tasks" in again.json
+    second_answer = await api_with_small_pages("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
+    assert "plan-tasks" in second_answer.json
 
 
 async def test_plan_tasks_of_a_client_that_filters_again_are_split_for_one_that_does_not(tmp_path: Path) -> None:
@@ -231,25 +231,29 @@ async def test_plan_tasks_of_a_client_that_filters_again_are_split_for_one_that_
         assert {task["residual-filter"]["type"] for task in tasks} == {"in"}
 
 
-async def test_plan_task_too_large_for_one_answer_is_split_again(narrow: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_plan_task_too_large_for_one_answer_is_split_again(
+    api_with_small_pages: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 20_000)
-    whole = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
+    whole = await api_with_small_pages("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
     assert 2 <= len(whole.json["plan-tasks"]) < 5
-    tasks = await fetch_tasks(narrow, whole, JAVA, 60_000)
+    tasks = await fetch_tasks(api_with_small_pages, whole, JAVA, 60_000)
     assert len(tasks) == len({task["data-file"]["file-path"] for task in tasks}) == 30
 
 
 async def test_filter_too_long_for_plan_tasks_and_exact_residuals_is_rejected_with_advice(
-    narrow: Api, monkeypatch: pytest.MonkeyPatch
+    api_with_small_pages: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("seamark.metaserver.planner.scan.tokens.TOKENS_BYTES_MAX", 2_000)
-    refused = await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
+    refused = await api_with_small_pages("POST", f"{T}/plan", {"filter": LISTED}, headers=JAVA)
     assert refused.error[:2] == (400, "BadRequestException")
     assert all(one in refused.error[2] for one in ("X-Seamark-Residuals: short", "scan-planning-mode=client"))
-    assert numbers(await narrow("POST", f"{T}/plan", {"filter": LISTED}, headers={**JAVA, **SHORT})) == list(range(30))
+    assert numbers(
+        await api_with_small_pages("POST", f"{T}/plan", {"filter": LISTED}, headers={**JAVA, **SHORT})
+    ) == list(range(30))
 
 
-async def test_unknown_value_of_the_residuals_header_is_rejected(paged: Api) -> None:
-    refused = await paged("POST", f"{T}/plan", {}, headers={"X-Seamark-Residuals": "brief"})
+async def test_unknown_value_of_the_residuals_header_is_rejected(paging_api: Api) -> None:
+    refused = await paging_api("POST", f"{T}/plan", {}, headers={"X-Seamark-Residuals": "brief"})
     assert refused.error[:2] == (400, "BadRequestException")
     assert "'brief'" in refused.error[2]

@@ -8,7 +8,7 @@ from typing import Any
 
 from tests.api.client import Answer
 from tests.api.plans.planned import append, tens
-from tests.api.plans.test_plan_tables import LEASE_S, OWN, STANDARD, Late, late_server, plans
+from tests.api.plans.test_plan_tables import LEASE_S, OWN, STANDARD, PlanApi, open_plan_api, plans
 from tests.planner.lakes.entries import read_data_files, read_manifest_list
 
 PLANS = {"X-Seamark-Plans": "trino-1"}
@@ -16,33 +16,35 @@ OTHERS = {"X-Seamark-Plans": "trino-2"}
 
 
 async def make_plan(
-    late: Late, predicate: str = "id = 5", headers: dict[str, str] = PLANS, **body: Any
+    plan_api: PlanApi, predicate: str = "id = 5", headers: dict[str, str] = PLANS, **body: Any
 ) -> dict[str, Any]:
-    answer = await late("POST", f"{OWN}/t/plan-tables", {"predicate": predicate, **body}, headers=headers)
+    answer = await plan_api("POST", f"{OWN}/t/plan-tables", {"predicate": predicate, **body}, headers=headers)
     assert answer.status == 200, answer.raw
     answer_body: dict[str, Any] = answer.json
     return answer_body
 
 
-async def load_snapshots(late: Late, headers: dict[str, str] = PLANS, query: str = "") -> dict[int, dict[str, Any]]:
+async def load_snapshots(
+    plan_api: PlanApi, headers: dict[str, str] = PLANS, query: str = ""
+) -> dict[int, dict[str, Any]]:
     """Return the snapshots in the answer of loadTable."""
-    answer = await late("GET", f"{STANDARD}/t{query}", headers=headers)
+    answer = await plan_api("GET", f"{STANDARD}/t{query}", headers=headers)
     assert answer.status == 200, answer.raw
     return {snapshot["snapshot-id"]: snapshot for snapshot in answer.json["metadata"]["snapshots"]}
 
 
-async def request_lease(late: Late, ids: list[Any], lease_s: Any, headers: dict[str, str] = PLANS) -> Answer:
+async def request_lease(plan_api: PlanApi, ids: list[Any], lease_s: Any, headers: dict[str, str] = PLANS) -> Answer:
     body = {"snapshot-ids": ids, "lease-s": lease_s}
-    return await late("POST", f"{OWN}/t/plan-snapshots", body, headers=headers)
+    return await plan_api("POST", f"{OWN}/t/plan-snapshots", body, headers=headers)
 
 
-async def test_plan_is_a_snapshot_only_for_requests_with_its_header(late: Late) -> None:
-    real = (await load_snapshots(late, {}))[1]
-    plan = await make_plan(late)
+async def test_plan_is_a_snapshot_only_for_requests_with_its_header(plan_api: PlanApi) -> None:
+    real = (await load_snapshots(plan_api, {}))[1]
+    plan = await make_plan(plan_api)
     plan_id = plan["plan-snapshot-id"]
     assert plan["name"] is None
     assert plan_id > 1 << 31
-    snapshots = await load_snapshots(late)
+    snapshots = await load_snapshots(plan_api)
     assert set(snapshots) == {1, plan_id}
     assert snapshots[1] == real
     snapshot = snapshots[plan_id]
@@ -52,33 +54,33 @@ async def test_plan_is_a_snapshot_only_for_requests_with_its_header(late: Late) 
     assert snapshot["timestamp-ms"] == real["timestamp-ms"] - 1  # The newest snapshot is the table's own.
     for headers in ({}, OTHERS):
         for query in ("", "?snapshots=refs"):
-            assert set(await load_snapshots(late, headers, query)) == {1}
-    assert set(await load_snapshots(late, query="?snapshots=refs")) == {1, plan_id}
+            assert set(await load_snapshots(plan_api, headers, query)) == {1}
+    assert set(await load_snapshots(plan_api, query="?snapshots=refs")) == {1, plan_id}
 
 
-async def test_etag_depends_on_the_plans_in_the_answer(late: Late) -> None:
+async def test_etag_depends_on_the_plans_in_the_answer(plan_api: PlanApi) -> None:
     async def tag(name: str | None = None, query: str = "", **more: str) -> tuple[int, str]:
         headers = {**PLANS, **more, **({} if name is None else {"If-None-Match": name})}
-        answer = await late("GET", f"{STANDARD}/t{query}", headers=headers)
+        answer = await plan_api("GET", f"{STANDARD}/t{query}", headers=headers)
         assert "X-Seamark-Plans" in answer.headers["Vary"]
         return answer.status, answer.headers["ETag"]
 
     for query in ("", "?snapshots=refs"):
         without = (await tag(query=query))[1]
-        plan_id = (await make_plan(late, f"id = 5 OR id = {10 * len(query) + 25}"))["plan-snapshot-id"]
+        plan_id = (await make_plan(plan_api, f"id = 5 OR id = {10 * len(query) + 25}"))["plan-snapshot-id"]
         status, within = await tag(without, query)
         assert (status, within != without) == (200, True)
         assert await tag(within, query) == (304, within)
-        answer = await late("GET", f"{STANDARD}/t", headers={**PLANS, "Accept-Encoding": "gzip"})
+        answer = await plan_api("GET", f"{STANDARD}/t", headers={**PLANS, "Accept-Encoding": "gzip"})
         raw = answer.raw if answer.raw[:1] == b"{" else gzip.decompress(answer.raw)
         assert str(plan_id).encode() in raw
-        await request_lease(late, [plan_id], 0)
+        await request_lease(plan_api, [plan_id], 0)
         assert await tag(within, query) == (200, without)
 
 
-async def test_catalog_with_the_header_resolves_no_plan_names(late: Late) -> None:
-    name = (await late.plan(predicate="id = 5"))["name"]
-    assert (await late("GET", f"{STANDARD}/{name}")).status == 200
+async def test_catalog_with_the_header_resolves_no_plan_names(plan_api: PlanApi) -> None:
+    name = (await plan_api.plan(predicate="id = 5"))["name"]
+    assert (await plan_api("GET", f"{STANDARD}/{name}")).status == 200
     requests = [
         ("GET", f"{STANDARD}/{name}"),
         ("HEAD", f"{STANDARD}/{name}"),
@@ -88,52 +90,52 @@ async def test_catalog_with_the_header_resolves_no_plan_names(late: Late) -> Non
         ("POST", f"/api/v1/tables/db/{name}/explain"),
     ]
     for method, path in requests:
-        answer = await late(method, path, {} if method == "POST" else None, headers=PLANS)
+        answer = await plan_api(method, path, {} if method == "POST" else None, headers=PLANS)
         assert answer.status == 404, path
         if method != "HEAD":
             assert answer.error[1] == "NoSuchTableException"
 
 
-async def test_plan_made_as_a_snapshot_has_no_usable_name(late: Late, tmp_path: Path) -> None:
+async def test_plan_made_as_a_snapshot_has_no_usable_name(plan_api: PlanApi, tmp_path: Path) -> None:
     """A reader can compute the name under which the database stores the plan. The server must not accept it."""
-    await make_plan(late)
-    store = late.server.components.store
+    await make_plan(plan_api)
+    store = plan_api.server.components.store
     digests = {plan.name[:32] for plan in plans(tmp_path)}
     assert len(digests) == 1
     for digest in digests:
         name = f"t~plan~{digest}"
         assert await store.plan_table(("db",), name) is not None
         for headers in ({}, PLANS, OTHERS):
-            assert (await late("GET", f"{STANDARD}/{name}", headers=headers)).status == 404
-            assert (await late("POST", f"{OWN}/{name}/lease", {}, headers=headers)).status == 404
+            assert (await plan_api("GET", f"{STANDARD}/{name}", headers=headers)).status == 404
+            assert (await plan_api("POST", f"{OWN}/{name}/lease", {}, headers=headers)).status == 404
 
 
-async def test_plans_are_shown_until_they_are_withdrawn_or_their_lease_ends(late: Late) -> None:
-    first, second = [(await make_plan(late, f"id = {one}"))["plan-snapshot-id"] for one in (5, 15)]
-    assert (await request_lease(late, [first, 77], 0)).json == {"found": 1}
-    assert set(await load_snapshots(late)) == {1, second}
-    assert (await make_plan(late))["plan-snapshot-id"] == first
-    assert set(await load_snapshots(late)) == {1, first, second}
-    late.clock.ahead_ms += LEASE_S * 900
-    assert (await request_lease(late, [second], LEASE_S)).json == {"found": 1}
-    late.clock.ahead_ms += LEASE_S * 200
-    assert set(await load_snapshots(late)) == {1, second}
-    assert (await request_lease(late, [second], 0, OTHERS)).json == {"found": 0}
-    late.clock.ahead_ms += LEASE_S * 1000
-    assert set(await load_snapshots(late)) == {1}
+async def test_plans_are_shown_until_they_are_withdrawn_or_their_lease_ends(plan_api: PlanApi) -> None:
+    first, second = [(await make_plan(plan_api, f"id = {one}"))["plan-snapshot-id"] for one in (5, 15)]
+    assert (await request_lease(plan_api, [first, 77], 0)).json == {"found": 1}
+    assert set(await load_snapshots(plan_api)) == {1, second}
+    assert (await make_plan(plan_api))["plan-snapshot-id"] == first
+    assert set(await load_snapshots(plan_api)) == {1, first, second}
+    plan_api.clock.ahead_ms += LEASE_S * 900
+    assert (await request_lease(plan_api, [second], LEASE_S)).json == {"found": 1}
+    plan_api.clock.ahead_ms += LEASE_S * 200
+    assert set(await load_snapshots(plan_api)) == {1, second}
+    assert (await request_lease(plan_api, [second], 0, OTHERS)).json == {"found": 0}
+    plan_api.clock.ahead_ms += LEASE_S * 1000
+    assert set(await load_snapshots(plan_api)) == {1}
 
 
-async def test_plan_withdrawn_by_one_holder_stays_for_another(late: Late) -> None:
-    first, second = [(await make_plan(late, holder=one))["plan-snapshot-id"] for one in ("a", "b")]
+async def test_plan_withdrawn_by_one_holder_stays_for_another(plan_api: PlanApi) -> None:
+    first, second = [(await make_plan(plan_api, holder=one))["plan-snapshot-id"] for one in ("a", "b")]
     assert first != second
-    assert (await make_plan(late, holder="a"))["plan-snapshot-id"] == first
-    await request_lease(late, [first], 0)
-    assert set(await load_snapshots(late)) == {1, second}
+    assert (await make_plan(plan_api, holder="a"))["plan-snapshot-id"] == first
+    await request_lease(plan_api, [first], 0)
+    assert set(await load_snapshots(plan_api)) == {1, second}
 
 
-async def test_plan_is_read_with_the_schema_of_its_request(late: Late) -> None:
+async def test_plan_is_read_with_the_schema_of_its_request(plan_api: PlanApi) -> None:
     """Under a later schema, `id` may be another column."""
-    before = (await make_plan(late))["plan-snapshot-id"]
+    before = (await make_plan(plan_api))["plan-snapshot-id"]
     renamed = {
         "type": "struct",
         "schema-id": 1,
@@ -146,47 +148,47 @@ async def test_plan_is_read_with_the_schema_of_its_request(late: Late) -> None:
         {"action": "add-schema", "schema": renamed, "last-column-id": 3},
         {"action": "set-current-schema", "schema-id": -1},
     ]
-    assert (await late("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates})).status == 200
-    after = (await make_plan(late, "old = 5"))["plan-snapshot-id"]
-    snapshots = await load_snapshots(late)
+    assert (await plan_api("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates})).status == 200
+    after = (await make_plan(plan_api, "old = 5"))["plan-snapshot-id"]
+    snapshots = await load_snapshots(plan_api)
     assert (snapshots[before]["schema-id"], snapshots[after]["schema-id"]) == (0, 1)
 
 
-async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(late: Late) -> None:
+async def test_commit_that_removes_a_plans_snapshot_drops_only_the_plan(plan_api: PlanApi) -> None:
     """Spark's expire_snapshots commits this through a catalog with the header, and then deletes the plan's files."""
-    plan_id = (await make_plan(late))["plan-snapshot-id"]
-    await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
+    plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
+    await append(plan_api, "t", tens(31)[30:], snapshot_id=2, parent=1)
     updates = [{"action": "remove-snapshots", "snapshot-ids": [1, plan_id]}]
-    uuid = (await late.load("t"))["metadata"]["table-uuid"]
+    uuid = (await plan_api.load("t"))["metadata"]["table-uuid"]
     body = {"requirements": [{"type": "assert-table-uuid", "uuid": uuid}], "updates": updates}
-    answer = await late("POST", f"{STANDARD}/t", body, headers=PLANS)
+    answer = await plan_api("POST", f"{STANDARD}/t", body, headers=PLANS)
     assert answer.status == 200, answer.raw
     assert [snapshot["snapshot-id"] for snapshot in answer.json["metadata"]["snapshots"]] == [2]
-    assert set(await load_snapshots(late)) == {2}
-    again = (await make_plan(late))["plan-snapshot-id"]
-    assert again != plan_id
+    assert set(await load_snapshots(plan_api)) == {2}
+    second_id = (await make_plan(plan_api))["plan-snapshot-id"]
+    assert second_id != plan_id
     change = {"identifier": {"namespace": ["db"], "name": "t"}, **body}
-    change["updates"] = [{"action": "remove-snapshots", "snapshot-ids": [again]}]
-    answer = await late("POST", "/v1/transactions/commit", {"table-changes": [change]}, headers=PLANS)
+    change["updates"] = [{"action": "remove-snapshots", "snapshot-ids": [second_id]}]
+    answer = await plan_api("POST", "/v1/transactions/commit", {"table-changes": [change]}, headers=PLANS)
     assert answer.status == 204, answer.raw
-    assert set(await load_snapshots(late)) == {2}
+    assert set(await load_snapshots(plan_api)) == {2}
 
 
-async def test_plan_removed_by_a_commit_is_made_anew_when_requested_again(late: Late, tmp_path: Path) -> None:
-    old = (await make_plan(late))["plan-snapshot-id"]
+async def test_plan_removed_by_a_commit_is_made_anew_when_requested_again(plan_api: PlanApi, tmp_path: Path) -> None:
+    old = (await make_plan(plan_api))["plan-snapshot-id"]
     files = set(plans(tmp_path))
     body = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [old]}]}
-    assert (await late("POST", f"{STANDARD}/t", body, headers=PLANS)).status == 200
-    new = (await make_plan(late))["plan-snapshot-id"]
+    assert (await plan_api("POST", f"{STANDARD}/t", body, headers=PLANS)).status == 200
+    new = (await make_plan(plan_api))["plan-snapshot-id"]
     assert new != old
-    assert (await late.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
+    assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert files.isdisjoint(plans(tmp_path))
-    assert set(await load_snapshots(late)) == {1, new}
+    assert set(await load_snapshots(plan_api)) == {1, new}
 
 
-async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(late: Late) -> None:
-    plan_id = (await make_plan(late))["plan-snapshot-id"]
-    snapshot = (await load_snapshots(late))[plan_id]
+async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(plan_api: PlanApi) -> None:
+    plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
+    snapshot = (await load_snapshots(plan_api))[plan_id]
     renamed = {**snapshot, "sequence-number": 2, "snapshot-id": 5, "parent-snapshot-id": 1}
     refused = [
         [{"action": "add-snapshot", "snapshot": {**snapshot, "sequence-number": 2}}],
@@ -195,47 +197,47 @@ async def test_commit_cannot_make_a_plans_snapshot_part_of_the_table(late: Late)
         [{"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": plan_id}],
     ]
     for updates in refused:
-        answer = await late("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates}, headers=PLANS)
+        answer = await plan_api("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates}, headers=PLANS)
         assert answer.error[:2] == (400, "BadRequestException")
     expected = {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": plan_id}
-    answer = await late("POST", f"{STANDARD}/t", {"requirements": [expected], "updates": []}, headers=PLANS)
+    answer = await plan_api("POST", f"{STANDARD}/t", {"requirements": [expected], "updates": []}, headers=PLANS)
     assert answer.error[:2] == (409, "CommitFailedException")
-    await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
-    assert {one["snapshot-id"] for one in (await late.load("t"))["metadata"]["snapshots"]} == {1, 2}
+    await append(plan_api, "t", tens(31)[30:], snapshot_id=2, parent=1)
+    assert {one["snapshot-id"] for one in (await plan_api.load("t"))["metadata"]["snapshots"]} == {1, 2}
 
 
 async def test_number_of_shown_plans_is_limited(tmp_path: Path) -> None:
-    async with late_server(tmp_path, plan_snapshots_limit=3) as late:
+    async with open_plan_api(tmp_path, plan_snapshots_limit=3) as plan_api:
         ids = []
         for number in range(5):
-            ids.append((await make_plan(late, f"id = {10 * number}"))["plan-snapshot-id"])
-            late.clock.ahead_ms += 10
-        assert set(await load_snapshots(late)) == {1, *ids[2:]}
+            ids.append((await make_plan(plan_api, f"id = {10 * number}"))["plan-snapshot-id"])
+            plan_api.clock.ahead_ms += 10
+        assert set(await load_snapshots(plan_api)) == {1, *ids[2:]}
 
 
-async def test_invalid_plans_header_or_lease_is_rejected(late: Late) -> None:
+async def test_invalid_plans_header_or_lease_is_rejected(plan_api: PlanApi) -> None:
     for value in ("", "a b", "x" * 101, "\xe9"):
         for method, path in (("GET", f"{STANDARD}/t"), ("POST", f"{OWN}/t/plan-tables")):
             body = {} if method == "POST" else None
-            answer = await late(method, path, body, headers={"X-Seamark-Plans": value})
+            answer = await plan_api(method, path, body, headers={"X-Seamark-Plans": value})
             assert answer.error[:2] == (400, "BadRequestException"), (value, path)
             assert "X-Seamark-Plans" in answer.error[2]
-    plan_id = (await make_plan(late))["plan-snapshot-id"]
+    plan_id = (await make_plan(plan_api))["plan-snapshot-id"]
     for ids, lease_s in (([], 5), ([plan_id], -1), (["x"], 5), ([1 << 63], 5), ([1] * 1001, 5), ([plan_id], None)):
-        assert (await request_lease(late, ids, lease_s)).error[:2] == (400, "BadRequestException")
-    assert "X-Seamark-Plans" in (await request_lease(late, [plan_id], 5, {})).error[2]
-    assert (await late("POST", f"{OWN}/no/plan-snapshots", {}, headers=PLANS)).status in (400, 404)
-    assert set(await load_snapshots(late)) == {1, plan_id}
+        assert (await request_lease(plan_api, ids, lease_s)).error[:2] == (400, "BadRequestException")
+    assert "X-Seamark-Plans" in (await request_lease(plan_api, [plan_id], 5, {})).error[2]
+    assert (await plan_api("POST", f"{OWN}/no/plan-snapshots", {}, headers=PLANS)).status in (400, 404)
+    assert set(await load_snapshots(plan_api)) == {1, plan_id}
 
 
-async def test_plan_cannot_be_registered_as_a_table(late: Late) -> None:
+async def test_plan_cannot_be_registered_as_a_table(plan_api: PlanApi) -> None:
     """The server deletes the plan's files after the end of its lease."""
-    plan = await make_plan(late, headers={})
-    loaded = await late("GET", f"{STANDARD}/{plan['name']}")
+    plan = await make_plan(plan_api, headers={})
+    loaded = await plan_api("GET", f"{STANDARD}/{plan['name']}")
     location = loaded.json["metadata-location"]
     register = STANDARD.replace("/tables", "/register")
     for body in ({"name": "u"}, {"name": "t", "overwrite": True}):
-        answer = await late("POST", register, {**body, "metadata-location": location})
+        answer = await plan_api("POST", register, {**body, "metadata-location": location})
         assert answer.status == 400, answer.raw
         assert "belongs to a plan" in answer.json["error"]["message"]
-    assert set(await load_snapshots(late)) == {1}
+    assert set(await load_snapshots(plan_api)) == {1}

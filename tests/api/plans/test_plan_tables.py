@@ -17,16 +17,16 @@ from seamark.metaserver.store.open import open_store
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, set_properties
 from tests.api.plans.planned import EQ_5, append, tens
 from tests.planner.lakes.entries import read_data_files, read_manifest_list
-from tests.server.rig import LateClock, Running, running
+from tests.server.rig import OffsetClock, RunningServer, running
 
 OWN, STANDARD = "/api/v1/tables/db", "/v1/namespaces/db/tables"
 LEASE_S, GRACE_S = 100, 50
 
 
-class As(Api):
+class UserApi(Api):
     """A user with a login."""
 
-    def __init__(self, server: Running, secret: str) -> None:
+    def __init__(self, server: RunningServer, secret: str) -> None:
         super().__init__(server)
         self._login = {"Authorization": f"Bearer {secret}"}
 
@@ -34,13 +34,13 @@ class As(Api):
         return await super().__call__(method, path, body, headers={**self._login, **more.pop("headers", {})}, **more)
 
 
-class Late(Api):
+class PlanApi(Api):
     """A server whose clock can be advanced.
 
     `db.t` has 30 files in 3 manifests. File n has the ids from 10 n to 10 n + 9.
     """
 
-    clock: LateClock
+    clock: OffsetClock
 
     async def plan(self, table: str = "t", **body: Any) -> dict[str, Any]:
         answer = await self("POST", f"{OWN}/{table}/plan-tables", body)
@@ -66,15 +66,15 @@ def numbers(loaded: dict[str, Any]) -> list[int]:
 
 
 @asynccontextmanager
-async def late_server(tmp_path: Path, **arguments: Any) -> AsyncIterator[Late]:
-    clock = LateClock()
+async def open_plan_api(tmp_path: Path, **arguments: Any) -> AsyncIterator[PlanApi]:
+    clock = OffsetClock()
     lengths = {"plan_table_lease_s": LEASE_S, "plan_table_grace_s": GRACE_S, "housekeeping_interval_s": 1e6}
     async with running(tmp_path, clock=clock, **lengths, **arguments) as server:
-        late = Late(server)
-        late.clock = clock
-        await late.table()
-        await append(late, "t", tens(30), snapshot_id=1, manifests=3)
-        yield late
+        plan_api = PlanApi(server)
+        plan_api.clock = clock
+        await plan_api.table()
+        await append(plan_api, "t", tens(30), snapshot_id=1, manifests=3)
+        yield plan_api
 
 
 def plans(tmp_path: Path) -> list[Path]:
@@ -82,9 +82,9 @@ def plans(tmp_path: Path) -> list[Path]:
     return [path for path in tmp_path.glob("warehouse/**/_seamark/plans/**/*") if path.is_file()]
 
 
-async def test_plan_answer_has_the_name_of_a_table_with_its_files(late: Late) -> None:
-    plan = await late.plan(predicate="id BETWEEN 95 AND 118")
-    now_ms = late.clock.now_ms()
+async def test_plan_answer_has_the_name_of_a_table_with_its_files(plan_api: PlanApi) -> None:
+    plan = await plan_api.plan(predicate="id BETWEEN 95 AND 118")
+    now_ms = plan_api.clock.now_ms()
     name, expires_ms = plan.pop("name"), plan.pop("expires-at-ms")
     assert plan == {
         "snapshot-id": 1,
@@ -96,19 +96,19 @@ async def test_plan_answer_has_the_name_of_a_table_with_its_files(late: Late) ->
     assert name == name.lower()
     assert name.startswith("t~plan~")
     assert now_ms + LEASE_S * 900 < expires_ms <= now_ms + LEASE_S * 1000
-    loaded = await late.load(name)
+    loaded = await plan_api.load(name)
     assert numbers(loaded) == [9, 10, 11]
-    table = await late.load("t")
+    table = await plan_api.load("t")
     same = ("table-uuid", "format-version", "schemas", "partition-specs", "current-schema-id", "last-sequence-number")
     assert all(loaded["metadata"][key] == table["metadata"][key] for key in same)
     assert loaded["metadata"]["current-snapshot-id"] == 1
     assert loaded["config"]["scan-planning-mode"] == "client"
     assert table["config"]["scan-planning-mode"] == "server"
-    assert (await late("HEAD", f"{STANDARD}/{name}")).status == 204
+    assert (await plan_api("HEAD", f"{STANDARD}/{name}")).status == 204
 
 
 @pytest.mark.parametrize(
-    ("body", "kept"),
+    ("body", "file_numbers"),
     [
         ({"filter": EQ_5}, [0]),
         ({"predicate": "ID = 5"}, [0]),
@@ -122,37 +122,37 @@ async def test_plan_answer_has_the_name_of_a_table_with_its_files(late: Late) ->
     ],
 )
 async def test_plan_table_lists_the_files_that_the_plan_keeps(
-    late: Late, body: dict[str, Any], kept: list[int]
+    plan_api: PlanApi, body: dict[str, Any], file_numbers: list[int]
 ) -> None:
-    plan = await late.plan(**body)
-    assert (plan["files"], plan["considered-files"]) == (len(kept), 30)
-    assert await late.files_of_plan(plan["name"]) == kept
+    plan = await plan_api.plan(**body)
+    assert (plan["files"], plan["considered-files"]) == (len(file_numbers), 30)
+    assert await plan_api.files_of_plan(plan["name"]) == file_numbers
 
 
-async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(late: Late) -> None:
+async def test_no_plan_table_is_made_for_a_reader_with_an_older_schema(plan_api: PlanApi) -> None:
     """Two columns have swapped their names since, so each name now belongs to the other column."""
     past = {"snapshot-id": 1, "use-snapshot-schema": True}
-    assert await late.files_of_plan((await late.plan(predicate="id = 5", **past))["name"]) == [0]
+    assert await plan_api.files_of_plan((await plan_api.plan(predicate="id = 5", **past))["name"]) == [0]
     fields = [
         {"id": 1, "name": "data", "required": True, "type": "long"},
         {"id": 2, "name": "id", "required": False, "type": "string"},
     ]
     schema = {"type": "struct", "schema-id": 1, "fields": fields}
     updates = [{"action": "add-schema", "schema": schema}, {"action": "set-current-schema", "schema-id": -1}]
-    assert (await late("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates})).status == 200
-    plan = await late.plan(predicate="data = 5", **past)
+    assert (await plan_api("POST", f"{STANDARD}/t", {"requirements": [], "updates": updates})).status == 200
+    plan = await plan_api.plan(predicate="data = 5", **past)
     assert (plan["name"], plan["snapshot-id"]) == (None, 1)
-    assert await late.files_of_plan((await late.plan(predicate="data = 5"))["name"]) == [0]
+    assert await plan_api.files_of_plan((await plan_api.plan(predicate="data = 5"))["name"]) == [0]
 
 
-async def test_table_without_a_snapshot_has_no_plan_table(late: Late) -> None:
-    await late.table("empty")
-    plan = await late.plan("empty", predicate="id = 5")
+async def test_table_without_a_snapshot_has_no_plan_table(plan_api: PlanApi) -> None:
+    await plan_api.table("empty")
+    plan = await plan_api.plan("empty", predicate="id = 5")
     assert plan["name"] is None
     assert (plan["snapshot-id"], plan["files"], plan["considered-files"], plan["expires-at-ms"]) == (None, 0, 0, None)
 
 
-async def test_error_names_the_invalid_part_of_a_plan_table_request(late: Late) -> None:
+async def test_error_names_the_invalid_part_of_a_plan_table_request(plan_api: PlanApi) -> None:
     cases: list[tuple[dict[str, Any], str]] = [
         ({"predicate": "nosuch = 5"}, "nosuch"),
         ({"predicate": "id ="}, ""),
@@ -167,24 +167,24 @@ async def test_error_names_the_invalid_part_of_a_plan_table_request(late: Late) 
         ({"where": "id = 5"}, "where"),
     ]
     for body, expected in cases:
-        answer = await late("POST", f"{OWN}/t/plan-tables", body)
+        answer = await plan_api("POST", f"{OWN}/t/plan-tables", body)
         code, kind, message = answer.error
         assert (code, kind) == (400, "BadRequestException"), expected
         assert expected in message, expected
 
 
 async def test_no_plan_table_is_made_when_the_plan_keeps_more_than_the_requested_share(
-    late: Late, tmp_path: Path
+    plan_api: PlanApi, tmp_path: Path
 ) -> None:
     for share, expected in ((0.3, None), (0.32, None), (0.34, "t"), (1.0, "t"), (0.0, None)):
-        plan = await late.plan(predicate="id < 100", **{"kept-max": share})
+        plan = await plan_api.plan(predicate="id < 100", **{"kept-max": share})
         assert plan["files"] == 10
         assert (plan["name"] is not None) == (share >= 10 / 30), share
         assert (plan["expires-at-ms"] is None) == (plan["name"] is None)
         assert bool(plans(tmp_path)) == (expected is not None or share == 0.0)
     # The answer does not reveal either that the plan exists.
-    assert (await late.plan(predicate="id < 100", **{"kept-max": 0.2}))["name"] is None
-    assert (await late.plan(predicate="id < -5", **{"kept-max": 0.0}))["name"] is not None
+    assert (await plan_api.plan(predicate="id < 100", **{"kept-max": 0.2}))["name"] is None
+    assert (await plan_api.plan(predicate="id < -5", **{"kept-max": 0.0}))["name"] is not None
 
 
 async def test_no_plan_table_is_made_when_it_would_rewrite_more_entries_than_the_limit(tmp_path: Path) -> None:
@@ -216,8 +216,8 @@ async def test_reader_that_a_plan_table_would_mislead_gets_the_reason_instead(
             assert new_body["name"] is None
             assert new_body.get("misread", "").endswith(("limit is 4", "plan_tables_bytes)") if name == "t" else "")
             assert ("misread" in new_body) == (name == "t")
-            (again,) = [(await api("POST", f"{OWN}/{name}/plan-tables", {**body, "hide-partitions": False})).json]
-            assert "misread" not in again
+            (declined,) = [(await api("POST", f"{OWN}/{name}/plan-tables", {**body, "hide-partitions": False})).json]
+            assert "misread" not in declined
 
 
 async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -> None:
@@ -231,208 +231,210 @@ async def test_number_of_plan_tables_is_limited_by_the_setting(tmp_path: Path) -
         assert plan[3] == plan[0]
 
 
-async def test_identical_plans_share_a_name_and_its_files(late: Late, tmp_path: Path) -> None:
-    first = await late.plan(predicate="id = 5")
+async def test_identical_plans_share_a_name_and_its_files(plan_api: PlanApi, tmp_path: Path) -> None:
+    first = await plan_api.plan(predicate="id = 5")
     files = plans(tmp_path)
     assert len(files) == 3
-    assert await late.plan(filter=EQ_5) == first
-    assert await late.plan(predicate="5 = id", **{"snapshot-id": 1}) == first
+    assert await plan_api.plan(filter=EQ_5) == first
+    assert await plan_api.plan(predicate="5 = id", **{"snapshot-id": 1}) == first
     assert plans(tmp_path) == files
-    assert (await late.plan(predicate="id = 6"))["name"] != first["name"]
-    await append(late, "t", tens(30)[:1], snapshot_id=2, parent=1)
-    assert (await late.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != first["name"], "other metadata"
+    assert (await plan_api.plan(predicate="id = 6"))["name"] != first["name"]
+    await append(plan_api, "t", tens(30)[:1], snapshot_id=2, parent=1)
+    assert (await plan_api.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != first["name"], "other metadata"
 
 
 async def test_incomplete_plan_is_not_shared(tmp_path: Path) -> None:
     """Otherwise later requests would get too many files while any reader renews the plan."""
-    async with late_server(tmp_path, plan_time_budget_s=0) as late:
-        new_plans = [await late.plan(predicate="id = 5") for _ in range(3)]
+    async with open_plan_api(tmp_path, plan_time_budget_s=0) as plan_api:
+        new_plans = [await plan_api.plan(predicate="id = 5") for _ in range(3)]
         assert len({plan["name"] for plan in new_plans}) == 3
-        assert [await late.files_of_plan(plan["name"]) for plan in new_plans] == [list(range(30))] * 3
+        assert [await plan_api.files_of_plan(plan["name"]) for plan in new_plans] == [list(range(30))] * 3
 
 
-async def test_only_one_of_concurrent_identical_plans_is_made(late: Late, tmp_path: Path) -> None:
-    results = await asyncio.gather(*(late.plan(predicate="id = 5") for _ in range(20)))
+async def test_only_one_of_concurrent_identical_plans_is_made(plan_api: PlanApi, tmp_path: Path) -> None:
+    results = await asyncio.gather(*(plan_api.plan(predicate="id = 5") for _ in range(20)))
     assert len({result["name"] for result in results}) == 1
     assert len(plans(tmp_path)) == 3
 
 
-async def test_files_of_only_one_server_stay_when_two_make_one_plan(late: Late, tmp_path: Path) -> None:
+async def test_files_of_only_one_server_stay_when_two_make_one_plan(plan_api: PlanApi, tmp_path: Path) -> None:
     """Single flight joins neither requests with different leases nor requests to two processes."""
-    results = await asyncio.gather(*(late.plan(predicate="id = 5", **{"lease-s": 100 + each}) for each in range(8)))
+    results = await asyncio.gather(*(plan_api.plan(predicate="id = 5", **{"lease-s": 100 + each}) for each in range(8)))
     (name,) = {result["name"] for result in results}
     assert len(plans(tmp_path)) == 3
-    assert await late.files_of_plan(name) == [0]
-    assert max(result["expires-at-ms"] for result in results) > late.clock.now_ms() + 100_000
+    assert await plan_api.files_of_plan(name) == [0]
+    assert max(result["expires-at-ms"] for result in results) > plan_api.clock.now_ms() + 100_000
 
 
-async def test_plan_table_name_is_valid_until_its_lease_ends(late: Late) -> None:
-    plan = await late.plan(predicate="id = 5")
-    late.clock.ahead_ms += (LEASE_S - 2) * 1000
-    assert (await late("HEAD", f"{STANDARD}/{plan['name']}")).status == 204
-    tag = (await late("GET", f"{STANDARD}/{plan['name']}")).headers["ETag"]
-    late.clock.ahead_ms += 2000
+async def test_plan_table_name_is_valid_until_its_lease_ends(plan_api: PlanApi) -> None:
+    plan = await plan_api.plan(predicate="id = 5")
+    plan_api.clock.ahead_ms += (LEASE_S - 2) * 1000
+    assert (await plan_api("HEAD", f"{STANDARD}/{plan['name']}")).status == 204
+    tag = (await plan_api("GET", f"{STANDARD}/{plan['name']}")).headers["ETag"]
+    plan_api.clock.ahead_ms += 2000
     for method, path in (("GET", ""), ("GET", "/credentials"), ("POST", "/plan"), ("POST", "/metrics")):
-        answer = await late(method, f"{STANDARD}/{plan['name']}{path}", {} if method == "POST" else None)
+        answer = await plan_api(method, f"{STANDARD}/{plan['name']}{path}", {} if method == "POST" else None)
         assert answer.error[:2] == (404, "NoSuchTableException"), path
-    assert (await late("HEAD", f"{STANDARD}/{plan['name']}")).status == 404
-    answer = await late("GET", f"{STANDARD}/{plan['name']}", headers={"If-None-Match": tag})
+    assert (await plan_api("HEAD", f"{STANDARD}/{plan['name']}")).status == 404
+    answer = await plan_api("GET", f"{STANDARD}/{plan['name']}", headers={"If-None-Match": tag})
     assert answer.status == 404
 
 
-async def test_lease_has_the_requested_length_up_to_the_limit(late: Late) -> None:
+async def test_lease_has_the_requested_length_up_to_the_limit(plan_api: PlanApi) -> None:
     for request, granted in ((7, 7), (3600, 3600), (10**6, 3600)):
-        plan = await late.plan(predicate=f"id = {request}", **{"lease-s": request})
-        assert abs(plan["expires-at-ms"] - late.clock.now_ms() - granted * 1000) < 1000
+        plan = await plan_api.plan(predicate=f"id = {request}", **{"lease-s": request})
+        assert abs(plan["expires-at-ms"] - plan_api.clock.now_ms() - granted * 1000) < 1000
 
 
-async def test_requested_plan_is_renewed_after_half_of_its_lease(late: Late, tmp_path: Path) -> None:
-    plan = await late.plan(predicate="id = 5")
+async def test_requested_plan_is_renewed_after_half_of_its_lease(plan_api: PlanApi, tmp_path: Path) -> None:
+    plan = await plan_api.plan(predicate="id = 5")
     files = plans(tmp_path)
-    late.clock.ahead_ms += LEASE_S * 400
-    assert await late.plan(predicate="id = 5") == plan
-    late.clock.ahead_ms += LEASE_S * 200
-    again = await late.plan(predicate="id = 5")
-    assert again["name"] == plan["name"]
-    assert again["expires-at-ms"] >= plan["expires-at-ms"] + LEASE_S * 500
-    late.clock.ahead_ms += LEASE_S * 1100
-    assert (await late("HEAD", f"{STANDARD}/{plan['name']}")).status == 404
+    plan_api.clock.ahead_ms += LEASE_S * 400
+    assert await plan_api.plan(predicate="id = 5") == plan
+    plan_api.clock.ahead_ms += LEASE_S * 200
+    second_plan = await plan_api.plan(predicate="id = 5")
+    assert second_plan["name"] == plan["name"]
+    assert second_plan["expires-at-ms"] >= plan["expires-at-ms"] + LEASE_S * 500
+    plan_api.clock.ahead_ms += LEASE_S * 1100
+    assert (await plan_api("HEAD", f"{STANDARD}/{plan['name']}")).status == 404
     # The plan's files still exist, so another lease reuses them.
-    back = await late.plan(predicate="id = 5")
+    back = await plan_api.plan(predicate="id = 5")
     assert back["name"] == plan["name"]
     assert plans(tmp_path) == files
-    assert await late.files_of_plan(back["name"]) == [0]
+    assert await plan_api.files_of_plan(back["name"]) == [0]
 
 
-async def test_name_can_be_renewed_whatever_happens_to_its_table(late: Late, tmp_path: Path) -> None:
+async def test_name_can_be_renewed_whatever_happens_to_its_table(plan_api: PlanApi, tmp_path: Path) -> None:
     """A waiting statement renews the name, because a repeated request after a commit would make another plan."""
-    name = (await late.plan(predicate="id = 5"))["name"]
-    await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
-    assert (await late.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != name
+    name = (await plan_api.plan(predicate="id = 5"))["name"]
+    await append(plan_api, "t", tens(31)[30:], snapshot_id=2, parent=1)
+    assert (await plan_api.plan(predicate="id = 5", **{"snapshot-id": 1}))["name"] != name
     for _ in range(4):
-        late.clock.ahead_ms += LEASE_S * 900
-        answer = await late("POST", f"{OWN}/{name}/lease", {"lease-s": LEASE_S})
-        assert answer.json == {"expires-at-ms": pytest.approx(late.clock.now_ms() + LEASE_S * 1000, abs=5000)}
-        assert await late.files_of_plan(name) == [0]
+        plan_api.clock.ahead_ms += LEASE_S * 900
+        answer = await plan_api("POST", f"{OWN}/{name}/lease", {"lease-s": LEASE_S})
+        assert answer.json == {"expires-at-ms": pytest.approx(plan_api.clock.now_ms() + LEASE_S * 1000, abs=5000)}
+        assert await plan_api.files_of_plan(name) == [0]
     # An expired name is valid again while its files exist.
-    late.clock.ahead_ms += LEASE_S * 1100
-    assert (await late("HEAD", f"{STANDARD}/{name}")).status == 404
-    assert (await late("POST", f"{OWN}/{name}/lease", {})).status == 200
-    assert await late.files_of_plan(name) == [0]
-    late.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
-    await late.server.components.housekeeping.round()
+    plan_api.clock.ahead_ms += LEASE_S * 1100
+    assert (await plan_api("HEAD", f"{STANDARD}/{name}")).status == 404
+    assert (await plan_api("POST", f"{OWN}/{name}/lease", {})).status == 200
+    assert await plan_api.files_of_plan(name) == [0]
+    plan_api.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
+    await plan_api.server.components.housekeeping.round()
     for removed_ids in (name, NAME, "t", "nosuch"):
-        assert (await late("POST", f"{OWN}/{removed_ids}/lease", {})).error[:2] == (404, "NoSuchTableException")
+        assert (await plan_api("POST", f"{OWN}/{removed_ids}/lease", {})).error[:2] == (404, "NoSuchTableException")
     for bad in ({"lease-s": 0}, {"lease": 5}, []):
-        assert (await late("POST", f"{OWN}/{name}/lease", bad)).error[:2] == (400, "BadRequestException")
+        assert (await plan_api("POST", f"{OWN}/{name}/lease", bad)).error[:2] == (400, "BadRequestException")
 
 
-async def test_files_are_deleted_after_the_lease_and_the_plan_can_be_made_again(late: Late, tmp_path: Path) -> None:
-    plan = await late.plan(predicate="id = 5")
-    other = await late.plan(predicate="id = 15", **{"lease-s": 1000})
-    late.clock.ahead_ms += (LEASE_S + GRACE_S - 1) * 1000
-    assert (await late.server.components.housekeeping.round())["plan_tables_cleaned"] == 0
+async def test_files_are_deleted_after_the_lease_and_the_plan_can_be_made_again(
+    plan_api: PlanApi, tmp_path: Path
+) -> None:
+    plan = await plan_api.plan(predicate="id = 5")
+    other = await plan_api.plan(predicate="id = 15", **{"lease-s": 1000})
+    plan_api.clock.ahead_ms += (LEASE_S + GRACE_S - 1) * 1000
+    assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 0
     assert len(plans(tmp_path)) == 6
-    late.clock.ahead_ms += 2000
-    assert (await late.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
+    plan_api.clock.ahead_ms += 2000
+    assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert len(plans(tmp_path)) == 3
-    assert await late.files_of_plan(other["name"]) == [1]
-    assert await late.server.components.store.list_retired_plan_tables(None, 10) == []
-    again = await late.plan(predicate="id = 5")
-    assert again["name"] == plan["name"]
-    assert await late.files_of_plan(again["name"]) == [0]
+    assert await plan_api.files_of_plan(other["name"]) == [1]
+    assert await plan_api.server.components.store.list_retired_plan_tables(None, 10) == []
+    second_plan = await plan_api.plan(predicate="id = 5")
+    assert second_plan["name"] == plan["name"]
+    assert await plan_api.files_of_plan(second_plan["name"]) == [0]
     assert len(plans(tmp_path)) == 6
 
 
-async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(late: Late, tmp_path: Path) -> None:
-    plan = await late.plan(predicate="id = 5")
+async def test_plan_whose_files_are_about_to_be_deleted_is_made_anew(plan_api: PlanApi, tmp_path: Path) -> None:
+    plan = await plan_api.plan(predicate="id = 5")
     old = set(plans(tmp_path))
-    late.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
-    objects, delete = late.server.components.objects, late.server.components.objects.delete
+    plan_api.clock.ahead_ms += (LEASE_S + GRACE_S + 1) * 1000
+    objects, delete = plan_api.server.components.objects, plan_api.server.components.objects.delete
 
     async def meanwhile(location: str) -> None:
         objects.delete = delete  # type: ignore[method-assign]
-        again = await late.plan(predicate="id = 5")
-        assert again["name"] == plan["name"]
+        second_plan = await plan_api.plan(predicate="id = 5")
+        assert second_plan["name"] == plan["name"]
         await delete(location)
 
     objects.delete = meanwhile  # type: ignore[method-assign]
-    assert (await late.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
+    assert (await plan_api.server.components.housekeeping.round())["plan_tables_cleaned"] == 1
     assert old.isdisjoint(plans(tmp_path))
-    assert await late.files_of_plan(plan["name"]) == [0]
+    assert await plan_api.files_of_plan(plan["name"]) == [0]
 
 
-async def test_plan_table_name_belongs_to_the_table_it_was_made_for(late: Late) -> None:
-    plan = await late.plan(predicate="id = 5")
+async def test_plan_table_name_belongs_to_the_table_it_was_made_for(plan_api: PlanApi) -> None:
+    plan = await plan_api.plan(predicate="id = 5")
     path = f"{STANDARD}/{plan['name']}"
-    assert (await late("DELETE", f"{STANDARD}/t")).status == 204
-    assert (await late("GET", path)).error[:2] == (404, "NoSuchTableException")
-    await late.table()
-    assert (await late("GET", path)).error[:2] == (404, "NoSuchTableException")
-    await append(late, "t", tens(3), snapshot_id=1)
-    fresh = await late.plan(predicate="id = 5")
+    assert (await plan_api("DELETE", f"{STANDARD}/t")).status == 204
+    assert (await plan_api("GET", path)).error[:2] == (404, "NoSuchTableException")
+    await plan_api.table()
+    assert (await plan_api("GET", path)).error[:2] == (404, "NoSuchTableException")
+    await append(plan_api, "t", tens(3), snapshot_id=1)
+    fresh = await plan_api.plan(predicate="id = 5")
     assert fresh["name"] != plan["name"]
-    assert await late.files_of_plan(fresh["name"]) == [0]
+    assert await plan_api.files_of_plan(fresh["name"]) == [0]
     body = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["db"], "name": "moved"}}
-    assert (await late("POST", "/v1/tables/rename", body)).status == 204
-    assert (await late("GET", f"{STANDARD}/{fresh['name']}")).error[:2] == (404, "NoSuchTableException")
-    assert (await late.plan("moved", predicate="id = 5"))["name"].startswith("moved~plan~")
+    assert (await plan_api("POST", "/v1/tables/rename", body)).status == 204
+    assert (await plan_api("GET", f"{STANDARD}/{fresh['name']}")).error[:2] == (404, "NoSuchTableException")
+    assert (await plan_api.plan("moved", predicate="id = 5"))["name"].startswith("moved~plan~")
 
 
-async def test_plan_table_survives_commits_and_the_expiry_of_its_snapshot(late: Late) -> None:
-    plan = await late.plan(predicate="id = 5")
-    await append(late, "t", tens(31)[30:], snapshot_id=2, parent=1)
-    assert await late.files_of_plan(plan["name"]) == [0]
+async def test_plan_table_survives_commits_and_the_expiry_of_its_snapshot(plan_api: PlanApi) -> None:
+    plan = await plan_api.plan(predicate="id = 5")
+    await append(plan_api, "t", tens(31)[30:], snapshot_id=2, parent=1)
+    assert await plan_api.files_of_plan(plan["name"]) == [0]
     removal = {"requirements": [], "updates": [{"action": "remove-snapshots", "snapshot-ids": [1]}]}
-    assert (await late("POST", f"{STANDARD}/t", removal)).status == 200
-    assert await late.files_of_plan(plan["name"]) == [0]
-    answer = await late("POST", f"{OWN}/t/plan-tables", {"predicate": "id = 5", "snapshot-id": 1})
+    assert (await plan_api("POST", f"{STANDARD}/t", removal)).status == 200
+    assert await plan_api.files_of_plan(plan["name"]) == [0]
+    answer = await plan_api("POST", f"{OWN}/t/plan-tables", {"predicate": "id = 5", "snapshot-id": 1})
     assert "Cannot find snapshot 1" in answer.error[2]
 
 
-async def test_plan_table_of_a_mixed_case_table_has_a_lower_case_name(late: Late) -> None:
-    await late.table("Größe T")
-    await append(late, "Gr%C3%B6%C3%9Fe%20T", tens(3), snapshot_id=1)
-    plan = await late.plan("Gr%C3%B6%C3%9Fe%20T", predicate="id = 15")
+async def test_plan_table_of_a_mixed_case_table_has_a_lower_case_name(plan_api: PlanApi) -> None:
+    await plan_api.table("Größe T")
+    await append(plan_api, "Gr%C3%B6%C3%9Fe%20T", tens(3), snapshot_id=1)
+    plan = await plan_api.plan("Gr%C3%B6%C3%9Fe%20T", predicate="id = 15")
     assert plan["name"].startswith("größe t~plan~")
-    loaded = await late("GET", f"{STANDARD}/gr%C3%B6%C3%9Fe%20t~plan~{plan['name'].rpartition('~')[2]}")
+    loaded = await plan_api("GET", f"{STANDARD}/gr%C3%B6%C3%9Fe%20t~plan~{plan['name'].rpartition('~')[2]}")
     assert numbers(loaded.json) == [1]
-    await late.table("x" * 250)
-    await append(late, "x" * 250, tens(3), snapshot_id=1)
-    assert (await late.plan("x" * 250, predicate="id = 15"))["name"] is None, "there is no room for the name"
+    await plan_api.table("x" * 250)
+    await append(plan_api, "x" * 250, tens(3), snapshot_id=1)
+    assert (await plan_api.plan("x" * 250, predicate="id = 15"))["name"] is None, "there is no room for the name"
 
 
-async def test_client_with_server_side_planning_can_plan_a_plan_table(late: Late) -> None:
-    plan = await late.plan(predicate="id < 100")
-    answer = await late(
+async def test_client_with_server_side_planning_can_plan_a_plan_table(plan_api: PlanApi) -> None:
+    plan = await plan_api.plan(predicate="id < 100")
+    answer = await plan_api(
         "POST", f"{STANDARD}/{plan['name']}/plan", {"filter": {"type": "gt", "term": "id", "value": 75}}
     )
     file_paths = [task["data-file"]["file-path"][-14:] for task in answer.json["file-scan-tasks"]]
     assert file_paths == ["000007.parquet", "000008.parquet", "000009.parquet"]
 
 
-async def test_reports_on_a_plan_table_are_stored_for_its_table(late: Late) -> None:
-    plan = await late.plan(predicate="id = 5")
+async def test_reports_on_a_plan_table_are_stored_for_its_table(plan_api: PlanApi) -> None:
+    plan = await plan_api.plan(predicate="id = 5")
     report = {"report-type": "scan-report", "table-name": "t", "snapshot-id": 1, "filter": True, "metrics": {}}
-    assert (await late("POST", f"{STANDARD}/{plan['name']}/metrics", report)).status == 204
-    assert len((await late("GET", f"{OWN}/t/metrics")).json["reports"]) == 1
+    assert (await plan_api("POST", f"{STANDARD}/{plan['name']}/metrics", report)).status == 204
+    assert len((await plan_api("GET", f"{OWN}/t/metrics")).json["reports"]) == 1
 
 
-async def test_plan_tables_are_never_listed(late: Late) -> None:
-    plan = await late.plan(predicate="id = 5")
-    assert [identifier["name"] for identifier in (await late("GET", STANDARD)).json["identifiers"]] == ["t"]
-    assert (await late("GET", "/v1/namespaces/db/views")).json["identifiers"] == []
-    assert plan["name"] not in (await late("GET", "/api/v1/timeline")).raw.decode()
+async def test_plan_tables_are_never_listed(plan_api: PlanApi) -> None:
+    plan = await plan_api.plan(predicate="id = 5")
+    assert [identifier["name"] for identifier in (await plan_api("GET", STANDARD)).json["identifiers"]] == ["t"]
+    assert (await plan_api("GET", "/v1/namespaces/db/views")).json["identifiers"] == []
+    assert plan["name"] not in (await plan_api("GET", "/api/v1/timeline")).raw.decode()
 
 
 NAME = "t~plan~" + "0" * 32
 
 
-async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejected(late: Late) -> None:
-    name = (await late.plan(predicate="id = 5"))["name"]
+async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejected(plan_api: PlanApi) -> None:
+    name = (await plan_api.plan(predicate="id = 5"))["name"]
     create = {"name": NAME, "schema": SCHEMA}
     view = {**create, "view-version": VIEW_VERSION, "properties": {}}
-    loaded = await late.load("t")
+    loaded = await plan_api.load("t")
     register = {"name": NAME, "metadata-location": loaded["metadata-location"]}
     change = {"identifier": {"namespace": ["db"], "name": name}, **set_properties(a="b")}
     staged = {"requirements": [{"type": "assert-create"}], "updates": []}
@@ -443,7 +445,7 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
             "destination": {"namespace": ["db"], "name": target},
         }
 
-    asked: list[tuple[str, str, Any]] = [
+    requests: list[tuple[str, str, Any]] = [
         ("POST", f"{STANDARD}/{name}", set_properties(a="b")),
         ("POST", f"{STANDARD}/{NAME}", staged),
         ("DELETE", f"{STANDARD}/{name}", None),
@@ -463,24 +465,24 @@ async def test_requests_that_change_or_create_a_table_with_a_plan_name_are_rejec
         ("PUT", f"{OWN}/{name}/indexes/i", {"kind": "bloom", "columns": ["id"]}),
         ("POST", f"{OWN}/{name}/indexes/i/builds", {}),
     ]
-    for method, path, body in asked:
-        code, kind, message = (await late(method, path, body)).error
+    for method, path, body in requests:
+        code, kind, message = (await plan_api(method, path, body)).error
         assert (code, kind) == (400, "BadRequestException"), (method, path)
         assert "plan table" in message, (method, path)
-    assert await late.files_of_plan(name) == [0]
-    assert [identifier["name"] for identifier in (await late("GET", STANDARD)).json["identifiers"]] == ["t"]
+    assert await plan_api.files_of_plan(name) == [0]
+    assert [identifier["name"] for identifier in (await plan_api("GET", STANDARD)).json["identifiers"]] == ["t"]
 
 
-async def test_dropped_table_cannot_be_restored_under_a_plan_name(late: Late) -> None:
-    assert (await late("DELETE", f"{STANDARD}/t")).status == 204
-    (dropped,) = (await late("GET", "/api/v1/dropped")).json["dropped"]
-    answer = await late("POST", f"/api/v1/dropped/{dropped['id']}/undrop", {"name": NAME})
+async def test_dropped_table_cannot_be_restored_under_a_plan_name(plan_api: PlanApi) -> None:
+    assert (await plan_api("DELETE", f"{STANDARD}/t")).status == 204
+    (dropped,) = (await plan_api("GET", "/api/v1/dropped")).json["dropped"]
+    answer = await plan_api("POST", f"/api/v1/dropped/{dropped['id']}/undrop", {"name": NAME})
     assert answer.error[:2] == (400, "BadRequestException")
 
 
-async def test_plan_of_a_plan_table_is_rejected(late: Late) -> None:
-    plan = await late.plan(predicate="id < 100")
-    answer = await late("POST", f"{OWN}/{plan['name']}/plan-tables", {"predicate": "id = 5"})
+async def test_plan_of_a_plan_table_is_rejected(plan_api: PlanApi) -> None:
+    plan = await plan_api.plan(predicate="id < 100")
+    answer = await plan_api("POST", f"{OWN}/{plan['name']}/plan-tables", {"predicate": "id = 5"})
     assert answer.error[:2] == (404, "NoSuchTableException")
 
 
@@ -491,7 +493,7 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
         for name, grant in grants.items():
             secrets[name] = await create_token(store, clock, name, None, grant)
     async with running(tmp_path, auth="token") as server:
-        root, rita, deep = (As(server, secrets[name]) for name in grants)
+        root, rita, deep = (UserApi(server, secrets[name]) for name in grants)
         await root.table()
         await append(root, "t", tens(30), snapshot_id=1, manifests=3)
         answer = await rita("POST", f"{OWN}/t/plan-tables", {"predicate": "id = 5"})
@@ -515,10 +517,10 @@ async def test_plan_table_requires_the_same_rights_as_its_table(tmp_path: Path) 
         assert by_plan == (await deep("GET", f"{STANDARD}/{NAME}")).error
 
 
-async def test_purge_deletes_unknown_files_of_plan_tables(late: Late, tmp_path: Path) -> None:
-    await late.plan(predicate="id = 5")
+async def test_purge_deletes_unknown_files_of_plan_tables(plan_api: PlanApi, tmp_path: Path) -> None:
+    await plan_api.plan(predicate="id = 5")
     (plans(tmp_path)[0].parent / "left-by-a-crash.avro").write_bytes(b"Obj")
-    assert (await late("DELETE", f"{STANDARD}/t?purgeRequested=true")).status == 204
-    late.clock.ahead_ms += 30 * 86_400_000
-    await late.server.components.housekeeping.round()
+    assert (await plan_api("DELETE", f"{STANDARD}/t?purgeRequested=true")).status == 204
+    plan_api.clock.ahead_ms += 30 * 86_400_000
+    await plan_api.server.components.housekeeping.round()
     assert plans(tmp_path) == []

@@ -13,7 +13,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import VIEW_VERSION, Api, set_properties
 from tests.api.plans.planned import append, tens
-from tests.api.plans.test_plan_tables import GRACE_S, LEASE_S, STANDARD, As, Late, late_server, plans
+from tests.api.plans.test_plan_tables import GRACE_S, LEASE_S, STANDARD, PlanApi, UserApi, open_plan_api, plans
 from tests.server.rig import running
 
 VIEWS, OWN = "/v1/namespaces/db/views", "/api/v1/views/db"
@@ -49,16 +49,16 @@ def text_of(loaded: dict[str, Any]) -> str:
     return str(only["sql"])
 
 
-async def test_plan_view_is_the_view_with_another_text(late: Late) -> None:
-    await late.view(**{"view-version": version()}, properties=OWNED)
-    body = await view_request(late)
-    answer = await late("POST", f"{OWN}/v/plan-views", body)
+async def test_plan_view_is_the_view_with_another_text(plan_api: PlanApi) -> None:
+    await plan_api.view(**{"view-version": version()}, properties=OWNED)
+    body = await view_request(plan_api)
+    answer = await plan_api("POST", f"{OWN}/v/plan-views", body)
     assert answer.status == 200, answer.raw
     name = answer.json["name"]
     assert name.startswith("v~plan~")
     assert name == name.lower()
-    assert late.clock.now_ms() < answer.json["expires-at-ms"] <= late.clock.now_ms() + LEASE_S * 1000
-    loaded, view = (await late("GET", f"{VIEWS}/{name}")).json, (await late("GET", f"{VIEWS}/v")).json
+    assert plan_api.clock.now_ms() < answer.json["expires-at-ms"] <= plan_api.clock.now_ms() + LEASE_S * 1000
+    loaded, view = (await plan_api("GET", f"{VIEWS}/{name}")).json, (await plan_api("GET", f"{VIEWS}/v")).json
     plan = body["tables"][0]["plan"][1]
     inner = TEXT.replace(" t ", f' "{plan}" AS "t" ')
     assert text_of(loaded) == f'SELECT * FROM (\n{inner}\n) AS "v" WHERE "id" = 5'
@@ -68,8 +68,8 @@ async def test_plan_view_is_the_view_with_another_text(late: Late) -> None:
     (stored_version,) = view["metadata"]["versions"]
     del version_of["representations"], stored_version["representations"]
     assert version_of == stored_version
-    assert (await late("HEAD", f"{VIEWS}/{name}")).status == 204
-    assert (await late("GET", f"{STANDARD}/{name}")).status == 404, "it is no table"
+    assert (await plan_api("HEAD", f"{VIEWS}/{name}")).status == 204
+    assert (await plan_api("GET", f"{STANDARD}/{name}")).status == 404, "it is no table"
 
 
 @pytest.mark.parametrize(
@@ -81,16 +81,18 @@ async def test_plan_view_is_the_view_with_another_text(late: Late) -> None:
         ('lake."db"."t"', [], 'lake."db"."{plan}"'),
     ],
 )
-async def test_table_reference_may_have_any_form(late: Late, reference: str, default: list[str], new: str) -> None:
+async def test_table_reference_may_have_any_form(
+    plan_api: PlanApi, reference: str, default: list[str], new: str
+) -> None:
     text = f"SELECT x.id, x.data FROM {reference} x"
-    await late.view(**{"view-version": version(text, **{"default-namespace": default})})
-    body = await view_request(late)
+    await plan_api.view(**{"view-version": version(text, **{"default-namespace": default})})
+    body = await view_request(plan_api)
     start = text.index(f" {reference} ") + 1
     body["tables"][0] |= {"start": start, "end": start + len(reference), "alias": False}
-    answer = await late("POST", f"{OWN}/v/plan-views", body)
+    answer = await plan_api("POST", f"{OWN}/v/plan-views", body)
     assert answer.status == 200, answer.raw
     plan = body["tables"][0]["plan"][1]
-    loaded = (await late("GET", f"{VIEWS}/{answer.json['name']}")).json
+    loaded = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}")).json
     assert f"FROM {new.format(plan=plan)} x" in text_of(loaded)
 
 
@@ -111,17 +113,19 @@ async def test_table_reference_may_have_any_form(late: Late, reference: str, def
         ("SELECT * FROM t; DROP", 14, 21),
     ],
 )
-async def test_only_the_name_of_the_planned_table_is_replaced(late: Late, text: str, start: int, end: int) -> None:
-    await late.view(**{"view-version": version(text)})
-    body = await view_request(late)
+async def test_only_the_name_of_the_planned_table_is_replaced(
+    plan_api: PlanApi, text: str, start: int, end: int
+) -> None:
+    await plan_api.view(**{"view-version": version(text)})
+    body = await view_request(plan_api)
     body["tables"][0] |= {"start": start, "end": end}
-    answer = await late("POST", f"{OWN}/v/plan-views", body)
+    answer = await plan_api("POST", f"{OWN}/v/plan-views", body)
     assert answer.error[:2] == (400, "BadRequestException")
     assert "are not the name of db.t" in answer.error[2]
 
 
-async def test_invalid_requests_for_plan_views_are_rejected(late: Late) -> None:
-    await late.view(**{"view-version": version()})
+async def test_invalid_requests_for_plan_views_are_rejected(plan_api: PlanApi) -> None:
+    await plan_api.view(**{"view-version": version()})
     cases: list[tuple[dict[str, Any], int]] = [
         ({"predicate": "nothing = 5"}, 400),
         ({"predicate": "id = 5) UNION SELECT * FROM (u"}, 400),
@@ -134,33 +138,33 @@ async def test_invalid_requests_for_plan_views_are_rejected(late: Late) -> None:
         ({"tables": [{"start": AT, "end": AT + 1, "plan": ["db", f"t~plan~{'0' * 32}"]}]}, 404),
     ]
     for changes, status in cases:
-        answer = await late("POST", f"{OWN}/v/plan-views", {**await view_request(late), **changes})
+        answer = await plan_api("POST", f"{OWN}/v/plan-views", {**await view_request(plan_api), **changes})
         assert answer.status == status, (changes, answer.raw)
 
 
-async def test_overlapping_places_and_views_without_trino_text_are_rejected(late: Late) -> None:
-    await late.view(**{"view-version": version()})
-    body = await view_request(late)
-    answer = await late("POST", f"{OWN}/v/plan-views", {**body, "tables": body["tables"] * 2})
+async def test_overlapping_places_and_views_without_trino_text_are_rejected(plan_api: PlanApi) -> None:
+    await plan_api.view(**{"view-version": version()})
+    body = await view_request(plan_api)
+    answer = await plan_api("POST", f"{OWN}/v/plan-views", {**body, "tables": body["tables"] * 2})
     assert answer.error[:2] == (400, "BadRequestException")
-    await late.view("w")
-    assert (await late("POST", f"{OWN}/w/plan-views", await view_request(late, "w"))).status == 400
-    assert (await late("POST", f"{OWN}/none/plan-views", body)).status == 404
+    await plan_api.view("w")
+    assert (await plan_api("POST", f"{OWN}/w/plan-views", await view_request(plan_api, "w"))).status == 400
+    assert (await plan_api("POST", f"{OWN}/none/plan-views", body)).status == 404
 
 
-async def test_plan_view_name_belongs_to_the_view_as_it_was_read(late: Late) -> None:
-    await late.view(**{"view-version": version()}, properties=OWNED)
-    name = await make_plan_view(late)
-    assert (await late("POST", f"{VIEWS}/v", set_properties(**{"trino.run-as-owner": "bert"}))).status == 200
-    assert (await late("GET", f"{VIEWS}/{name}")).status == 404, "it would run by another one's rights"
-    other = await make_plan_view(late)
+async def test_plan_view_name_belongs_to_the_view_as_it_was_read(plan_api: PlanApi) -> None:
+    await plan_api.view(**{"view-version": version()}, properties=OWNED)
+    name = await make_plan_view(plan_api)
+    assert (await plan_api("POST", f"{VIEWS}/v", set_properties(**{"trino.run-as-owner": "bert"}))).status == 200
+    assert (await plan_api("GET", f"{VIEWS}/{name}")).status == 404, "it would run by another one's rights"
+    other = await make_plan_view(plan_api)
     assert other != name
-    assert (await late("GET", f"{VIEWS}/{other}")).json["metadata"]["properties"]["trino.run-as-owner"] == "bert"
-    assert (await late("DELETE", f"{VIEWS}/v")).status == 204
-    for one in (name, other):
-        assert (await late("GET", f"{VIEWS}/{one}")).status == 404
-    await late.view(**{"view-version": version()}, properties=OWNED)
-    assert (await late("GET", f"{VIEWS}/{other}")).status == 404, "of the same name, and another view"
+    assert (await plan_api("GET", f"{VIEWS}/{other}")).json["metadata"]["properties"]["trino.run-as-owner"] == "bert"
+    assert (await plan_api("DELETE", f"{VIEWS}/v")).status == 204
+    for view_name in (name, other):
+        assert (await plan_api("GET", f"{VIEWS}/{view_name}")).status == 404
+    await plan_api.view(**{"view-version": version()}, properties=OWNED)
+    assert (await plan_api("GET", f"{VIEWS}/{other}")).status == 404, "of the same name, and another view"
 
 
 OUTER = "SELECT id FROM db.\"V\" WHERE data <> 'x' "
@@ -175,98 +179,98 @@ async def make_view_request(api: Api, name: str) -> dict[str, Any]:
     return {"metadata-location": location, "predicate": "id > 4", "tables": [table]}
 
 
-async def test_plan_view_of_an_outer_view_may_use_the_plan_view_of_its_inner_view(late: Late) -> None:
-    await late.view(**{"view-version": version()}, properties=OWNED)
-    inner = await make_plan_view(late)
-    body = await make_view_request(late, inner)
-    answer = await late("POST", f"{OWN}/w/plan-views", body)
+async def test_plan_view_of_an_outer_view_may_use_the_plan_view_of_its_inner_view(plan_api: PlanApi) -> None:
+    await plan_api.view(**{"view-version": version()}, properties=OWNED)
+    inner = await make_plan_view(plan_api)
+    body = await make_view_request(plan_api, inner)
+    answer = await plan_api("POST", f"{OWN}/w/plan-views", body)
     assert answer.status == 200, answer.raw
-    loaded = (await late("GET", f"{VIEWS}/{answer.json['name']}")).json
+    loaded = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}")).json
     text = OUTER.replace('db."V"', f'db."{inner}" AS "V"')
     assert text_of(loaded) == f'SELECT * FROM (\n{text}\n) AS "w" WHERE id > 4'
     assert loaded["metadata"]["properties"] == {}, "the inner view's owner is its own"
 
 
-async def test_inner_name_must_be_a_plan_of_the_same_view(late: Late) -> None:
-    await late.view(**{"view-version": version()})
-    inner = await make_plan_view(late)
-    body = await make_view_request(late, inner)
+async def test_inner_name_must_be_a_plan_of_the_same_view(plan_api: PlanApi) -> None:
+    await plan_api.view(**{"view-version": version()})
+    inner = await make_plan_view(plan_api)
+    body = await make_view_request(plan_api, inner)
     (table,) = body["tables"]
-    plan = (await late("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
-    outer = (await late("POST", f"{OWN}/w/plan-views", body)).json["name"]
+    plan = (await plan_api("POST", "/api/v1/tables/db/t/plan-tables", {"predicate": "id = 5"})).json["name"]
+    outer = (await plan_api("POST", f"{OWN}/w/plan-views", body)).json["name"]
     for other in (plan, outer):
-        answer = await late("POST", f"{OWN}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]})
+        answer = await plan_api("POST", f"{OWN}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]})
         assert answer.error[:2] == (400, "BadRequestException")
         assert "are not the name of db." in answer.error[2]
     for other in ("v", "t", f"v~plan~{'0' * 32}"):
-        answer = await late("POST", f"{OWN}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]})
+        answer = await plan_api("POST", f"{OWN}/w/plan-views", {**body, "tables": [{**table, "plan": ["db", other]}]})
         assert answer.status == 404, "the view itself is no plan of it"
-    assert (await late("DELETE", f"{VIEWS}/v")).status == 204
-    assert (await late("POST", f"{OWN}/w/plan-views", body)).status == 404
+    assert (await plan_api("DELETE", f"{VIEWS}/v")).status == 204
+    assert (await plan_api("POST", f"{OWN}/w/plan-views", body)).status == 404
 
 
-async def test_plan_view_over_a_changed_inner_view_names_a_missing_view(late: Late) -> None:
+async def test_plan_view_over_a_changed_inner_view_names_a_missing_view(plan_api: PlanApi) -> None:
     """Trino fails on the name, and the proxy then runs the statement without plans."""
-    await late.view(**{"view-version": version()}, properties=OWNED)
-    inner = await make_plan_view(late)
-    body = await make_view_request(late, inner)
-    outer = (await late("POST", f"{OWN}/w/plan-views", body)).json["name"]
-    assert (await late("POST", f"{VIEWS}/v", set_properties(comment="another"))).status == 200
-    assert (await late("GET", f"{VIEWS}/{inner}")).status == 404
-    assert (await late("GET", f"{VIEWS}/{outer}")).status == 200
-    assert (await late("POST", f"{OWN}/w/plan-views", body)).status == 404
-    again = await make_plan_view(late)
-    body["tables"][0]["plan"] = ["db", again]
-    assert (await late("POST", f"{OWN}/w/plan-views", body)).json["name"] not in (None, outer)
-    late.clock.ahead_ms += LEASE_S * 900
-    for name in (again, outer):
-        assert (await late("POST", f"/api/v1/tables/db/{name}/lease", {})).status == 200
-    late.clock.ahead_ms += LEASE_S * 900
-    for name, status in ((again, 200), (outer, 200), (inner, 404)):
-        assert (await late("GET", f"{VIEWS}/{name}")).status == status, "each has a lease of its own"
+    await plan_api.view(**{"view-version": version()}, properties=OWNED)
+    inner = await make_plan_view(plan_api)
+    body = await make_view_request(plan_api, inner)
+    outer = (await plan_api("POST", f"{OWN}/w/plan-views", body)).json["name"]
+    assert (await plan_api("POST", f"{VIEWS}/v", set_properties(comment="another"))).status == 200
+    assert (await plan_api("GET", f"{VIEWS}/{inner}")).status == 404
+    assert (await plan_api("GET", f"{VIEWS}/{outer}")).status == 200
+    assert (await plan_api("POST", f"{OWN}/w/plan-views", body)).status == 404
+    second_inner = await make_plan_view(plan_api)
+    body["tables"][0]["plan"] = ["db", second_inner]
+    assert (await plan_api("POST", f"{OWN}/w/plan-views", body)).json["name"] not in (None, outer)
+    plan_api.clock.ahead_ms += LEASE_S * 900
+    for name in (second_inner, outer):
+        assert (await plan_api("POST", f"/api/v1/tables/db/{name}/lease", {})).status == 200
+    plan_api.clock.ahead_ms += LEASE_S * 900
+    for name, status in ((second_inner, 200), (outer, 200), (inner, 404)):
+        assert (await plan_api("GET", f"{VIEWS}/{name}")).status == status, "each has a lease of its own"
 
 
-async def test_leases_and_files_of_plan_views_equal_those_of_plan_tables(late: Late, tmp_path: Path) -> None:
-    await late.view(**{"view-version": version()})
-    name = await make_plan_view(late)
+async def test_leases_and_files_of_plan_views_equal_those_of_plan_tables(plan_api: PlanApi, tmp_path: Path) -> None:
+    await plan_api.view(**{"view-version": version()})
+    name = await make_plan_view(plan_api)
     before = len(plans(tmp_path))
-    assert await make_plan_view(late) == name, "who asks for the same shares it"
+    assert await make_plan_view(plan_api) == name, "who asks for the same shares it"
     assert len(plans(tmp_path)) == before
-    late.clock.ahead_ms += LEASE_S * 900
-    answer = await late("POST", f"/api/v1/tables/db/{name}/lease", {})
+    plan_api.clock.ahead_ms += LEASE_S * 900
+    answer = await plan_api("POST", f"/api/v1/tables/db/{name}/lease", {})
     assert answer.status == 200, answer.raw
-    late.clock.ahead_ms += LEASE_S * 900
-    assert (await late("GET", f"{VIEWS}/{name}")).status == 200
-    late.clock.ahead_ms += LEASE_S * 200
-    assert (await late("GET", f"{VIEWS}/{name}")).status == 404
-    late.clock.ahead_ms += GRACE_S * 1000
-    await late.server.components.housekeeping.round()
+    plan_api.clock.ahead_ms += LEASE_S * 900
+    assert (await plan_api("GET", f"{VIEWS}/{name}")).status == 200
+    plan_api.clock.ahead_ms += LEASE_S * 200
+    assert (await plan_api("GET", f"{VIEWS}/{name}")).status == 404
+    plan_api.clock.ahead_ms += GRACE_S * 1000
+    await plan_api.server.components.housekeeping.round()
     assert plans(tmp_path) == []
-    assert (await late("GET", f"{VIEWS}/{await make_plan_view(late)}")).status == 200
+    assert (await plan_api("GET", f"{VIEWS}/{await make_plan_view(plan_api)}")).status == 200
 
 
-async def test_plan_view_is_never_listed_and_cannot_be_changed(late: Late) -> None:
-    await late.view(**{"view-version": version()})
-    name = await make_plan_view(late)
-    identifiers = (await late("GET", VIEWS)).json["identifiers"]
+async def test_plan_view_is_never_listed_and_cannot_be_changed(plan_api: PlanApi) -> None:
+    await plan_api.view(**{"view-version": version()})
+    name = await make_plan_view(plan_api)
+    identifiers = (await plan_api("GET", VIEWS)).json["identifiers"]
     assert [identifier["name"] for identifier in identifiers] == ["v"]
-    assert (await late("POST", f"{VIEWS}/{name}", set_properties(a="b"))).status == 400
-    assert (await late("DELETE", f"{VIEWS}/{name}")).status == 400
+    assert (await plan_api("POST", f"{VIEWS}/{name}", set_properties(a="b"))).status == 400
+    assert (await plan_api("DELETE", f"{VIEWS}/{name}")).status == 400
     renaming = {
         "source": {"namespace": ["db"], "name": name},
         "destination": {"namespace": ["db"], "name": "mine"},
     }
-    assert (await late("POST", "/v1/views/rename", renaming)).status in (400, 404)
-    body = await view_request(late)
-    assert (await late("POST", f"{OWN}/{name}/plan-views", body)).status == 404
-    assert (await late("POST", f"/api/v1/tables/db/{name}/plan-tables", {})).status == 404
-    assert (await late("GET", f"{VIEWS}/{name}")).status == 200
+    assert (await plan_api("POST", "/v1/views/rename", renaming)).status in (400, 404)
+    body = await view_request(plan_api)
+    assert (await plan_api("POST", f"{OWN}/{name}/plan-views", body)).status == 404
+    assert (await plan_api("POST", f"/api/v1/tables/db/{name}/plan-tables", {})).status == 404
+    assert (await plan_api("GET", f"{VIEWS}/{name}")).status == 200
 
 
 async def test_number_of_plan_views_is_limited_by_the_setting(tmp_path: Path) -> None:
-    async with late_server(tmp_path, plan_tables_limit=1) as late:
-        await late.view(**{"view-version": version()})
-        answer = await late("POST", f"{OWN}/v/plan-views", await view_request(late))
+    async with open_plan_api(tmp_path, plan_tables_limit=1) as plan_api:
+        await plan_api.view(**{"view-version": version()})
+        answer = await plan_api("POST", f"{OWN}/v/plan-views", await view_request(plan_api))
         assert answer.json == {"name": None, "expires-at-ms": None}
 
 
@@ -284,7 +288,7 @@ async def test_making_a_plan_view_requires_rights_to_change_the_view_and_read_it
         for name, grant in grants.items():
             secrets[name] = await create_token(store, clock, name, None, grant)
     async with running(tmp_path, auth="token") as server:
-        principal = {name: As(server, secret) for name, secret in secrets.items()}
+        principal = {name: UserApi(server, secret) for name, secret in secrets.items()}
         root = principal["root"]
         await root.table()
         await append(root, "t", tens(30), snapshot_id=1, manifests=3)
@@ -324,7 +328,7 @@ async def test_no_user_can_write_a_text_that_runs_with_another_users_rights(tmp_
         for name, grant in {"root": Grant("root", "admin"), "wendy": Grant("wendy", "writer", ("db",))}.items():
             secrets[name] = await create_token(store, clock, name, None, [grant])
     async with running(tmp_path, auth="token") as server:
-        root, wendy = (As(server, secrets[name]) for name in ("root", "wendy"))
+        root, wendy = (UserApi(server, secrets[name]) for name in ("root", "wendy"))
         await root.table()
         await append(root, "t", tens(30), snapshot_id=1, manifests=3)
         subquery = '"id" = 5 OR id IN (SELECT id FROM theirs.secret)'

@@ -10,100 +10,100 @@ import pytest
 
 from tests.api.client import set_properties
 from tests.api.plans.test_plan_snapshots import OTHERS, PLANS, make_plan, request_lease
-from tests.api.plans.test_plan_tables import LEASE_S, Late, late_server
+from tests.api.plans.test_plan_tables import LEASE_S, PlanApi, open_plan_api
 from tests.api.plans.test_plan_views import AT, OUTER, OWN, OWNED, TEXT, VIEWS, text_of, version
 
 GUARD = "IF(current_user = 'o''hara', TRUE, CAST('this plan belongs to another user' AS BOOLEAN))"
 
 
 @pytest.fixture
-async def late(tmp_path: Path) -> AsyncIterator[Late]:
-    async with late_server(tmp_path) as late:
-        await late.view(**{"view-version": version()}, properties=OWNED)
-        yield late
+async def plan_api(tmp_path: Path) -> AsyncIterator[PlanApi]:
+    async with open_plan_api(tmp_path) as plan_api:
+        await plan_api.view(**{"view-version": version()}, properties=OWNED)
+        yield plan_api
 
 
-async def view_request(late: Late, **more: Any) -> dict[str, Any]:
-    plan = (await make_plan(late))["plan-snapshot-id"]
-    location = (await late("GET", f"{VIEWS}/v")).json["metadata-location"]
+async def view_request(plan_api: PlanApi, **more: Any) -> dict[str, Any]:
+    plan = (await make_plan(plan_api))["plan-snapshot-id"]
+    location = (await plan_api("GET", f"{VIEWS}/v")).json["metadata-location"]
     table = {"start": AT, "end": AT + 1, "table": ["db", "t"], "plan-snapshot-id": plan}
     return {"metadata-location": location, "predicate": '"id" = 5', "tables": [table], "reader": "o'hara", **more}
 
 
-async def make_plan_view(late: Late, **more: Any) -> dict[str, Any]:
-    answer = await late("POST", f"{OWN}/v/plan-views", await view_request(late, **more), headers=PLANS)
+async def make_plan_view(plan_api: PlanApi, **more: Any) -> dict[str, Any]:
+    answer = await plan_api("POST", f"{OWN}/v/plan-views", await view_request(plan_api, **more), headers=PLANS)
     assert answer.status == 200, answer.raw
     body: dict[str, Any] = answer.json
     return body
 
 
-async def test_plan_views_tables_are_versions_and_its_rows_are_visible_to_one_user(late: Late) -> None:
-    body = await view_request(late)
-    answer = await late("POST", f"{OWN}/v/plan-views", body, headers=PLANS)
-    loaded = (await late("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json
+async def test_plan_views_tables_are_versions_and_its_rows_are_visible_to_one_user(plan_api: PlanApi) -> None:
+    body = await view_request(plan_api)
+    answer = await plan_api("POST", f"{OWN}/v/plan-views", body, headers=PLANS)
+    loaded = (await plan_api("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json
     plan = body["tables"][0]["plan-snapshot-id"]
     text = TEXT.replace(" t ", f" t FOR VERSION AS OF {plan} ", 1)
     assert text_of(loaded) == f'SELECT * FROM (\n{text}\n) AS "v" WHERE {GUARD} AND ("id" = 5\n)'
     assert loaded["metadata"]["properties"] == OWNED
 
 
-async def test_plan_view_name_resolves_only_with_its_header_until_it_is_withdrawn(late: Late) -> None:
-    plan = await make_plan_view(late)
+async def test_plan_view_name_resolves_only_with_its_header_until_it_is_withdrawn(plan_api: PlanApi) -> None:
+    plan = await make_plan_view(plan_api)
     path = f"{VIEWS}/{plan['name']}"
     for headers, status in ((PLANS, 200), (OTHERS, 404), ({}, 404)):
-        assert (await late("GET", path, headers=headers)).status == status
-        assert (await late("HEAD", path, headers=headers)).status == (204 if status == 200 else 404)
-        lease = await late("POST", f"/api/v1/tables/db/{plan['name']}/lease", {}, headers=headers)
+        assert (await plan_api("GET", path, headers=headers)).status == status
+        assert (await plan_api("HEAD", path, headers=headers)).status == (204 if status == 200 else 404)
+        lease = await plan_api("POST", f"/api/v1/tables/db/{plan['name']}/lease", {}, headers=headers)
         assert lease.status == 404
     body = {"snapshot-ids": [plan["plan-snapshot-id"]], "lease-s": 0}
-    answer = await late("POST", "/api/v1/tables/db/v/plan-snapshots", body, headers=PLANS)
+    answer = await plan_api("POST", "/api/v1/tables/db/v/plan-snapshots", body, headers=PLANS)
     assert answer.json == {"found": 1}
-    assert (await late("GET", path, headers=PLANS)).status == 404
-    assert (await make_plan_view(late))["name"] == plan["name"]
-    assert (await late("GET", path, headers=PLANS)).status == 200
-    late.clock.ahead_ms += LEASE_S * 1100
-    assert (await late("GET", path, headers=PLANS)).status == 404
+    assert (await plan_api("GET", path, headers=PLANS)).status == 404
+    assert (await make_plan_view(plan_api))["name"] == plan["name"]
+    assert (await plan_api("GET", path, headers=PLANS)).status == 200
+    plan_api.clock.ahead_ms += LEASE_S * 1100
+    assert (await plan_api("GET", path, headers=PLANS)).status == 404
 
 
-async def test_each_user_and_each_holder_has_a_separate_plan_view(late: Late) -> None:
+async def test_each_user_and_each_holder_has_a_separate_plan_view(plan_api: PlanApi) -> None:
     names = {
-        (await make_plan_view(late, reader=reader, holder=holder))["name"]
+        (await make_plan_view(plan_api, reader=reader, holder=holder))["name"]
         for reader in ("anna", "Anna", "rita")
         for holder in ("a", "b")
     }
     assert len(names) == 6
-    assert (await make_plan_view(late, reader="anna", holder="a"))["name"] in names
+    assert (await make_plan_view(plan_api, reader="anna", holder="a"))["name"] in names
 
 
-async def test_plan_view_requires_the_current_view_and_plans_that_are_shown(late: Late) -> None:
-    plan, body = await make_plan_view(late), await view_request(late)
-    assert (await late("POST", f"{VIEWS}/v", set_properties(comment="another"))).status == 200
-    assert (await late("GET", f"{VIEWS}/{plan['name']}", headers=PLANS)).status == 404
-    assert (await late("POST", f"{OWN}/v/plan-views", body, headers=PLANS)).status == 404
-    body = await view_request(late)
-    await request_lease(late, [body["tables"][0]["plan-snapshot-id"]], 0)
-    assert (await late("POST", f"{OWN}/v/plan-views", body, headers=PLANS)).status == 404
+async def test_plan_view_requires_the_current_view_and_plans_that_are_shown(plan_api: PlanApi) -> None:
+    plan, body = await make_plan_view(plan_api), await view_request(plan_api)
+    assert (await plan_api("POST", f"{VIEWS}/v", set_properties(comment="another"))).status == 200
+    assert (await plan_api("GET", f"{VIEWS}/{plan['name']}", headers=PLANS)).status == 404
+    assert (await plan_api("POST", f"{OWN}/v/plan-views", body, headers=PLANS)).status == 404
+    body = await view_request(plan_api)
+    await request_lease(plan_api, [body["tables"][0]["plan-snapshot-id"]], 0)
+    assert (await plan_api("POST", f"{OWN}/v/plan-views", body, headers=PLANS)).status == 404
 
 
-async def test_plan_view_checks_all_columns_of_an_inner_view(late: Late) -> None:
-    await late.view("w", **{"view-version": version(OUTER)})
-    inner = (await make_plan_view(late))["name"]
-    location = (await late("GET", f"{VIEWS}/w")).json["metadata-location"]
+async def test_plan_view_checks_all_columns_of_an_inner_view(plan_api: PlanApi) -> None:
+    await plan_api.view("w", **{"view-version": version(OUTER)})
+    inner = (await make_plan_view(plan_api))["name"]
+    location = (await plan_api("GET", f"{VIEWS}/w")).json["metadata-location"]
     at = OUTER.index("db.")
     table = {"start": at, "end": at + len('db."V"'), "plan": ["db", inner], "alias": True}
     body = {"metadata-location": location, "predicate": "id > 4", "tables": [table], "reader": "o'hara"}
-    answer = await late("POST", f"{OWN}/w/plan-views", body, headers=PLANS)
+    answer = await plan_api("POST", f"{OWN}/w/plan-views", body, headers=PLANS)
     assert answer.status == 200, answer.raw
-    text = text_of((await late("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json)
+    text = text_of((await plan_api("GET", f"{VIEWS}/{answer.json['name']}", headers=PLANS)).json)
     assert text.startswith('WITH "~0" AS (SELECT "id", "data" FROM db."V" WHERE FALSE) SELECT * FROM (\n')
     assert f'db."{inner}" AS "V"' in text
     assert GUARD in text
 
 
-async def test_contradictory_parts_of_a_request_are_rejected(late: Late) -> None:
-    body = await view_request(late)
+async def test_contradictory_parts_of_a_request_are_rejected(plan_api: PlanApi) -> None:
+    body = await view_request(plan_api)
     (table,) = body["tables"]
-    name = (await late.plan(predicate="id = 5"))["name"]
+    name = (await plan_api.plan(predicate="id = 5"))["name"]
     without = {key: value for key, value in body.items() if key != "reader"}
     wrong: list[tuple[dict[str, Any], dict[str, str], int]] = [
         (body, {}, 400),
@@ -118,5 +118,5 @@ async def test_contradictory_parts_of_a_request_are_rejected(late: Late) -> None
         (body, OTHERS, 404),
     ]
     for input_value, headers, status in wrong:
-        answer = await late("POST", f"{OWN}/v/plan-views", input_value, headers=headers)
+        answer = await plan_api("POST", f"{OWN}/v/plan-views", input_value, headers=headers)
         assert answer.error[0] == status, (input_value, headers, answer.raw)

@@ -35,28 +35,30 @@ from tests.api.plans.planned import EQ_5, PYICEBERG, T, append, file_of, numbers
 from tests.server.rig import running
 
 
-async def test_plan_without_a_filter_has_every_file(planned: Api) -> None:
-    answer = await planned("POST", f"{T}/plan", {})
+async def test_plan_without_a_filter_has_every_file(api_with_files: Api) -> None:
+    answer = await api_with_files("POST", f"{T}/plan", {})
     assert numbers(answer) == list(range(30))
     assert set(answer.json) == {"status", "file-scan-tasks"}
     assert answer.json["status"] == "completed"
     assert all(task["residual-filter"] is True for task in answer.json["file-scan-tasks"])
 
 
-async def test_plan_has_the_files_that_may_match_and_their_residuals(planned: Api) -> None:
-    answer = await planned("POST", f"{T}/plan", {"filter": EQ_5, "select": ["id"], "case-sensitive": True})
+async def test_plan_has_the_files_that_may_match_and_their_residuals(api_with_files: Api) -> None:
+    answer = await api_with_files("POST", f"{T}/plan", {"filter": EQ_5, "select": ["id"], "case-sensitive": True})
     assert numbers(answer) == [0]
     assert answer.json["file-scan-tasks"][0]["residual-filter"] == EQ_5
-    assert numbers(await planned("POST", f"{T}/plan", {"filter": {"type": "gt", "term": "id", "value": 285}})) == [
+    assert numbers(
+        await api_with_files("POST", f"{T}/plan", {"filter": {"type": "gt", "term": "id", "value": 285}})
+    ) == [
         28,
         29,
     ]
-    nothing = await planned("POST", f"{T}/plan", {"filter": {"type": "lt", "term": "id", "value": 0}})
+    nothing = await api_with_files("POST", f"{T}/plan", {"filter": {"type": "lt", "term": "id", "value": 0}})
     assert nothing.json == {"status": "completed", "file-scan-tasks": []}
 
 
 async def test_cached_answer_is_accounted_with_the_headers_in_its_key(
-    planned: Api, monkeypatch: pytest.MonkeyPatch
+    api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     charged: list[int] = []
     put = MemoryCache.put
@@ -68,7 +70,7 @@ async def test_cached_answer_is_accounted_with_the_headers_in_its_key(
 
     monkeypatch.setattr(MemoryCache, "put", record_size)
     headers = {"User-Agent": "u" * 8000, "X-Client-Version": "c" * 8000}
-    assert (await planned("POST", f"{T}/plan", {"filter": EQ_5}, headers=headers)).status == 200
+    assert (await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, headers=headers)).status == 200
     assert len(charged) == 1
     assert charged[0] > 16_000
 
@@ -78,10 +80,10 @@ async def test_plan_of_a_table_without_a_snapshot_has_no_files(api: Api) -> None
     assert (await api("POST", f"{T}/plan", {"filter": EQ_5})).json == {"status": "completed", "file-scan-tasks": []}
 
 
-async def test_names_ignore_case_on_request(planned: Api) -> None:
+async def test_names_ignore_case_on_request(api_with_files: Api) -> None:
     upper = {"type": "eq", "term": "ID", "value": 5}
-    assert (await planned("POST", f"{T}/plan", {"filter": upper})).error[:2] == (400, "BadRequestException")
-    assert numbers(await planned("POST", f"{T}/plan", {"filter": upper, "case-sensitive": False})) == [0]
+    assert (await api_with_files("POST", f"{T}/plan", {"filter": upper})).error[:2] == (400, "BadRequestException")
+    assert numbers(await api_with_files("POST", f"{T}/plan", {"filter": upper, "case-sensitive": False})) == [0]
 
 
 async def test_snapshot_and_range_of_snapshots_can_be_planned(api: Api) -> None:
@@ -100,7 +102,7 @@ async def test_snapshot_and_range_of_snapshots_can_be_planned(api: Api) -> None:
     ) == [4, 5]
 
 
-async def test_invalid_plan_request_is_rejected_with_the_reason(planned: Api) -> None:
+async def test_invalid_plan_request_is_rejected_with_the_reason(api_with_files: Api) -> None:
     cases: list[tuple[Any, str]] = [
         ({"filter": {"type": "eq", "term": "no_such", "value": 5}}, "no_such"),
         ({"filter": {"type": "eq", "term": "id", "value": "five"}}, "five"),
@@ -117,27 +119,27 @@ async def test_invalid_plan_request_is_rejected_with_the_reason(planned: Api) ->
         ({"snapshot-id": "1"}, "snapshot-id"),
     ]
     for body, expected in cases:
-        answer = await planned("POST", f"{T}/plan", body)
+        answer = await api_with_files("POST", f"{T}/plan", body)
         assert answer.error[:2] == (400, "BadRequestException"), body
         assert expected in answer.error[2], body
 
 
-async def test_missing_objects_are_not_found_with_the_error_types_clients_know(planned: Api) -> None:
+async def test_missing_objects_are_not_found_with_the_error_types_clients_know(api_with_files: Api) -> None:
     for method, path, body in (
         ("POST", "plan", {}),
         ("GET", "plan/x", None),
         ("DELETE", "plan/x", None),
         ("POST", "tasks", {"plan-task": "x"}),
     ):
-        answer = await planned(method, f"/v1/namespaces/db/tables/none/{path}", body)
+        answer = await api_with_files(method, f"/v1/namespaces/db/tables/none/{path}", body)
         assert answer.error[:2] == (404, "NoSuchTableException")
     for method in ("GET", "DELETE"):
         for plan_id in ("x", "a%20b", "AAAA", "%FF"):
-            assert (await planned(method, f"{T}/plan/{plan_id}")).error[:2] == (404, "NoSuchPlanIdException")
+            assert (await api_with_files(method, f"{T}/plan/{plan_id}")).error[:2] == (404, "NoSuchPlanIdException")
     for token in ("", "x", "AQ", "ä"):
-        answer = await planned("POST", f"{T}/tasks", {"plan-task": token})
+        answer = await api_with_files("POST", f"{T}/tasks", {"plan-task": token})
         assert answer.error[:2] == (404, "NoSuchPlanTaskException")
-    assert (await planned("POST", f"{T}/tasks", {})).error[0] == 400
+    assert (await api_with_files("POST", f"{T}/tasks", {})).error[0] == 400
 
 
 async def test_snapshot_that_is_its_own_ancestor_is_rejected_in_an_incremental_scan(api: Api) -> None:
@@ -148,21 +150,21 @@ async def test_snapshot_that_is_its_own_ancestor_is_rejected_in_an_incremental_s
     assert "ancestor" in answer.error[2]
 
 
-async def test_statistics_are_returned_for_the_requested_fields(planned: Api) -> None:
+async def test_statistics_are_returned_for_the_requested_fields(api_with_files: Api) -> None:
     body: dict[str, Any] = {"stats-fields": ["data"], "filter": EQ_5}
-    (task,) = (await planned("POST", f"{T}/plan", body)).json["file-scan-tasks"]
+    (task,) = (await api_with_files("POST", f"{T}/plan", body)).json["file-scan-tasks"]
     assert task["data-file"]["lower-bounds"] == {"keys": [2], "values": ["61"]}
     assert task["data-file"]["upper-bounds"] == {"keys": [2], "values": ["7A"]}
     assert task["data-file"]["value-counts"] == {"keys": [2], "values": [100]}
     body = {"stats-fields": ["DATA"], "filter": EQ_5, "case-sensitive": False}
-    (task,) = (await planned("POST", f"{T}/plan", body)).json["file-scan-tasks"]
+    (task,) = (await api_with_files("POST", f"{T}/plan", body)).json["file-scan-tasks"]
     assert task["data-file"]["value-counts"]["keys"] == [2]
 
 
-async def test_statistics_of_a_new_column_can_be_requested_at_once(planned: Api) -> None:
+async def test_statistics_of_a_new_column_can_be_requested_at_once(api_with_files: Api) -> None:
     """The scan may also use the snapshot's schema, which is the same as before."""
     scan: dict[str, Any] = {"snapshot-id": 1, "use-snapshot-schema": True}
-    assert len(numbers(await planned("POST", f"{T}/plan", scan))) == 30
+    assert len(numbers(await api_with_files("POST", f"{T}/plan", scan))) == 30
     fields = [*SCHEMA["fields"], {"id": 3, "name": "extra", "required": False, "type": "string"}]
     change = {
         "requirements": [],
@@ -171,8 +173,8 @@ async def test_statistics_of_a_new_column_can_be_requested_at_once(planned: Api)
             {"action": "set-current-schema", "schema-id": -1},
         ],
     }
-    assert (await planned("POST", T, change)).status == 200
-    assert len(numbers(await planned("POST", f"{T}/plan", {**scan, "stats-fields": ["extra"]}))) == 30
+    assert (await api_with_files("POST", T, change)).status == 200
+    assert len(numbers(await api_with_files("POST", f"{T}/plan", {**scan, "stats-fields": ["extra"]}))) == 30
 
 
 async def test_swapped_column_names_prune_no_file_that_matches_under_either_meaning(api: Api) -> None:
@@ -294,14 +296,14 @@ async def test_partition_column_with_a_wider_type_is_accepted(api: Api) -> None:
         assert paths(answer) == []
 
 
-async def test_limit_is_met_by_the_first_files_whose_rows_surely_match(planned: Api) -> None:
+async def test_limit_is_met_by_the_first_files_whose_rows_surely_match(api_with_files: Api) -> None:
     """Each file has 100 rows. If the filter is on rows, the planner is certain of no row."""
-    assert numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 100})) == [0]
-    assert numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 101})) == [0, 1]
-    assert len(numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 10**9}))) == 30
-    assert len(numbers(await planned("POST", f"{T}/plan", {"min-rows-requested": 0}))) == 30
-    some = {"filter": {"type": "gt", "term": "id", "value": 5}, "min-rows-requested": 1}
-    assert len(numbers(await planned("POST", f"{T}/plan", some))) == 30
+    assert numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 100})) == [0]
+    assert numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 101})) == [0, 1]
+    assert len(numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 10**9}))) == 30
+    assert len(numbers(await api_with_files("POST", f"{T}/plan", {"min-rows-requested": 0}))) == 30
+    filtered_body = {"filter": {"type": "gt", "term": "id", "value": 5}, "min-rows-requested": 1}
+    assert len(numbers(await api_with_files("POST", f"{T}/plan", filtered_body))) == 30
 
 
 async def test_large_answer_is_compressed_for_clients_that_accept_it(tmp_path: Path) -> None:
@@ -349,11 +351,11 @@ async def test_answer_that_fails_midway_is_not_mistaken_for_a_complete_one(
     monkeypatch.setattr(pieces, "STREAM_FROM_BYTES", 500)
     tasks = ScanTaskWriter.tasks
 
-    def failing(self: Any, rows: Any) -> Any:
+    def yield_rows_and_fail(self: Any, rows: Any) -> Any:
         yield from list(tasks(self, rows))[:3]
         raise StorageError("the disk is gone")
 
-    monkeypatch.setattr(ScanTaskWriter, "tasks", failing)
+    monkeypatch.setattr(ScanTaskWriter, "tasks", yield_rows_and_fail)
     async with running(tmp_path, plan_inline_limit=100_000) as server:
         api = Api(server)
         await api.table()
@@ -364,7 +366,7 @@ async def test_answer_that_fails_midway_is_not_mistaken_for_a_complete_one(
 
 
 async def test_filter_with_tens_of_thousands_of_values_is_bound_off_the_event_loop(
-    planned: Api, monkeypatch: pytest.MonkeyPatch
+    api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = []
 
@@ -374,7 +376,7 @@ async def test_filter_with_tens_of_thousands_of_values_is_bound_off_the_event_lo
 
     monkeypatch.setattr(request, "bind_for_java", record_bind_thread)
     values = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
-    answer = await planned("POST", f"{T}/plan", {"filter": values})
+    answer = await api_with_files("POST", f"{T}/plan", {"filter": values})
     assert answer.status == 200
     assert 0 in numbers(answer)
     assert threads
@@ -382,7 +384,7 @@ async def test_filter_with_tens_of_thousands_of_values_is_bound_off_the_event_lo
 
 
 async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
-    planned: Api, monkeypatch: pytest.MonkeyPatch
+    api_with_files: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PyIceberg gets residuals with the filter's text. The server writes them twice: to compute the page's
     length, and then for the files.
@@ -396,19 +398,21 @@ async def test_answer_that_repeats_a_long_filter_is_written_off_the_event_loop(
     monkeypatch.setattr(answers, "expression_json", record_encode_thread)
     values = {"type": "in", "term": "id", "values": list(range(5, 90_000, 2))}
     headers = {**PYICEBERG, "X-Seamark-Residuals": "exact"}
-    answer = await planned("POST", f"{T}/plan", {"filter": values}, headers=headers)
+    answer = await api_with_files("POST", f"{T}/plan", {"filter": values}, headers=headers)
     assert answer.status == 200, answer.raw
-    assert 0 in await pages(planned, answer, headers=headers)
+    assert 0 in await pages(api_with_files, answer, headers=headers)
     assert threads
     assert threading.get_ident() not in threads
 
 
-async def test_idempotency_key_is_accepted_and_a_repeat_gets_an_equal_answer_without_a_record(planned: Api) -> None:
+async def test_idempotency_key_is_accepted_and_a_repeat_gets_an_equal_answer_without_a_record(
+    api_with_files: Api,
+) -> None:
     """Planning changes nothing, and its answers may have megabytes."""
     key = new_key()
-    first, second = [await planned("POST", f"{T}/plan", {"filter": EQ_5}, key=key) for _ in range(2)]
+    first, second = [await api_with_files("POST", f"{T}/plan", {"filter": EQ_5}, key=key) for _ in range(2)]
     assert (first.status, first.raw) == (second.status, second.raw)
-    store, clock = planned.server.components.store, planned.server.components.clock
+    store, clock = api_with_files.server.components.store, api_with_files.server.components.clock
     assert await store.idempotency(key, clock.now_ms()) is None
 
 
@@ -443,28 +447,30 @@ async def test_cached_answer_is_refused_after_the_grant_was_revoked(tmp_path: Pa
         assert (await api("POST", f"{T}/plan", {})).error[:2] == (401, "NotAuthorizedException")
 
 
-async def test_large_answer_is_written_in_pieces_with_its_length(planned: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = await planned("POST", f"{T}/plan", {})
-    packed = await planned("POST", f"{T}/plan", {}, headers={"Accept-Encoding": "gzip"})
+async def test_large_answer_is_written_in_pieces_with_its_length(
+    api_with_files: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = await api_with_files("POST", f"{T}/plan", {})
+    packed = await api_with_files("POST", f"{T}/plan", {}, headers={"Accept-Encoding": "gzip"})
     monkeypatch.setattr(pieces, "BODY_BYTES_MAX", 100)
     anew = {"case-sensitive": False}
-    written = await planned("POST", f"{T}/plan", anew)
+    written = await api_with_files("POST", f"{T}/plan", anew)
     assert written.raw == whole.raw
     assert written.headers["Content-Length"] == str(len(whole.raw))
     assert written.headers["X-Request-Id"]
-    assert (await planned("POST", f"{T}/plan", anew, headers={"Accept-Encoding": "gzip"})).raw == packed.raw
+    assert (await api_with_files("POST", f"{T}/plan", anew, headers={"Accept-Encoding": "gzip"})).raw == packed.raw
 
 
-async def test_request_whose_body_follows_its_headers_later_is_answered_alike(planned: Api) -> None:
+async def test_request_whose_body_follows_its_headers_later_is_answered_alike(api_with_files: Api) -> None:
     body = json.dumps({"filter": EQ_5}).encode()
     head = f"POST {T}/plan HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    reader, writer = await asyncio.open_connection("127.0.0.1", URL(planned.server.url).port)
+    reader, writer = await asyncio.open_connection("127.0.0.1", URL(api_with_files.server.url).port)
     for part in (head.encode(), body[:7], body[7:]):
         writer.write(part)
         await asyncio.sleep(0.02)
     answer = await reader.read()
     writer.close()
-    assert answer.endswith((await planned("POST", f"{T}/plan", {"filter": EQ_5})).raw)
+    assert answer.endswith((await api_with_files("POST", f"{T}/plan", {"filter": EQ_5})).raw)
 
 
 MODES = [

@@ -35,7 +35,7 @@ FILTER = {
 
 
 @pytest.fixture
-async def paged(tmp_path: Path) -> AsyncIterator[Api]:
+async def paging_api(tmp_path: Path) -> AsyncIterator[Api]:
     """Return the API with `db.t` and an index without files.
 
     The server splits answers of more than 2 files into pages of 4.
@@ -70,50 +70,53 @@ async def page(api: Api, token: str) -> list[int]:
     return numbers(await api("POST", f"{T}/tasks", {"plan-task": token}))
 
 
-async def test_index_added_between_a_plan_and_its_pages_loses_no_matching_file(paged: Api) -> None:
-    answer = await paged("POST", f"{T}/plan", {"filter": FILTER})
+async def test_index_added_between_a_plan_and_its_pages_loses_no_matching_file(paging_api: Api) -> None:
+    answer = await paging_api("POST", f"{T}/plan", {"filter": FILTER})
     tokens = answer.json["plan-tasks"]
     results = []
     for place, token in enumerate(tokens):
         if place == 2:
-            await index(paged, range(FILES))
-        results += await page(paged, token)
+            await index(paging_api, range(FILES))
+        results += await page(paging_api, token)
     assert len(set(results)) == len(results) < FILES
     assert set(WANTED) <= set(results)
-    again = await paged("POST", f"{T}/plan", {"filter": FILTER})
-    assert [one for token in again.json["plan-tasks"] for one in await page(paged, token)] == list(WANTED)
+    second_answer = await paging_api("POST", f"{T}/plan", {"filter": FILTER})
+    assert [one for token in second_answer.json["plan-tasks"] for one in await page(paging_api, token)] == list(WANTED)
 
 
-async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paged: Api) -> None:
-    paths = [await index(paged, range(20)), await index(paged, range(20, FILES))]
-    answer = await paged("POST", f"{T}/plan", {"filter": FILTER})
+async def test_index_removed_between_a_plan_and_its_pages_repeats_no_file(paging_api: Api) -> None:
+    paths = [await index(paging_api, range(20)), await index(paging_api, range(20, FILES))]
+    answer = await paging_api("POST", f"{T}/plan", {"filter": FILTER})
     tokens = answer.json["plan-tasks"]
     assert len(tokens) == 3
-    actual_page = await page(paged, tokens[0])
-    assert actual_page == [0, 3, 6, 9]
-    registry, uuid = paged.server.components.indexes.registry, (await begin(paged))["table-uuid"]
+    page_answer = await page(paging_api, tokens[0])
+    assert page_answer == [0, 3, 6, 9]
+    registry, uuid = paging_api.server.components.indexes.registry, (await begin(paging_api))["table-uuid"]
     await registry.quarantine(uuid, paths[0].as_uri(), "said so")
     for token in tokens[1:]:
-        actual_page += await page(paged, token)
-    assert len(set(actual_page)) == len(actual_page) > len(WANTED)
-    assert set(WANTED) <= set(actual_page)
-    assert (await load_index(paged))["quarantined"] == 1
-    again = await asyncio.gather(*(page(paged, token) for token in tokens))
-    assert sorted(one for part in again for one in part) == [*range(20), *(number for number in WANTED if number >= 20)]
+        page_answer += await page(paging_api, token)
+    assert len(set(page_answer)) == len(page_answer) > len(WANTED)
+    assert set(WANTED) <= set(page_answer)
+    assert (await load_index(paging_api))["quarantined"] == 1
+    second_pages = await asyncio.gather(*(page(paging_api, token) for token in tokens))
+    assert sorted(one for part in second_pages for one in part) == [
+        *range(20),
+        *(number for number in WANTED if number >= 20),
+    ]
 
 
-async def test_cached_answer_is_not_used_after_indexes_changed(paged: Api) -> None:
+async def test_cached_answer_is_not_used_after_indexes_changed(paging_api: Api) -> None:
     odd: dict[str, Any] = {"filter": {"type": "eq", "term": "id", "value": 15}}
-    assert numbers(await paged("POST", f"{T}/plan", odd)) == [1]
-    assert numbers(await paged("POST", f"{T}/plan", odd)) == [1]
-    await index(paged, range(FILES))
-    assert numbers(await paged("POST", f"{T}/plan", odd)) == []
+    assert numbers(await paging_api("POST", f"{T}/plan", odd)) == [1]
+    assert numbers(await paging_api("POST", f"{T}/plan", odd)) == [1]
+    await index(paging_api, range(FILES))
+    assert numbers(await paging_api("POST", f"{T}/plan", odd)) == []
 
 
-async def test_declined_plan_table_is_made_once_an_index_prunes_files(paged: Api) -> None:
+async def test_declined_plan_table_is_made_once_an_index_prunes_files(paging_api: Api) -> None:
     request = {"filter": {"type": "eq", "term": "id", "value": 15}, "kept-max": 0.02}
     for _ in range(2):
-        assert (await paged("POST", PLAN_TABLES, request)).json["name"] is None
-    await index(paged, range(FILES))
-    body = (await paged("POST", PLAN_TABLES, request)).json
+        assert (await paging_api("POST", PLAN_TABLES, request)).json["name"] is None
+    await index(paging_api, range(FILES))
+    body = (await paging_api("POST", PLAN_TABLES, request)).json
     assert (body["files"], body["name"] is not None) == (0, True)

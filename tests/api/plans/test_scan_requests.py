@@ -33,7 +33,7 @@ ODD: dict[str, Any] = {"type": "eq", "term": "id", "value": 15}
 
 
 @pytest.fixture
-async def indexed(tmp_path: Path) -> AsyncIterator[Api]:
+async def indexed_api(tmp_path: Path) -> AsyncIterator[Api]:
     """Return the API with `db.t`, whose index proves that no row has an odd id.
 
     The server splits answers of more than two files into pages of four.
@@ -59,41 +59,41 @@ async def plan_numbers(api: Api, filter: Any, headers: dict[str, str], **more: A
     return await pages(api, answer, headers=headers)
 
 
-async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_metadata(indexed: Api) -> None:
+async def test_spark_gets_a_partly_matching_file_so_that_it_cannot_delete_by_metadata(indexed_api: Api) -> None:
     """Spark plans with all columns to decide whether it may delete by metadata.
 
     An empty plan would permit the delete.
     """
     for filter in (ODD, {"type": "in", "term": "id", "values": [15, 37]}):
-        assert len(await plan_numbers(indexed, filter, JAVA, **ALL)) == 1
+        assert len(await plan_numbers(indexed_api, filter, JAVA, **ALL)) == 1
         # Other clients request the same columns, and Java requests other columns.
         for headers, more in ((PYICEBERG, ALL), ({}, ALL), (JAVA, SOME), (JAVA, COPIES), (JAVA, MERGES), (JAVA, {})):
-            assert await plan_numbers(indexed, filter, headers, **more) == []
+            assert await plan_numbers(indexed_api, filter, headers, **more) == []
     # Pages behave the same: all remaining files match with certainty, and one more file is among them.
     unsure = {"type": "in", "term": "id", "values": list(range(15, 120, 20))}
-    assert await plan_numbers(indexed, unsure, JAVA, **ALL) == [1]
+    assert await plan_numbers(indexed_api, unsure, JAVA, **ALL) == [1]
 
 
-async def test_no_file_is_added_when_statistics_keep_none_or_a_file_remains(indexed: Api) -> None:
+async def test_no_file_is_added_when_statistics_keep_none_or_a_file_remains(indexed_api: Api) -> None:
     for filter, expected in (
         ({"type": "eq", "term": "id", "value": 5000}, []),
         ({"type": "eq", "term": "id", "value": 14}, [1]),
         ({"type": "in", "term": "id", "values": [14, 15, 37, 38, 51, 52, 53, 55, 70]}, [1, 3, 5, 7]),
         ({"type": "and", "left": ODD, "right": {"type": "eq", "term": "data", "value": "zz"}}, []),
     ):
-        assert await plan_numbers(indexed, filter, JAVA, **ALL) == expected
+        assert await plan_numbers(indexed_api, filter, JAVA, **ALL) == expected
 
 
-async def test_lists_that_iceberg_does_not_compare_with_bounds_count_as_not_pruned(indexed: Api) -> None:
+async def test_lists_that_iceberg_does_not_compare_with_bounds_count_as_not_pruned(indexed_api: Api) -> None:
     """With more than 200 values, Iceberg's library keeps every file, and refuses to delete it."""
     many = {"type": "in", "term": "id", "values": list(range(5000, 5201))}
-    assert await plan_numbers(indexed, many, JAVA, **ALL) == [0]
-    assert await plan_numbers(indexed, many, JAVA, **SOME) == []
+    assert await plan_numbers(indexed_api, many, JAVA, **ALL) == [0]
+    assert await plan_numbers(indexed_api, many, JAVA, **SOME) == []
     few = {"type": "in", "term": "id", "values": list(range(5000, 5200))}
-    assert await plan_numbers(indexed, few, JAVA, **ALL) == []
+    assert await plan_numbers(indexed_api, few, JAVA, **ALL) == []
 
 
-async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(indexed: Api) -> None:
+async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(indexed_api: Api) -> None:
     """Iceberg's library does not send `ignoreResiduals`.
 
     Its reader skipped row groups by the residual, and rows were lost.
@@ -102,7 +102,7 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
     whole = {**plain, "term": {"type": "transform", "transform": "identity", "term": "id"}}
 
     async def residual(headers: dict[str, str], **more: Any) -> Any:
-        answer = await indexed("POST", f"{T}/plan", {"filter": plain, **more}, headers=headers)
+        answer = await indexed_api("POST", f"{T}/plan", {"filter": plain, **more}, headers=headers)
         (task,) = answer.json["file-scan-tasks"]
         return task["residual-filter"]
 
@@ -121,31 +121,31 @@ async def test_residual_skips_no_row_group_if_the_client_may_rewrite_the_file(in
     ):
         assert await residual(headers, **more) == expected, (headers, more)
     modes = {f"write.{one}.mode": "merge-on-read" for one in ("delete", "update", "merge")}
-    assert (await indexed("POST", T, set_properties(**modes))).status == 200
+    assert (await indexed_api("POST", T, set_properties(**modes))).status == 200
     assert await residual(JAVA, **MERGES) == plain, "merge-on-read never writes the other rows of a file"
     assert await residual(JAVA, **COPIES) == whole
 
 
-async def test_orc_files_that_may_be_rewritten_have_no_residual(planned: Api) -> None:
+async def test_orc_files_that_may_be_rewritten_have_no_residual(api_with_files: Api) -> None:
     """Iceberg's ORC reader also skips rows by predicates on transforms."""
-    await planned.table("mixed")
+    await api_with_files.table("mixed")
     files = [file_of("file:///t/data/0.parquet", 0, 9), replace(file_of("file:///t/data/1.orc", 0, 9), format="ORC")]
-    await append(planned, "mixed", files, snapshot_id=7)
-    answer = await planned("POST", f"{T[:-1]}mixed/plan", {"filter": {**ODD, "value": 4}, **ALL}, headers=JAVA)
+    await append(api_with_files, "mixed", files, snapshot_id=7)
+    answer = await api_with_files("POST", f"{T[:-1]}mixed/plan", {"filter": {**ODD, "value": 4}, **ALL}, headers=JAVA)
     kinds = {task["data-file"]["file-format"]: task["residual-filter"] for task in answer.json["file-scan-tasks"]}
     assert kinds["orc"] is True
     assert kinds["parquet"]["term"]["transform"] == "identity"
 
 
-async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns(planned: Api) -> None:
+async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns(api_with_files: Api) -> None:
     struct = {"type": "struct", "fields": [{"id": 4, "name": "a", "required": False, "type": "int"}]}
     fields = [*SCHEMA["fields"], {"id": 3, "name": "st", "required": False, "type": struct}]
-    await planned.table("deep", schema={**SCHEMA, "fields": fields})
-    await append(planned, "deep", tens(1), snapshot_id=7)
+    await api_with_files.table("deep", schema={**SCHEMA, "fields": fields})
+    await append(api_with_files, "deep", tens(1), snapshot_id=7)
     residuals = []
     for select in (["id", "data", "st", "st.a"], ["id", "data", "st"], ["id", "data"]):
         body = {"filter": {**ODD, "value": 4}, "select": select, "snapshot-id": 7, "use-snapshot-schema": True}
-        answer = await planned("POST", f"{T[:-1]}deep/plan", body, headers=JAVA)
+        answer = await api_with_files("POST", f"{T[:-1]}deep/plan", body, headers=JAVA)
         residuals.append(answer.json["file-scan-tasks"][0]["residual-filter"]["term"])
     assert residuals[1:] == ["id", "id"]
     assert residuals[0]["transform"] == "identity"
@@ -156,10 +156,10 @@ async def test_nested_columns_and_columns_of_another_schema_count_as_all_columns
             {"action": "set-current-schema", "schema-id": -1},
         ],
     }
-    assert (await planned("POST", f"{T[:-1]}deep", dropped)).status == 200
+    assert (await api_with_files("POST", f"{T[:-1]}deep", dropped)).status == 200
     body = {"filter": {**ODD, "value": 4}, "select": ["id", "data"]}
     for more in ({}, {"snapshot-id": 7, "use-snapshot-schema": True}):
-        answer = await planned("POST", f"{T[:-1]}deep/plan", {**body, **more}, headers=JAVA)
+        answer = await api_with_files("POST", f"{T[:-1]}deep/plan", {**body, **more}, headers=JAVA)
         assert answer.json["file-scan-tasks"][0]["residual-filter"]["term"] != "id", more
 
 
@@ -167,23 +167,23 @@ NAN_COUNTS = (0, 1, 10, None)
 
 
 @pytest.fixture
-async def doubles(planned: Api) -> Api:
+async def doubles_api(api_with_files: Api) -> Api:
     """Return the API with `db.doubles`, whose files have ten rows between 0 and 1.
 
     They have no NaN, one NaN, only NaN, and an unknown number of NaN.
     """
     number = {"id": 1, "name": "x", "required": False, "type": "double"}
-    await planned.table("doubles", schema={**SCHEMA, "fields": [number, SCHEMA["fields"][1]]})
+    await api_with_files.table("doubles", schema={**SCHEMA, "fields": [number, SCHEMA["fields"][1]]})
     files = []
     for place, count in enumerate(NAN_COUNTS):
         bounds = (None, None) if count == 10 else (to_bytes("double", 0.0), to_bytes("double", 1.0))
         metrics = {1: ColumnMetrics(10, 0, count, *bounds)}
         files.append(replace(file_of(f"file:///t/data/{place}.parquet", 0, 9, rows=10), metrics=metrics))
-    await append(planned, "doubles", files, snapshot_id=7, kinds={1: "double", 2: "string"})
-    return planned
+    await append(api_with_files, "doubles", files, snapshot_id=7, kinds={1: "double", 2: "string"})
+    return api_with_files
 
 
-async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_value(doubles: Api) -> None:
+async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_value(doubles_api: Api) -> None:
     def comparison(op: str, value: float) -> dict[str, Any]:
         return {"type": op, "term": "x", "value": value}
 
@@ -202,42 +202,45 @@ async def test_files_with_nan_are_kept_for_clients_where_nan_is_the_greatest_val
         (below, []),
     ):
         for headers in (JAVA, SHORT, {}, {"User-Agent": "DuckDB/1.5"}):
-            assert numbers(await doubles("POST", path, {"filter": filter}, headers=headers)) == kept_count, filter
-    assert numbers(await doubles("POST", path, {"filter": comparison("gt", 3.0)}, headers=PYICEBERG)) == []
-    assert numbers(await doubles("POST", path, {"filter": comparison("gt", 0.5)}, headers=PYICEBERG)) == [0, 1, 3]
+            assert numbers(await doubles_api("POST", path, {"filter": filter}, headers=headers)) == kept_count, filter
+    assert numbers(await doubles_api("POST", path, {"filter": comparison("gt", 3.0)}, headers=PYICEBERG)) == []
+    assert numbers(await doubles_api("POST", path, {"filter": comparison("gt", 0.5)}, headers=PYICEBERG)) == [0, 1, 3]
 
 
-async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles: Api) -> None:
+async def test_residual_tests_for_nan_only_in_files_that_may_have_it(doubles_api: Api) -> None:
     """The bounds of row groups do not include NaN.
 
     A test for NaN in the residual keeps Iceberg's reader from skipping them.
     """
     plain = {"type": "gt", "term": "x", "value": 0.5}
     tested = {"type": "or", "left": plain, "right": {"type": "is-nan", "term": "x"}}
-    answer = await doubles("POST", f"{T[:-1]}doubles/plan", {"filter": plain}, headers=JAVA)
+    answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": plain}, headers=JAVA)
     assert [task["residual-filter"] for task in answer.json["file-scan-tasks"]] == [plain, tested, tested, tested]
     both = {"type": "or", "left": plain, "right": {"type": "eq", "term": "data", "value": "b"}}
-    answer = await doubles("POST", f"{T[:-1]}doubles/plan", {"filter": both, **SOME}, headers=JAVA)
-    shown = [str(task["residual-filter"]).count("is-nan") for task in answer.json["file-scan-tasks"]]
-    assert shown == [0, 1, 1, 1]
+    answer = await doubles_api("POST", f"{T[:-1]}doubles/plan", {"filter": both, **SOME}, headers=JAVA)
+    nan_counts = [str(task["residual-filter"]).count("is-nan") for task in answer.json["file-scan-tasks"]]
+    assert nan_counts == [0, 1, 1, 1]
 
 
-async def test_server_plans_a_plan_table_whose_filter_nan_may_match(doubles: Api) -> None:
+async def test_server_plans_a_plan_table_whose_filter_nan_may_match(doubles_api: Api) -> None:
     """Iceberg's library, which `seamark.spark.sql` uses, prunes files and row groups that have only NaN."""
 
-    async def planning_mode(predicate: str) -> str:
+    async def request_planning_mode(predicate: str) -> str:
         table = "/api/v1/tables/db/doubles/plan-tables"
-        new_doubles = await doubles("POST", table, {"predicate": predicate, "kept-max": 1.0})
+        new_doubles = await doubles_api("POST", table, {"predicate": predicate, "kept-max": 1.0})
         assert new_doubles.status == 200, new_doubles.raw
-        mode = (await doubles("GET", f"{T[:-1]}{new_doubles.json['name']}")).json["config"]["scan-planning-mode"]
+        mode = (await doubles_api("GET", f"{T[:-1]}{new_doubles.json['name']}")).json["config"]["scan-planning-mode"]
         assert isinstance(mode, str)
         return mode
 
-    modes = [await planning_mode(predicate) for predicate in ("x > 3", "NOT (x < 3)", "x > 3 AND x < 9", "data = 'b'")]
+    modes = [
+        await request_planning_mode(predicate)
+        for predicate in ("x > 3", "NOT (x < 3)", "x > 3 AND x < 9", "data = 'b'")
+    ]
     assert modes == ["server", "server", "client", "client"]
     change = set_properties(**{"seamark.scan-planning-mode": "client"})
-    assert (await doubles("POST", f"{T[:-1]}doubles", change)).status == 200
-    assert await planning_mode("x > 4") == "client"
+    assert (await doubles_api("POST", f"{T[:-1]}doubles", change)).status == 200
+    assert await request_planning_mode("x > 4") == "client"
 
 
 async def test_only_seamarks_clients_get_functions_of_columns_as_terms(api: Api) -> None:

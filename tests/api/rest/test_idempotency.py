@@ -17,7 +17,7 @@ from seamark.metaserver.api.http.bodies import QUICK_BYTES
 from seamark.metaserver.store.port import InstantFilter
 from tests.api.client import SCHEMA, VIEW_VERSION, Answer, Api, append, new_key, set_properties
 from tests.api.rest.standard import PLANNING, operations
-from tests.server.rig import LateClock, running
+from tests.server.rig import OffsetClock, running
 
 T = "/v1/namespaces/db/tables"
 V = "/v1/namespaces/db/views"
@@ -32,7 +32,7 @@ def _change(name: str) -> dict[str, Any]:
     return {"table-changes": [{"identifier": {"namespace": ["db"], "name": name}, **set_properties(x="1")}]}
 
 
-async def _nothing(api: Api) -> None: ...
+async def _do_nothing(api: Api) -> None: ...
 
 
 async def _table(api: Api) -> None:
@@ -67,7 +67,7 @@ class Case:
     refused_path: str
     refused_body: Any
     refused_status: int
-    before: Callable[[Api], Awaitable[None]] = field(default=_nothing)
+    before: Callable[[Api], Awaitable[None]] = field(default=_do_nothing)
 
 
 CASES = (
@@ -151,8 +151,8 @@ async def test_success_is_replayed_without_a_second_execution(api: Api, case: Ca
     first = await api(case.method, case.path, body, key=key)
     assert first.status == case.status, first.raw
     state = await _state(api)
-    for again in (key, key.upper()):
-        _check_same(first, await api(case.method, case.path, body, key=again))
+    for same_key in (key, key.upper()):
+        _check_same(first, await api(case.method, case.path, body, key=same_key))
     assert await _state(api) == state
 
 
@@ -292,7 +292,7 @@ async def test_key_survives_a_restart_of_the_server(tmp_path: Path) -> None:
 
 
 async def test_expired_key_counts_as_new(tmp_path: Path) -> None:
-    clock = LateClock()
+    clock = OffsetClock()
     async with running(tmp_path, clock=clock, idempotency_ttl_s=600) as server:
         api, key = Api(server), new_key()
         assert (await api("POST", "/v1/namespaces", {"namespace": ["n"]}, key=key)).status == 200

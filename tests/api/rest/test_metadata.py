@@ -19,6 +19,7 @@ from tests.api.client import Answer, Api
 from tests.api.plans.planned import append, file_of
 from tests.planner.lakes.history import random_lake
 from tests.planner.lakes.lake import ContentFile, DataFile, Lake, Snapshot
+from tests.seeds import examples
 from tests.server.rig import running
 
 T = "/api/v1/tables/db/t"
@@ -27,7 +28,7 @@ CONTENTS = ["data", "position-deletes", "equality-deletes"]
 
 
 @pytest.fixture
-async def lakes(tmp_path: Path) -> AsyncIterator[Api]:
+async def lake_api(tmp_path: Path) -> AsyncIterator[Api]:
     """Open a server whose pages are small by default."""
     async with running(tmp_path / "home", warehouse=tmp_path.as_uri(), page_limit=500) as server:
         yield Api(server)
@@ -61,7 +62,7 @@ def table_of(answer: Answer) -> pa.Table:
     return pa.ipc.open_stream(answer.raw).read_all()
 
 
-def expected_entry(lake: Lake, snapshot: Snapshot, file: ContentFile) -> dict[str, Any]:
+def build_expected_entry(lake: Lake, snapshot: Snapshot, file: ContentFile) -> dict[str, Any]:
     """Return the expected listing entry of a file, without its partition."""
     return {
         "content": CONTENTS[file.content],
@@ -79,16 +80,16 @@ def omit_keys(item: dict[str, Any], *names: str) -> dict[str, Any]:
     return {name: value for name, value in item.items() if name not in names}
 
 
-async def test_listing_has_the_files_of_every_snapshot(lakes: Api, tmp_path: Path) -> None:
-    for seed in range(25):
+async def test_listing_has_the_files_of_every_snapshot(lake_api: Api, tmp_path: Path) -> None:
+    for seed in range(examples(25, 10)):
         lake = random_lake(seed, tmp_path / str(seed))
-        path = await register(lakes, lake, f"t{seed}")
+        path = await register(lake_api, lake, f"t{seed}")
         for snapshot in lake.snapshots.values():
-            actual = await list_all(lakes, f"{path}/files", "files", f"snapshot-id={snapshot.id}", limit=3)
+            actual = await list_all(lake_api, f"{path}/files", "files", f"snapshot-id={snapshot.id}", limit=3)
             files = [*snapshot.data_files, *snapshot.delete_files]
             message = f"seed {seed}, snapshot {snapshot.id}"
             assert [omit_keys(item, "partition", "delete-files") for item in actual] == [
-                expected_entry(lake, snapshot, file) for file in files
+                build_expected_entry(lake, snapshot, file) for file in files
             ], message
             for item, file in zip(actual, files, strict=True):
                 assert list(item["partition"]) == [part.name for part in lake.specs[file.spec_id]], message
@@ -99,30 +100,30 @@ async def test_listing_has_the_files_of_every_snapshot(lakes: Api, tmp_path: Pat
                     assert item["delete-files"] is None
 
 
-async def test_partition_of_a_listing_can_be_used_to_find_its_files(lakes: Api, tmp_path: Path) -> None:
+async def test_partition_of_a_listing_can_be_used_to_find_its_files(lake_api: Api, tmp_path: Path) -> None:
     narrowed = 0
-    for seed in range(40, 60):
+    for seed in range(40, 40 + examples(20, 10)):
         lake = random_lake(seed, tmp_path / str(seed))
-        path = await register(lakes, lake, f"t{seed}")
-        files = await list_all(lakes, f"{path}/files", "files")
+        path = await register(lake_api, lake, f"t{seed}")
+        files = await list_all(lake_api, f"{path}/files", "files")
         for file in random.Random(seed).sample(files, min(len(files), 4)):
             prefix = quote(json.dumps(file["partition"]))
-            actual = await list_all(lakes, f"{path}/files", "files", f"partition={prefix}", limit=2)
+            actual = await list_all(lake_api, f"{path}/files", "files", f"partition={prefix}", limit=2)
             expected = [item for item in files if file["partition"].items() <= item["partition"].items()]
             assert actual == expected, f"seed {seed}: {file['partition']}"
             narrowed += len(expected) < len(files)
     assert narrowed > 5
 
 
-async def test_arrow_and_json_listings_are_equal(lakes: Api, tmp_path: Path) -> None:
-    for seed in range(60, 70):
+async def test_arrow_and_json_listings_are_equal(lake_api: Api, tmp_path: Path) -> None:
+    for seed in range(60, 60 + examples(10, 5)):
         lake = random_lake(seed, tmp_path / str(seed))
-        path = await register(lakes, lake, f"t{seed}")
+        path = await register(lake_api, lake, f"t{seed}")
         paths = [("files", "files"), ("partitions", "partitions")]
         paths += [(f"stats/{quote(column.name, safe='')}", "stats") for column in lake.schema.leaves().values()]
         for route, items in paths:
-            actual = await list_all(lakes, f"{path}/{route}", items)
-            table = table_of(await lakes("GET", f"{path}/{route}", headers=ARROW))
+            actual = await list_all(lake_api, f"{path}/{route}", items)
+            table = table_of(await lake_api("GET", f"{path}/{route}", headers=ARROW))
             assert table.schema.metadata == {b"snapshot-id": str(lake.current.id).encode()}
             assert table.num_rows == len(actual)
             for name in actual[0] if actual else ():
@@ -135,16 +136,16 @@ async def test_arrow_and_json_listings_are_equal(lakes: Api, tmp_path: Path) -> 
                 assert values == [item[name] for item in actual], f"seed {seed}: {route} {name}"
 
 
-async def test_partitions_equal_those_of_pyiceberg(lakes: Api, tmp_path: Path) -> None:
+async def test_partitions_equal_those_of_pyiceberg(lake_api: Api, tmp_path: Path) -> None:
     compared = 0
-    for seed in range(100, 160):
+    for seed in range(100, 100 + examples(60, 30)):
         lake = random_lake(seed, tmp_path / str(seed))
         if len(lake.specs) > 1 or lake.version > 2:
             continue  # PyIceberg merges partitions of all specs into one form, and reads no deletion vectors.
         if any(file.record_count == 0 for file in lake.current.data_files):
             continue  # PyIceberg does not count files without rows either.
-        path = await register(lakes, lake, f"t{seed}")
-        actual = await list_all(lakes, f"{path}/partitions", "partitions", limit=2)
+        path = await register(lake_api, lake, f"t{seed}")
+        actual = await list_all(lake_api, f"{path}/partitions", "partitions", limit=2)
         files = lake.current.data_files + lake.current.delete_files
         assert sum(item["file-count"] for item in actual) == len(lake.current.data_files)
         assert len(actual) == len({file.partition_key for file in files}), f"seed {seed}"
@@ -173,7 +174,7 @@ async def test_partitions_equal_those_of_pyiceberg(lakes: Api, tmp_path: Path) -
 
 
 @pytest.fixture
-async def table(api: Api) -> Api:
+async def api_with_table(api: Api) -> Api:
     """Return the API with `db.t`. Its first snapshot has a tag and 5 files, its second snapshot has 2 more."""
     await api.table()
     files = [file_of(f"file:///t/{n}.parquet", 10 * n, 10 * n + 9) for n in range(7)]
@@ -188,21 +189,21 @@ async def paths(api: Api, query: str = "") -> list[str]:
     return [item["file-path"] for item in await list_all(api, f"{T}/files", "files", query)]
 
 
-async def test_snapshot_can_be_given_by_id_ref_or_time(table: Api) -> None:
-    log = (await table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["snapshot-log"]
-    assert len(await paths(table)) == 7
+async def test_snapshot_can_be_given_by_id_ref_or_time(api_with_table: Api) -> None:
+    log = (await api_with_table("GET", "/v1/namespaces/db/tables/t")).json["metadata"]["snapshot-log"]
+    assert len(await paths(api_with_table)) == 7
     for query in (
         "snapshot-id=1",
         "ref=first",
         f"as-of={log[0]['timestamp-ms']}",
         f"as-of={log[1]['timestamp-ms'] - 1}",
     ):
-        assert await paths(table, query) == [f"file:///t/{n}.parquet" for n in range(5)]
+        assert await paths(api_with_table, query) == [f"file:///t/{n}.parquet" for n in range(5)]
     for query in ("snapshot-id=2", "ref=main", f"as-of={log[1]['timestamp-ms']}", "as-of=99999999999999"):
-        assert len(await paths(table, query)) == 7
+        assert len(await paths(api_with_table, query)) == 7
 
 
-async def test_invalid_parameters_are_rejected_with_the_reason(table: Api) -> None:
+async def test_invalid_parameters_are_rejected_with_the_reason(api_with_table: Api) -> None:
     cases: list[tuple[str, str]] = [
         ("snapshot-id=9", "9"),
         ("snapshot-id=x", "whole number"),
@@ -217,57 +218,57 @@ async def test_invalid_parameters_are_rejected_with_the_reason(table: Api) -> No
         ("content=some", "content"),
     ]
     for query, expected in cases:
-        answer = await table("GET", f"{T}/files?{query}")
+        answer = await api_with_table("GET", f"{T}/files?{query}")
         assert answer.error[:2] == (400, "BadRequestException"), query
         assert expected in answer.error[2], query
 
 
-async def test_commit_between_two_pages_shifts_no_file(table: Api) -> None:
-    first = (await table("GET", f"{T}/files?limit=3")).json
-    await append(table, "t", [file_of("file:///t/new.parquet", 0, 1)], snapshot_id=3, parent=2)
-    second = (await table("GET", f"{T}/files?limit=9&page-token={first['next-page-token']}")).json
+async def test_commit_between_two_pages_shifts_no_file(api_with_table: Api) -> None:
+    first = (await api_with_table("GET", f"{T}/files?limit=3")).json
+    await append(api_with_table, "t", [file_of("file:///t/new.parquet", 0, 1)], snapshot_id=3, parent=2)
+    second = (await api_with_table("GET", f"{T}/files?limit=9&page-token={first['next-page-token']}")).json
     assert second["snapshot-id"] == first["snapshot-id"] == 2
     assert len(first["files"]) + len(second["files"]) == 7
     assert second["next-page-token"] is None
 
 
-async def test_page_token_is_valid_for_its_own_request_only(table: Api) -> None:
-    token = (await table("GET", f"{T}/files?limit=3")).json["next-page-token"]
+async def test_page_token_is_valid_for_its_own_request_only(api_with_table: Api) -> None:
+    token = (await api_with_table("GET", f"{T}/files?limit=3")).json["next-page-token"]
     for route in ("files?content=data", "files?partition={}", "partitions?", "stats/id?"):
-        answer = await table("GET", f"{T}/{route}&page-token={token}")
+        answer = await api_with_table("GET", f"{T}/{route}&page-token={token}")
         assert answer.error[0] == 400, route
 
 
-async def test_page_of_an_expired_snapshot_is_rejected(table: Api) -> None:
-    token = (await table("GET", f"{T}/files?limit=3&snapshot-id=1")).json["next-page-token"]
+async def test_page_of_an_expired_snapshot_is_rejected(api_with_table: Api) -> None:
+    token = (await api_with_table("GET", f"{T}/files?limit=3&snapshot-id=1")).json["next-page-token"]
     updates = [
         {"action": "remove-snapshot-ref", "ref-name": "first"},
         {"action": "remove-snapshots", "snapshot-ids": [1]},
     ]
     body = {"requirements": [], "updates": updates}
-    assert (await table("POST", "/v1/namespaces/db/tables/t", body)).status == 200
-    answer = await table("GET", f"{T}/files?limit=3&page-token={token}")
+    assert (await api_with_table("POST", "/v1/namespaces/db/tables/t", body)).status == 200
+    answer = await api_with_table("GET", f"{T}/files?limit=3&page-token={token}")
     assert answer.error[0] == 400
     assert "expired" in answer.error[2]
 
 
-async def test_arrow_pages_have_their_token(table: Api) -> None:
-    first = table_of(await table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound", headers=ARROW))
+async def test_arrow_pages_have_their_token(api_with_table: Api) -> None:
+    first = table_of(await api_with_table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound", headers=ARROW))
     token = first.schema.metadata[b"next-page-token"].decode()
     remaining_table = table_of(
-        await table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound&page-token={token}", headers=ARROW)
+        await api_with_table("GET", f"{T}/stats/id?limit=4&fields=file,lower-bound&page-token={token}", headers=ARROW)
     )
     assert first.column_names == ["file", "lower_bound"]
-    whole = await list_all(table, f"{T}/stats/id", "stats")
+    whole = await list_all(api_with_table, f"{T}/stats/id", "stats")
     assert pa.concat_tables([first, remaining_table]).column("lower_bound").to_pylist() == [
-        one["lower-bound"] for one in whole
+        row["lower-bound"] for row in whole
     ]
     assert (first.num_rows, remaining_table.num_rows) == (4, 3)
     assert b"next-page-token" not in remaining_table.schema.metadata
 
 
-async def test_statistics_are_requested_by_column_name(table: Api) -> None:
-    stats = (await table("GET", f"{T}/stats/data?snapshot-id=1&limit=1")).json["stats"]
+async def test_statistics_are_requested_by_column_name(api_with_table: Api) -> None:
+    stats = (await api_with_table("GET", f"{T}/stats/data?snapshot-id=1&limit=1")).json["stats"]
     assert [omit_keys(one, "column-size") for one in stats] == [
         {
             "file-path": "file:///t/0.parquet",
@@ -279,10 +280,10 @@ async def test_statistics_are_requested_by_column_name(table: Api) -> None:
         }
     ]
     for column, expected in (("dat", "did you mean data"), ("data.x", "data.x"), ("%FF", "UTF-8")):
-        answer = await table("GET", f"{T}/stats/{column}")
+        answer = await api_with_table("GET", f"{T}/stats/{column}")
         assert answer.error[0] == 400
         assert expected in answer.error[2]
-    answer = await table("GET", f"{T}/stats/id?fields=lower-bound,upper")
+    answer = await api_with_table("GET", f"{T}/stats/id?fields=lower-bound,upper")
     assert "'upper'" in answer.error[2]
 
 
@@ -293,7 +294,7 @@ async def test_listings_of_a_table_without_a_snapshot_are_empty(api: Api) -> Non
         assert table_of(await api("GET", f"{T}/{route}", headers=ARROW)).num_rows == 0
 
 
-async def test_accept_header_selects_the_form(table: Api) -> None:
+async def test_accept_header_selects_the_form(api_with_table: Api) -> None:
     cases: list[tuple[str, str | None]] = [
         ("*/*", "application/json"),
         ("application/json, */*;q=0.1", "application/json"),
@@ -303,7 +304,7 @@ async def test_accept_header_selects_the_form(table: Api) -> None:
         ("application/json;q=0", None),
     ]
     for accept, content_type in cases:
-        answer = await table("GET", f"{T}/files", headers={"Accept": accept})
+        answer = await api_with_table("GET", f"{T}/files", headers={"Accept": accept})
         if content_type is None:
             assert answer.error[0] == 406, accept
             assert ARROW["Accept"] in answer.error[2], accept
@@ -318,9 +319,13 @@ async def test_missing_tables_and_snapshots_are_not_found(api: Api) -> None:
         assert (await api("GET", f"/api/v1/tables/none/t/{route}")).error[0] == 404
 
 
-async def test_large_listings_are_read_off_the_event_loop(table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = await asyncio.gather(*(table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id")))
+async def test_large_listings_are_read_off_the_event_loop(api_with_table: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = await asyncio.gather(
+        *(api_with_table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id"))
+    )
     for name in ("IN_THREAD_JSON", "IN_THREAD_FILES"):
         monkeypatch.setattr(routes, name, 0)
-    after = await asyncio.gather(*(table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id")))
+    after = await asyncio.gather(
+        *(api_with_table("GET", f"{T}/{route}") for route in ("files", "partitions", "stats/id"))
+    )
     assert [one.json for one in after] == [one.json for one in before]

@@ -66,7 +66,7 @@ async def test_every_request_requires_a_login(house: House) -> None:
 
 
 @pytest.mark.parametrize(
-    ("principal", "seen", "below"),
+    ("principal", "visible_names", "below"),
     [
         ("root", [["db"], ["other"]], [["other", "inner"]]),
         ("rita", [["db"]], None),
@@ -75,9 +75,9 @@ async def test_every_request_requires_a_login(house: House) -> None:
     ],
 )
 async def test_listing_hides_what_the_caller_may_not_see(
-    house: House, principal: str, seen: list[Any], below: list[Any] | None
+    house: House, principal: str, visible_names: list[Any], below: list[Any] | None
 ) -> None:
-    assert (await house(principal, "GET", "/v1/namespaces")).json["namespaces"] == seen
+    assert (await house(principal, "GET", "/v1/namespaces")).json["namespaces"] == visible_names
     answer = await house(principal, "GET", "/v1/namespaces?parent=other")
     if below is None:
         assert answer.error[:2] == (403, "ForbiddenException")
@@ -182,9 +182,9 @@ async def test_dropped_table_hidden_from_the_caller_is_not_found(house: House) -
         for principal in ("wendy", "nobody"):
             ids = (listing[0]["id"], new_key())
             answers = [await house(principal, method, f"/api/v1/dropped/{dropped}{ending}") for dropped in ids]
-            there, invented = (answer.error[:2] for answer in answers)
-            assert there == invented
-            assert principal == "nobody" or there == (404, "NotFoundException")
+            existing, invented = (answer.error[:2] for answer in answers)
+            assert existing == invented
+            assert principal == "nobody" or existing == (404, "NotFoundException")
             assert not any(b"other" in answer.raw for answer in answers)
     assert (await house("root", "POST", f"/api/v1/dropped/{listing[0]['id']}/undrop")).status == 200
 
@@ -208,15 +208,17 @@ async def test_empty_transaction_is_rejected_and_not_recorded(house: House) -> N
 async def test_timeline_hides_locations_that_its_reader_may_not_see(house: House) -> None:
     ends = {"source": {"namespace": ["db"], "name": "t"}, "destination": {"namespace": ["other"], "name": "hidden"}}
     assert (await house("root", "POST", "/v1/tables/rename", ends)).status == 204
-    seen = {}
+    visible_names = {}
     for principal in ("rita", "root"):
         for ending in ("", "?order=desc", "?wait=0.1", "?action=rename"):
             answer = await house(principal, "GET", f"/api/v1/tables/db/t/timeline{ending}")
             renames = [instant for instant in answer.json["instants"] if instant["action"] == "rename"]
-            seen[principal, ending] = [rename["summary"].get("to") for rename in renames]
+            visible_names[principal, ending] = [rename["summary"].get("to") for rename in renames]
             assert principal == "root" or b"hidden" not in answer.raw
-    assert {tuple(expected) for (principal, _), expected in seen.items() if principal == "root"} == {("other.hidden",)}
-    assert {tuple(expected) for (principal, _), expected in seen.items() if principal == "rita"} == {(None,)}
+    assert {tuple(expected) for (principal, _), expected in visible_names.items() if principal == "root"} == {
+        ("other.hidden",)
+    }
+    assert {tuple(expected) for (principal, _), expected in visible_names.items() if principal == "rita"} == {(None,)}
     stream = await _stream_of(house, "rita", "/api/v1/tables/db/t/timeline")
     assert b"rename" in stream
     assert b"hidden" not in stream

@@ -91,9 +91,9 @@ def test_table_is_registered_from_the_metadata_of_a_dropped_table(catalog: RestC
     catalog.create_namespace("db")
     table = catalog.create_table("db.t", SCHEMA, properties={"a": "1"})
     catalog.drop_table("db.t")
-    again = catalog.register_table("db.again", table.metadata_location)
-    assert again.metadata == table.metadata
-    assert again.properties["a"] == "1"
+    registered_table = catalog.register_table("db.again", table.metadata_location)
+    assert registered_table.metadata == table.metadata
+    assert registered_table.properties["a"] == "1"
 
 
 def test_stored_properties_do_not_redirect_where_a_client_opens_files(catalog: RestCatalog) -> None:

@@ -70,8 +70,8 @@ async def test_staged_table_does_not_exist_until_it_is_committed(api: Api) -> No
     committed = await api("POST", f"{TABLES}/s", commit)
     assert committed.status == 200, committed.raw
     assert committed.json["metadata"]["table-uuid"] == metadata["table-uuid"]
-    again = await api("POST", f"{TABLES}/s", commit)
-    assert again.error[0] == 409
+    second_answer = await api("POST", f"{TABLES}/s", commit)
+    assert second_answer.error[0] == 409
 
 
 async def test_commit_returns_the_new_metadata_and_its_location(api: Api) -> None:
@@ -218,8 +218,8 @@ async def test_number_of_stored_metrics_reports_is_limited(api: Api) -> None:
     }
     answer = await api("POST", f"{TABLES}/t/metrics", report)
     assert (answer.status, answer.raw) == (204, b"")
-    kept_metrics_reports = await api.server.components.store.metrics_reports(uuid, None, 10)
-    assert [metrics_report.report for metrics_report in kept_metrics_reports] == [report]
+    reports = await api.server.components.store.metrics_reports(uuid, None, 10)
+    assert [metrics_report.report for metrics_report in reports] == [report]
     assert (await api("POST", f"{TABLES}/t/metrics", {"report-type": "gossip"})).error[0] == 400
     huge = await api("POST", f"{TABLES}/t/metrics", {**report, "metadata": {"x": "y" * 150_000}})
     assert huge.error[0] == 413

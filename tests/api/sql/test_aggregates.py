@@ -60,8 +60,8 @@ async def site(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Site]:
         yield site
 
 
-async def ask(site: Site, body: dict[str, Any], who: str = "rita", **headers: str) -> Answer:
-    login = {"Authorization": f"Bearer {site.tokens[who]}"}
+async def ask(site: Site, body: dict[str, Any], user: str = "rita", **headers: str) -> Answer:
+    login = {"Authorization": f"Bearer {site.tokens[user]}"}
     return await site.api("POST", "/api/v1/aggregate", body, headers={**login, **headers})
 
 
@@ -151,7 +151,7 @@ async def test_invalid_request_gets_400_with_the_reason(site: Site, change: dict
 async def test_groups_of_a_cube_are_returned_to_readers_only(site: Site) -> None:
     body = {"definition-id": "x", "columns": ["d0"], "files": ""}
     answers = []
-    for who in ("rita", "olga"):
-        login = {"Authorization": f"Bearer {site.tokens[who]}"}
+    for user in ("rita", "olga"):
+        login = {"Authorization": f"Bearer {site.tokens[user]}"}
         answers.append(await site.api("POST", "/api/v1/tables/db/t/cube-groups", body, headers=login))
     assert [answer.status for answer in answers] == [404, 403]

@@ -56,14 +56,14 @@ async def test_free_slot_goes_to_the_principal_with_the_fewest_slots() -> None:
             group.create_task(_hold(slots, holder, end, started))
         await _settle()
         assert slots.taken == 8
-        done = asyncio.Event()
+        released = asyncio.Event()
         for holder in ("bob", "cleo", "eve"):  # The order is that in which the requests begin to wait.
-            group.create_task(_hold(slots, holder, done, started))
+            group.create_task(_hold(slots, holder, released, started))
         await _settle()
         ends[0].set()
         await _settle()
         assert started[8:] == ["eve"]
-        for end in (*ends, done):
+        for end in (*ends, released):
             end.set()
 
 

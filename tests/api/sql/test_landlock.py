@@ -49,11 +49,11 @@ def test_restricted_process_reads_no_file_outside_and_writes_none(tmp_path: Path
         folder.mkdir()
         (folder / "a").write_text("a")
     (inside / "link").symlink_to(outside / "a")
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-P", "-c", SCRIPT, str(inside), str(outside)], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
-    reported = json.loads(done.stdout)
+    assert completed.returncode == 0, completed.stderr
+    reported = json.loads(completed.stdout)
     assert reported.pop("changes")
     assert reported.pop("reads")
     assert {name: outcome for name, outcome in reported.items() if outcome == "done"} == {

@@ -22,7 +22,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from tests.api.client import Answer, Api
 from tests.connector.lake import append, create, spread
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.waits import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -39,7 +39,7 @@ GRANTS = (
 
 @dataclass
 class Site:
-    server: Running
+    server: RunningServer
     tokens: dict[str, str]
 
     @property
@@ -122,7 +122,7 @@ async def open_site(home: Path, **settings: Any) -> AsyncIterator[Site]:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def site(home: Path) -> AsyncIterator[Site]:
     """Yield a server that the tests share, because each start of a server also starts a process with DuckDB."""
-    async with open_site(home) as site:
+    async with open_site(home, rights_recheck_s=0.1) as site:
         yield site
 
 
@@ -274,36 +274,34 @@ async def test_two_principals_leave_a_statement_to_a_third(home: Path) -> None:
         ]
         await until(lambda: len(workers()) == 3)
         assert (await site.sql("root", "SELECT 1")).status == 200
-        done, _ = await asyncio.wait(long, return_when=asyncio.FIRST_COMPLETED)
-        assert [task.result().status for task in done] == [503]
+        finished_tasks, _ = await asyncio.wait(long, return_when=asyncio.FIRST_COMPLETED)
+        assert [task.result().status for task in finished_tasks] == [503]
         for task in long:
             task.cancel()
         await asyncio.gather(*long, return_exceptions=True)
         await until(lambda: not workers())
 
 
-async def test_statement_without_tables_ends_with_its_token(home: Path) -> None:
-    async with open_site(home, rights_recheck_s=0.1) as site:
-        headers = {"Authorization": f"Bearer {site.tokens['root']}"}
-        grant = {"role": "reader", "namespace": ["db"]}
-        answer = await site.api("POST", "/api/v1/tokens", {"name": "vera", "grants": [grant]}, headers=headers)
-        site.tokens["vera"] = answer.json["token"]
-        rows = ", ".join(f"({number})" for number in range(60))
-        long = "SELECT count(*) FROM " + ", ".join(f"(VALUES {rows}) t{number}" for number in range(12))
-        running_one = asyncio.create_task(site.sql("vera", long))
-        await until(lambda: len(workers()) == 1)
-        assert (await site.api("DELETE", "/api/v1/tokens/vera", headers=headers)).status == 204
-        assert (await running_one).status == 401
-        await until(lambda: not workers())
+async def test_statement_without_tables_ends_with_its_token(site: Site) -> None:
+    headers = {"Authorization": f"Bearer {site.tokens['root']}"}
+    grant = {"role": "reader", "namespace": ["db"]}
+    answer = await site.api("POST", "/api/v1/tokens", {"name": "vera", "grants": [grant]}, headers=headers)
+    site.tokens["vera"] = answer.json["token"]
+    rows = ", ".join(f"({number})" for number in range(60))
+    long = "SELECT count(*) FROM " + ", ".join(f"(VALUES {rows}) t{number}" for number in range(12))
+    running_one = asyncio.create_task(site.sql("vera", long))
+    await until(lambda: len(workers()) == 1)
+    assert (await site.api("DELETE", "/api/v1/tokens/vera", headers=headers)).status == 204
+    assert (await running_one).status == 401
+    await until(lambda: not workers())
 
 
-async def test_disconnected_client_ends_its_statement(home: Path) -> None:
-    async with open_site(home) as site:
-        leaving = asyncio.create_task(site.sql("rita", LONG_STATEMENT))
-        await until(lambda: len(workers()) == 1)
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
-        await until(lambda: not workers())
+async def test_disconnected_client_ends_its_statement(site: Site) -> None:
+    leaving = asyncio.create_task(site.sql("rita", LONG_STATEMENT))
+    await until(lambda: len(workers()) == 1)
+    leaving.cancel()
+    await asyncio.gather(leaving, return_exceptions=True)
+    await until(lambda: not workers())
 
 
 def _file_size_limits(worker: psutil.Process) -> list[list[str]]:

@@ -21,22 +21,22 @@ async def test_overtaken_append_follows_the_appends_that_overtook_it(tmp_path: P
     async with open_rig(tmp_path) as rig:
         await create(rig, version)
         await append(rig, {"a": 1})
-        late, expected_rows = Appender(await load(rig)), {"late-1": 10, "late-2": 5}
-        request = late.commit(expected_rows)
+        appender, expected_rows = Appender(await load(rig)), {"late-1": 10, "late-2": 5}
+        request = appender.commit(expected_rows)
         await append(rig, {"b": 2})
         last = await append(rig, {"c": 3})
-        done = await commit(rig, request)
+        committed_table = await commit(rig, request)
         metadata = await load(rig)
         snapshot = head(metadata)
-        assert done.metadata.current_snapshot_id == snapshot["snapshot-id"] == late.snapshot_id
+        assert committed_table.metadata.current_snapshot_id == snapshot["snapshot-id"] == appender.snapshot_id
         assert snapshot["parent-snapshot-id"] == last.snapshot_id
         assert snapshot["sequence-number"] == metadata["last-sequence-number"] == last.sequence + 1
         files = read_snapshot(snapshot)
         assert {path: file.sequence_number for path, file in files.items()} == {
             "a": 1, "b": 2, "c": 3, "late-1": 4, "late-2": 4
         }  # fmt: skip
-        assert snapshot["manifest-list"] != late.manifest_list
-        assert {row["manifest_path"] for row in read_list(snapshot)} >= set(late.manifests), "its manifests stay"
+        assert snapshot["manifest-list"] != appender.manifest_list
+        assert {row["manifest_path"] for row in read_list(snapshot)} >= set(appender.manifests), "its manifests stay"
         assert {key: snapshot["summary"][f"total-{key}"] for key in ("data-files", "records", "files-size")} == {
             "data-files": "5", "records": "21", "files-size": "500"
         }  # fmt: skip
@@ -53,16 +53,16 @@ async def test_file_rewritten_by_a_rejected_client_is_read_again(tmp_path: Path)
     async with open_rig(tmp_path) as rig:
         await create(rig)
         await append(rig, {"a": 1})
-        late = Appender(await load(rig))
-        request = late.commit({"old-1": 1, "old-2": 1})
+        appender = Appender(await load(rig))
+        request = appender.commit({"old-1": 1, "old-2": 1})
         request[1][0]["snapshot"]["summary"]["added-data-files"] = "3"
         await append(rig, {"b": 2})
         with pytest.raises(CommitConflict):
             await commit(rig, request)
-        refused_list, refused_manifests = late.manifest_list, list(late.manifests)
-        late.manifests.clear()
-        await commit(rig, late.commit({"new": 1}))
-        assert (late.manifest_list, late.manifests) == (refused_list, refused_manifests)
+        refused_list, refused_manifests = appender.manifest_list, list(appender.manifests)
+        appender.manifests.clear()
+        await commit(rig, appender.commit({"new": 1}))
+        assert (appender.manifest_list, appender.manifests) == (refused_list, refused_manifests)
         assert read_snapshot(head(await load(rig))).keys() == {"a", "b", "new"}
 
 
@@ -70,7 +70,7 @@ def _schema_change(client: Appender, commit: Commit) -> None:
     commit[1].append({"action": "set-properties", "updates": {"x": "1"}})
 
 
-def _other_operation(client: Appender, commit: Commit) -> None:
+def _change_operation(client: Appender, commit: Commit) -> None:
     commit[1][0]["snapshot"]["summary"]["operation"] = "overwrite"
 
 
@@ -100,7 +100,7 @@ def _change_counts(client: Appender, commit: Commit) -> None:
 
 
 REQUESTS = [
-    _schema_change, _other_operation, _second_requirement, _other_parent, _no_list, _list_outside, _truncate_manifest,
+    _schema_change, _change_operation, _second_requirement, _other_parent, _no_list, _list_outside, _truncate_manifest,
     _change_counts,
 ]  # fmt: skip
 OLD = {"file_path": "a", "record_count": 1, "content": 0, "file_format": "PARQUET", "partition": {}}
@@ -159,14 +159,14 @@ async def test_append_to_a_dropped_branch_is_rejected(tmp_path: Path) -> None:
         first = await append(rig, {"a": 1})
         dev = {"ref-name": "dev", "type": "branch", "snapshot-id": first.snapshot_id}
         await commit(rig, ([], [{"action": "set-snapshot-ref", **dev}]))
-        late = Appender(await load(rig), branch="dev").commit({"late": 1})
+        request = Appender(await load(rig), branch="dev").commit({"late": 1})
         await commit(rig, ([], [{"action": "remove-snapshot-ref", "ref-name": "dev"}]))
         with pytest.raises(CommitConflict, match="dev is missing"):
-            await commit(rig, late)
+            await commit(rig, request)
         await commit(rig, ([], [{"action": "set-snapshot-ref", **dev, "type": "tag"}]))
         await append(rig, {"b": 1})
         with pytest.raises(CommitConflict):
-            await commit(rig, late)
+            await commit(rig, request)
 
 
 async def test_existing_snapshot_id_or_manifest_is_not_added_again(tmp_path: Path) -> None:
@@ -192,10 +192,10 @@ async def test_append_that_needs_too_many_manifest_reads_is_rejected(
     async with open_rig(tmp_path) as rig:
         await create(rig)
         await append(rig, {"a": 1})
-        late = Appender(await load(rig))
-        request = late.commit({"late": 1})
+        appender = Appender(await load(rig))
+        request = appender.commit({"late": 1})
         await append(rig, {"b": 1})
-        size = local(late.manifests[0]).stat().st_size
+        size = local(appender.manifests[0]).stat().st_size
         monkeypatch.setattr(rebase, "_MANIFESTS_LIMIT_BYTES", size - 1)
         with pytest.raises(CommitConflict):
             await commit(rig, request)
@@ -207,12 +207,12 @@ async def test_append_that_needs_too_many_manifest_reads_is_rejected(
 async def test_appends_are_rebased_only_for_tables_that_enable_it(tmp_path: Path, value: str) -> None:
     async with open_rig(tmp_path) as rig:
         await rig.table(properties={"seamark.commit.rebase": value})
-        late = Appender(await load(rig)).commit({"late": 1})
+        request = Appender(await load(rig)).commit({"late": 1})
         await append(rig, {"a": 1})
         with pytest.raises(CommitConflict, match="branch main was created concurrently"):
-            await commit(rig, late)
+            await commit(rig, request)
         await commit(rig, ([], [{"action": "set-properties", "updates": {"seamark.commit.rebase": "Append"}}]))
-        await commit(rig, late)
+        await commit(rig, request)
         assert set(read_snapshot(head(await load(rig)))) == {"a", "late"}
 
 
@@ -220,10 +220,10 @@ async def test_transaction_of_several_tables_is_not_rebased(tmp_path: Path) -> N
     async with open_rig(tmp_path) as rig:
         await create(rig)
         await rig.table("u")
-        late = Appender(await load(rig)).commit({"late": 1})
+        request = Appender(await load(rig)).commit({"late": 1})
         await append(rig, {"a": 1})
         changes = [
-            TableChange(DB, "t", *late),
+            TableChange(DB, "t", *request),
             TableChange(DB, "u", [], [{"action": "set-properties", "updates": {"x": "1"}}]),
         ]
         with pytest.raises(CommitConflict):
@@ -235,10 +235,10 @@ async def test_version_2_append_is_rebased_onto_a_table_upgraded_to_version_3(tm
     async with open_rig(tmp_path) as rig:
         await create(rig)
         await append(rig, {"a": 1})
-        late = Appender(await load(rig), merge=merge).commit({"late": 10})
+        request = Appender(await load(rig), merge=merge).commit({"late": 10})
         await commit(rig, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
         await append(rig, {"b": 2})
-        await commit(rig, late)
+        await commit(rig, request)
         metadata = await load(rig)
         files = read_snapshot(head(metadata))
         assert {path: file.first_row_id for path, file in files.items()} == {"a": 2, "b": 0, "late": 3}
@@ -250,12 +250,14 @@ async def test_append_is_rebased_some_time_after_a_rollback(tmp_path: Path) -> N
         await create(rig)
         first = await append(rig, {"a": 1})
         metadata = await load(rig)
-        late = Appender(metadata, snapshot={"timestamp-ms": metadata["last-updated-ms"] - 600_000}).commit({"late": 1})
+        request = Appender(metadata, snapshot={"timestamp-ms": metadata["last-updated-ms"] - 600_000}).commit(
+            {"late": 1}
+        )
         await append(rig, {"b": 2})
         ref = {"ref-name": "main", "type": "branch", "snapshot-id": first.snapshot_id}
         await commit(rig, ([], [{"action": "set-snapshot-ref", **ref}]))
         await append(rig, {"c": 1})
-        await commit(rig, late)
+        await commit(rig, request)
         metadata = await load(rig)
         assert set(read_snapshot(head(metadata))) == {"a", "c", "late"}
         assert head(metadata)["timestamp-ms"] == metadata["snapshot-log"][-2]["timestamp-ms"]
@@ -272,9 +274,9 @@ async def test_append_is_rebased_when_another_branch_took_its_sequence_number(tm
             "snapshot-id": first.snapshot_id,
         }
         await commit(rig, ([], [create_dev]))
-        late = Appender(await load(rig), branch="dev").commit({"late": 1})
+        request = Appender(await load(rig), branch="dev").commit({"late": 1})
         await append(rig, {"b": 2})
-        await commit(rig, late)
+        await commit(rig, request)
         metadata = await load(rig)
         assert set(read_snapshot(head(metadata, "dev"))) == {"a", "late"}
         assert set(read_snapshot(head(metadata))) == {"a", "b"}
@@ -285,12 +287,15 @@ async def test_rebased_branch_keeps_the_retention_set_meanwhile(tmp_path: Path) 
     async with open_rig(tmp_path) as rig:
         await create(rig)
         first = await append(rig, {"a": 1})
-        late = Appender(await load(rig), retention={"min-snapshots-to-keep": 3}).commit({"late": 1})
+        request = Appender(await load(rig), retention={"min-snapshots-to-keep": 3}).commit({"late": 1})
         ref = {"ref-name": "main", "type": "branch", "snapshot-id": first.snapshot_id, "max-ref-age-ms": 77}
         await commit(rig, ([], [{"action": "set-snapshot-ref", **ref}]))
         await append(rig, {"b": 1}, retention={"max-ref-age-ms": 77})
-        done = await commit(rig, late)
-        assert (done.metadata.refs["main"].max_ref_age_ms, done.metadata.refs["main"].min_snapshots_to_keep) == (
+        committed_table = await commit(rig, request)
+        assert (
+            committed_table.metadata.refs["main"].max_ref_age_ms,
+            committed_table.metadata.refs["main"].min_snapshots_to_keep,
+        ) == (
             77,
             None,
         )
@@ -300,12 +305,12 @@ async def test_missing_total_is_omitted_and_timestamps_do_not_go_back(tmp_path: 
     async with open_rig(tmp_path) as rig:
         await create(rig)
         first = Appender(await load(rig), snapshot={"timestamp-ms": (await load(rig))["last-updated-ms"] + 50_000})
-        late = Appender(await load(rig)).commit({"late": 3})
-        late[1][0]["snapshot"]["summary"] |= {"manifests-kept": "0", "total-equality-deletes": "0"}
+        late_request = Appender(await load(rig)).commit({"late": 3})
+        late_request[1][0]["snapshot"]["summary"] |= {"manifests-kept": "0", "total-equality-deletes": "0"}
         request = first.commit({"a": 1})
         del request[1][0]["snapshot"]["summary"]["total-records"]
         await commit(rig, request)
-        await commit(rig, late)
+        await commit(rig, late_request)
         snapshot = head(await load(rig))
         assert snapshot["timestamp-ms"] == first.metadata["last-updated-ms"] + 50_000
         assert snapshot["summary"] == {
@@ -318,19 +323,19 @@ async def test_repeat_of_a_rebased_append_gets_its_first_outcome(tmp_path: Path)
     async with open_rig(tmp_path) as rig:
         await create(rig)
         await append(rig, {"a": 1})
-        late = Appender(await load(rig))
-        request = late.commit({"late": 1})
+        appender = Appender(await load(rig))
+        request = appender.commit({"late": 1})
         await append(rig, {"b": 2})
-        done = await commit(rig, request)
+        committed_table = await commit(rig, request)
         await append(rig, {"c": 3})
-        again = await commit(rig, request)
-        assert again.metadata == done.metadata
-        await commit(rig, ([], [{"action": "remove-snapshots", "snapshot-ids": [late.snapshot_id]}]))
+        second_commit = await commit(rig, request)
+        assert second_commit.metadata == committed_table.metadata
+        await commit(rig, ([], [{"action": "remove-snapshots", "snapshot-ids": [appender.snapshot_id]}]))
         before = await rig.files()
-        again = await commit(rig, request)
-        assert done.entry is not None
-        assert again.entry is not None
-        assert again.entry.metadata_location == done.entry.metadata_location
+        second_commit = await commit(rig, request)
+        assert committed_table.entry is not None
+        assert second_commit.entry is not None
+        assert second_commit.entry.metadata_location == committed_table.entry.metadata_location
         assert await rig.files() == before
         files = read_snapshot(head(await load(rig)))
         assert set(files) == {"a", "b", "c", "late"}
@@ -348,8 +353,8 @@ async def test_rebase_that_loses_the_swap_is_repeated_and_leaves_no_file(tmp_pat
         await create(rig)
         await append(rig, {"a": 1})
         await append(rig, {"b": 2})
-        late = Appender(await load(rig), merge=2 if merges else 0)
-        request = late.commit({"late": 1})
+        appender = Appender(await load(rig), merge=2 if merges else 0)
+        request = appender.commit({"late": 1})
         await append(rig, {"c": 3}, merge=1)
         before = await rig.files()
 
@@ -379,10 +384,10 @@ class ForgetfulStore:
         return getattr(self._store, name)
 
     async def transact(self, operations: Any) -> list[Any]:
-        done: list[Any] = [] if self.forgets and len(operations) == 1 else await self._store.transact(operations)
+        results: list[Any] = [] if self.forgets and len(operations) == 1 else await self._store.transact(operations)
         if self.forgets:
             raise CommitUnknown("injected: the reply was lost")
-        return done
+        return results
 
 
 async def test_rebase_with_an_unknown_outcome_keeps_the_files_that_the_table_may_name(tmp_path: Path) -> None:
@@ -394,17 +399,17 @@ async def test_rebase_with_an_unknown_outcome_keeps_the_files_that_the_table_may
 
     async with open_rig(tmp_path, wrap_store=wrap) as rig:
         await create(rig)
-        late = Appender(await load(rig)).commit({"late": 1})
+        request = Appender(await load(rig)).commit({"late": 1})
         await append(rig, {"a": 1})
         forgetful[0].forgets = True
         with pytest.raises(CommitUnknown):
-            await commit(rig, late)
+            await commit(rig, request)
         forgetful[0].forgets = False
         await rig.publisher.close()
         assert set(read_snapshot(head(await load(rig)))) == {"a", "late"}
-        done = await commit(rig, late)
+        committed_table = await commit(rig, request)
         assert set(read_snapshot(head(await load(rig)))) == {"a", "late"}
-        assert done.metadata.last_sequence_number == 2
+        assert committed_table.metadata.last_sequence_number == 2
 
 
 @pytest.mark.parametrize("apart", [False, True])
@@ -438,11 +443,11 @@ async def test_merge_is_kept_when_it_was_overtaken_by_a_plain_append(tmp_path: P
         await create(rig)
         for name in ("a", "b", "c"):
             await append(rig, {name: 1})
-        late = Appender(await load(rig), merge=3)
-        request = late.commit({"late": 10})
+        appender = Appender(await load(rig), merge=3)
+        request = appender.commit({"late": 10})
         await append(rig, {"d": 1})
         await commit(rig, request)
         listed_list = read_list(head(await load(rig)))
-        assert [row["manifest_path"] for row in listed_list if row["existing_files_count"]] == late.manifests
+        assert [row["manifest_path"] for row in listed_list if row["existing_files_count"]] == appender.manifests
         assert len(listed_list) == 2
         assert [row["min_sequence_number"] for row in listed_list] == [1, 4]

@@ -38,11 +38,11 @@ class Model:
             totals = [int(snapshot["summary"][f"total-{counter}"]) for counter in ("data-files", "records")]
             assert totals == [len(expected), sum(expected.values())], about
             for path, file in files.items():
-                kept = self.numbers.setdefault((branch, path), file.sequence_number)
-                assert kept == file.sequence_number, f"{about}: {path} was renumbered"
+                original = self.numbers.setdefault((branch, path), file.sequence_number)
+                assert original == file.sequence_number, f"{about}: {path} was renumbered"
                 if file.first_row_id is not None or (branch, path) in self.row_ids:
-                    kept = self.row_ids.setdefault((branch, path), file.first_row_id or 0)
-                    assert kept == file.first_row_id, f"{about}: the rows of {path} were renumbered"
+                    original = self.row_ids.setdefault((branch, path), file.first_row_id or 0)
+                    assert original == file.first_row_id, f"{about}: the rows of {path} were renumbered"
             if "first-row-id" in snapshot:
                 self._check_rows(files, metadata, about)
         numbers = [snapshot["sequence-number"] for snapshot in metadata["snapshots"]]
@@ -59,7 +59,7 @@ class Model:
 class History:
     """A random history of engines that load, wait, and commit late; every append must succeed."""
 
-    it: Rig
+    rig: Rig
     source: random.Random
     model: Model = field(default_factory=Model)
     clients: list[tuple[Appender, Commit, dict[str, int]]] = field(default_factory=list)
@@ -67,7 +67,7 @@ class History:
 
     async def begin(self) -> None:
         """Let a client write all its files without committing them."""
-        metadata = await load(self.it)
+        metadata = await load(self.rig)
         branch = self.source.choice(["main", "main", "main", *metadata.get("refs", {})])
         files = {}
         for _ in range(self.source.randint(1, 3)):
@@ -80,29 +80,29 @@ class History:
     async def finish(self) -> None:
         if self.clients:
             client, request, files = self.clients.pop(self.source.randrange(len(self.clients)))
-            done = await commit(self.it, request)
-            assert done.metadata.refs[client.branch].snapshot_id == client.snapshot_id
+            committed_table = await commit(self.rig, request)
+            assert committed_table.metadata.refs[client.branch].snapshot_id == client.snapshot_id
             self.model.branches[client.branch].update(files)
 
     async def delete(self) -> None:
-        metadata = await load(self.it)
+        metadata = await load(self.rig)
         files = self.model.branches["main"]
         if files:
             removed_files = self.source.sample(sorted(files), self.source.randint(1, min(3, len(files))))
-            await commit(self.it, Appender(metadata).commit({}, removed_files))
+            await commit(self.rig, Appender(metadata).commit({}, removed_files))
             for path in removed_files:
                 del files[path]
 
     async def branch(self) -> None:
-        metadata = await load(self.it)
+        metadata = await load(self.rig)
         if "main" in metadata.get("refs", {}) and "dev" not in self.model.branches:
             snapshot_id = head(metadata)["snapshot-id"]
             create = {"action": "set-snapshot-ref", "ref-name": "dev", "type": "branch", "snapshot-id": snapshot_id}
-            await commit(self.it, ([], [create]))
+            await commit(self.rig, ([], [create]))
             self.model.branches["dev"] = dict(self.model.branches["main"])
 
     async def upgrade(self) -> None:
-        await commit(self.it, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
+        await commit(self.rig, ([], [{"action": "upgrade-format-version", "format-version": 3}]))
 
     async def run(self, steps: int, *, upgrades: bool, about: str) -> None:
         moves: list[Callable[[], Any]] = [self.begin] * 5 + [self.finish] * 4 + [self.delete, self.branch]
@@ -112,7 +112,7 @@ class History:
                 self.clients.clear()  # Engines that loaded version 2 cannot commit to version 3.
                 move = self.upgrade
             await move()
-            metadata = await load(self.it)
+            metadata = await load(self.rig)
             if metadata.get("refs"):
                 self.model.check(metadata, f"{about}, step {step}, {move.__name__}")
             else:

@@ -23,11 +23,11 @@ from tests.catalog.appender import Appender, Commit, File, Row, read_list, read_
 from tests.catalog.appends import DB, head
 from tests.catalog.rig import CALLER
 from tests.seeds import first_seed, quick
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 
 
 class Table:
-    def __init__(self, server: Running) -> None:
+    def __init__(self, server: RunningServer) -> None:
         self.server, self.components = server, server.components
 
     async def create(self, version: int) -> None:
@@ -59,15 +59,15 @@ async def a_table(folder: Path, version: int) -> AsyncIterator[Table]:
 
 
 @dataclass
-class Late:
-    """A commit that an engine has prepared on the version `seen` of the rows."""
+class PendingCommit:
+    """A commit that an engine has prepared on the version `rows_version` of the rows."""
 
     client: Appender
     request: Commit
     files: dict[str, int]
-    gone: list[str]
+    removed_files: list[str]
     deletes: list[str]
-    seen: int
+    rows_version: int
     before: dict[str, int]
 
 
@@ -87,7 +87,7 @@ class History:
     row_ids: dict[str, int | None] = field(default_factory=dict)
     count = rows_version = overtaken = undone = 0
 
-    async def begin(self, merge: int | None = None) -> Late:
+    async def begin(self, merge: int | None = None) -> PendingCommit:
         source, files = self.source, self.files
         document: dict[str, int] = {}
         for _ in range(source.randint(1, 3)):
@@ -99,7 +99,7 @@ class History:
         if merge is None:
             merge = source.choice([0, 0, 1, 2, 9])
         client = Appender(await self.table.load(), merge=merge, apart=source.random() < 0.3)
-        return Late(
+        return PendingCommit(
             client,
             client.commit(document, removed_files, deletes),
             document,
@@ -109,30 +109,30 @@ class History:
             dict(files),
         )
 
-    async def finish(self, late: Late) -> None:
-        if late.seen != self.rows_version:
+    async def finish(self, pending: PendingCommit) -> None:
+        if pending.rows_version != self.rows_version:
             with pytest.raises(CommitConflict):
-                await self.table.commit(late.request)
+                await self.table.commit(pending.request)
             return
         overtook = (await self.table.load()).get("current-snapshot-id")
-        await self.table.commit(late.request)
+        await self.table.commit(pending.request)
         metadata = await self.table.load()
         snapshot = head(metadata)
-        assert snapshot["snapshot-id"] == late.client.snapshot_id
-        if late.client.expected is not None and overtook != late.client.expected:
+        assert snapshot["snapshot-id"] == pending.client.snapshot_id
+        if pending.client.expected is not None and overtook != pending.client.expected:
             self.overtaken += 1
             is_undo = bool(snapshot["summary"].get(REPLACEMENTS_UNDONE))
-            assert snapshot["parent-snapshot-id"] == (late.client.expected if is_undo else overtook)
-            if late.gone or late.deletes:  # For an append that merged, the files are listed again.
+            assert snapshot["parent-snapshot-id"] == (pending.client.expected if is_undo else overtook)
+            if pending.removed_files or pending.deletes:  # For an append that merged, the files are listed again.
                 manifest_paths = {row["manifest_path"] for row in read_list(snapshot)}
-                assert set(late.client.manifests) <= manifest_paths
-        if late.gone or late.deletes or snapshot["summary"].get(REPLACEMENTS_UNDONE):
-            self.undone += self.files != late.before
-            self.files = dict(late.before)
-        self.files.update(late.files)
-        for path in late.gone:
+                assert set(pending.client.manifests) <= manifest_paths
+        if pending.removed_files or pending.deletes or snapshot["summary"].get(REPLACEMENTS_UNDONE):
+            self.undone += self.files != pending.before
+            self.files = dict(pending.before)
+        self.files.update(pending.files)
+        for path in pending.removed_files:
             self.files.pop(path, None)
-        self.deletes = (self.deletes | set(late.deletes)) - set(late.gone)
+        self.deletes = (self.deletes | set(pending.deletes)) - set(pending.removed_files)
         self.rows_version += 1
         self.check(metadata, f"version {self.rows_version}")
 
@@ -162,14 +162,14 @@ class History:
         for _ in range(rounds):
             for _ in range(self.source.randint(2, 4)):
                 await self.finish(await self.begin(merge=0))
-            late = [await self.begin() for _ in range(self.source.choice([1, 1, 2]))]
+            pending_commits = [await self.begin() for _ in range(self.source.choice([1, 1, 2]))]
             for _ in range(self.source.choice([1, 1, 2])):
                 if self.source.random() < 0.5:
                     await self.replace()
                 elif await self.table.rewrite():
                     self.check(await self.table.load(), "rewritten")
-            self.source.shuffle(late)
-            for item in late:
+            self.source.shuffle(pending_commits)
+            for item in pending_commits:
                 await self.finish(item)
 
     def check(self, metadata: Row, about: str) -> None:
@@ -219,12 +219,12 @@ async def test_undone_replacements_are_not_in_the_history(tmp_path: Path) -> Non
     async with a_table(tmp_path, 2) as table:
         await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
         before = await table.load()
-        late = Appender(before).commit({}, ["a"])
+        pending = Appender(before).commit({}, ["a"])
         history = History(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
         await history.replace()
         replaced = await table.load()
         (new,) = set(read_snapshot(head(replaced))) - {"a", "b", "c"}
-        await table.commit(late)
+        await table.commit(pending)
         undone = await table.load()
         assert head(undone)["summary"][REPLACEMENTS_UNDONE] == str(replaced["current-snapshot-id"])
         assert head(undone)["parent-snapshot-id"] == before["current-snapshot-id"]
@@ -247,12 +247,12 @@ async def test_undone_replacements_stay_for_expirations_that_began_earlier(tmp_p
     """
     async with a_table(tmp_path, 2) as table:
         await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2, "c": 3}))
-        late = Appender(await table.load()).commit({}, ["a"])
+        pending = Appender(await table.load()).commit({}, ["a"])
         history = History(table, random.Random(1), files={"a": 1, "b": 2, "c": 3})
         for _ in range(2):
             await history.replace()
         snapshot_ids = [snapshot["snapshot-id"] for snapshot in (await table.load())["snapshots"]]
-        await table.commit(late)
+        await table.commit(pending)
         undone = snapshot_ids[1:]
         assert head(await table.load())["summary"][REPLACEMENTS_UNDONE] == ",".join(map(str, reversed(undone)))
         await table.commit(([], [{"action": "remove-snapshots", "snapshot-ids": snapshot_ids}]))
@@ -264,14 +264,14 @@ async def test_false_claim_of_rewritten_manifests_is_not_trusted(tmp_path: Path)
     """Any client can write the mark into the summary of a snapshot that removes a file."""
     async with a_table(tmp_path, 2) as table:
         await table.commit(Appender(await table.load()).commit({"a": 1, "b": 2}))
-        late = Appender(await table.load()).commit({}, ["a"])
+        pending = Appender(await table.load()).commit({}, ["a"])
         name, value = REWRITTEN_BY_MARK
         forged = {"operation": "replace", name: value}
         request = Appender(await table.load()).commit({}, ["b"])
         request[1][0]["snapshot"]["summary"] = forged
         await table.commit(request)
         with pytest.raises(CommitConflict):
-            await table.commit(late)
+            await table.commit(pending)
 
 
 @pytest.mark.parametrize(("operation", "merge"), [("replace", 0), ("replace", 9), ("overwrite", 0), ("delete", 0)])
@@ -282,16 +282,16 @@ async def test_append_follows_replaced_files_and_is_rejected_after_changed_rows(
     async with a_table(tmp_path, 2) as table:
         for path in "abc":
             await table.commit(Appender(await table.load()).commit({path: 1}))
-        late = Appender(await table.load(), merge=merge).commit({"late": 5})
+        pending = Appender(await table.load(), merge=merge).commit({"late": 5})
         compaction = Appender(await table.load()).commit({"abc": 3}, ["a", "b", "c"])
         compaction[1][0]["snapshot"]["summary"]["operation"] = operation
         await table.commit(compaction)
         if operation == "replace":
-            await table.commit(late)
+            await table.commit(pending)
             assert read_snapshot(head(await table.load())).keys() == {"abc", "late"}
         else:
             with pytest.raises(CommitConflict):
-                await table.commit(late)
+                await table.commit(pending)
 
 
 async def test_append_does_not_follow_a_replacement_that_adds_rows(tmp_path: Path) -> None:
@@ -299,12 +299,12 @@ async def test_append_does_not_follow_a_replacement_that_adds_rows(tmp_path: Pat
     async with a_table(tmp_path, 2) as table:
         await table.commit(Appender(await table.load()).commit({"a": 1}))
         before = await table.load()
-        late = Appender(before).commit({"late": 5})
+        pending = Appender(before).commit({"late": 5})
         wrong = Appender(await table.load()).commit({"b": 3}, ["a"])
         wrong[1][0]["snapshot"]["summary"]["operation"] = "replace"
         await table.commit(wrong)
         with pytest.raises(CommitConflict):
-            await table.commit(late)
+            await table.commit(pending)
         file = {"content": "data", "file-path": f"{before['location']}/data/c.parquet", "file-format": "parquet"}
         counted = {  # The client that commits has read all rows.
             "read-snapshot-id": before["current-snapshot-id"],

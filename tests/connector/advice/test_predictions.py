@@ -14,9 +14,9 @@ from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.client.indexes import IndexClient
 from seamark.connector.client.policies import load_advice
 from seamark.connector.jobs.advice import apply_proposal
-from tests.connector.advice.workloads import TABLE, make_table, planned_bytes, random_workload, run_statements
-from tests.connector.served import Served
-from tests.seeds import first_seed, quick
+from tests.connector.advice.workloads import TABLE, make_table, measure_planned_bytes, random_workload, run_statements
+from tests.connector.server_thread import ServerThread
+from tests.seeds import examples, first_seed, quick
 
 
 def apply_best(client: IndexClient, case: int) -> tuple[float, float, float]:
@@ -28,15 +28,15 @@ def apply_best(client: IndexClient, case: int) -> tuple[float, float, float]:
     """
     rng = np.random.default_rng(first_seed() + case)
     make_table(client, rng)
-    wheres = random_workload(rng).draw(rng, 120)
+    wheres = random_workload(rng).draw(rng, examples(120, 50))
     run_statements(client, wheres)
-    before = planned_bytes(client, wheres)
+    before = measure_planned_bytes(client, wheres)
     advice = load_advice(client, TABLE)
     assert advice["before"]["bytes"] == pytest.approx(before, rel=0.1)
     best = advice["proposals"][0]
     applied = apply_proposal(client, TABLE, best, wait_s=10)
     assert load_advice(client, TABLE)["applied"][0]["proposal"] == best
-    after = planned_bytes(client, wheres)
+    after = measure_planned_bytes(client, wheres)
     assert applied["measured"]["bytes"] == pytest.approx(after, rel=0.35)
     return before, best["predicted"]["bytes"], after
 
@@ -55,13 +55,13 @@ def test_most_predictions_are_within_a_fifth_of_the_result(tmp_path: Path) -> No
     for case in range(10):
         home = tmp_path / str(case)
         home.mkdir()
-        served = Served(home, warehouse=home.as_uri(), services_workers=0)
-        served.start()
+        server = ServerThread(home, warehouse=home.as_uri(), services_workers=0)
+        server.start()
         try:
-            with closing(IndexClient(served.url)) as client:
+            with closing(IndexClient(server.url)) as client:
                 _, predicted, after = apply_best(client, 100 + case)
         finally:
-            served.stop()
+            server.stop()
         ratios.append(predicted / after)
     near = [ratio for ratio in ratios if 0.8 <= ratio <= 1.2]
     assert len(near) >= 0.75 * len(ratios), sorted(round(ratio, 2) for ratio in ratios)
@@ -70,15 +70,15 @@ def test_most_predictions_are_within_a_fifth_of_the_result(tmp_path: Path) -> No
 def test_commands_show_prediction_and_measurement(client: IndexClient) -> None:
     rng = np.random.default_rng(first_seed())
     make_table(client, rng)
-    shown = CliRunner().invoke(cli, ["advise", TABLE, "--url", client.url])
-    assert "has not seen a statement" in shown.output
+    result = CliRunner().invoke(cli, ["advise", TABLE, "--url", client.url])
+    assert "has not seen a statement" in result.output
     run_statements(client, [f"day >= {day} AND day < {day + 30}" for day in range(0, 300, 7)] + ["code = 'c0300'"] * 9)
-    shown = CliRunner().invoke(cli, ["advise", TABLE, "--url", client.url])
-    assert shown.exit_code == 0, shown.output
-    assert "Cluster by day" in shown.output
+    result = CliRunner().invoke(cli, ["advise", TABLE, "--url", client.url])
+    assert result.exit_code == 0, result.output
+    assert "Cluster by day" in result.output
     best = load_advice(client, TABLE)["proposals"][0]
-    assert f"{best['id']}  {best['title']}" in shown.output
-    assert f"seamark run cluster {TABLE}" in shown.output
+    assert f"{best['id']}  {best['title']}" in result.output
+    assert f"seamark run cluster {TABLE}" in result.output
     history = CliRunner().invoke(cli, ["history", TABLE, "--url", client.url])
     assert "day >= ?" in history.output
     assert TABLE in CliRunner().invoke(cli, ["history", "--url", client.url]).output
@@ -90,8 +90,8 @@ def test_commands_show_prediction_and_measurement(client: IndexClient) -> None:
     for unknown in (best["id"], "1"):
         refused = CliRunner().invoke(cli, ["advise", "apply", TABLE, unknown, "--url", client.url])
         assert (refused.exit_code, f"There is no proposal '{unknown}'" in refused.output) == (1, True)
-    again = load_advice(client, TABLE)
-    assert again["before"]["bytes"] < 0.5 * again["applied"][0]["proposal"]["before"]["bytes"]
+    second_advice = load_advice(client, TABLE)
+    assert second_advice["before"]["bytes"] < 0.5 * second_advice["applied"][0]["proposal"]["before"]["bytes"]
     by_hand = {"change": {"kind": "none"}, "title": "x", "commands": ["ALTER TABLE"]}
     with pytest.raises(InvalidRequest, match="An engine makes the change"):
         apply_proposal(client, TABLE, by_hand, wait_s=1)

@@ -95,6 +95,6 @@ def run_statements(client: IndexClient, wheres: Sequence[str]) -> None:
         client._request_json("POST", f"{table_path(TABLE)}/plan-tables", {}, {"predicate": where, "kept-max": 0})
 
 
-def planned_bytes(client: IndexClient, wheres: Sequence[str]) -> float:
+def measure_planned_bytes(client: IndexClient, wheres: Sequence[str]) -> float:
     """Return the mean of the bytes that the server's planner keeps for each condition."""
     return float(np.mean([client.explain(TABLE, where).bytes for where in wheres]))

@@ -101,7 +101,7 @@ WORDS = frozenset({"day"})
 
 
 @dataclass
-class Stored:
+class StoredRelation:
     name: str
     columns: dict[str, str]
 
@@ -328,36 +328,38 @@ class Comparisons:
         Engines convert all operands to a common type before they compare any of them.
         """
         numbers = column.kind in NUMBERS
-        given = [self.rng.choice(MIXED_NUMBERS if numbers else MIXED_TIMES) for _ in range(3)]
+        literals = [self.rng.choice(MIXED_NUMBERS if numbers else MIXED_TIMES) for _ in range(3)]
         if column.kind in SHARP and self.chance(0.5):
-            given[0] = self.rng.choice(SHARP[column.kind])
-            given[1] = "1e300" if numbers else MIXED_TIMES[-2]
+            literals[0] = self.rng.choice(SHARP[column.kind])
+            literals[1] = "1e300" if numbers else MIXED_TIMES[-2]
         family = NUMBERS if numbers else ("date", "timestamp")
         other_columns = [one for one in scope if one.kind in family and self.can_name(one, scope)] or [column]
         other = self.reference(self.rng.choice(other_columns), scope)
         negated = self.rng.choice(["", "NOT "])
         size = self.rng.randint(2, 3)
-        text = ", ".join(given[:size])
-        values = [value for value in given if "NULL" not in value]
-        rows = ", ".join(f"({value})" for value in given[:size])
+        text = ", ".join(literals[:size])
+        values = [value for value in literals if "NULL" not in value]
+        rows = ", ".join(f"({value})" for value in literals[:size])
         # DuckDB compares nulls in rows as values, and Trino does not.
         pairs = ", ".join(f"({value}, {one})" for value, one in zip(values or ["1"], ("1", "1.0", "1e0"), strict=False))
         shapes: Shapes = [
             lambda: f"{name} {negated}IN ({text})",
-            lambda: f"{name} {negated}BETWEEN {given[0]} AND {given[1]}",
-            lambda: f"{name} {negated}BETWEEN {given[0]} AND {other}",
-            lambda: f"{given[0]} {negated}BETWEEN {name} AND {given[1]}",
+            lambda: f"{name} {negated}BETWEEN {literals[0]} AND {literals[1]}",
+            lambda: f"{name} {negated}BETWEEN {literals[0]} AND {other}",
+            lambda: f"{literals[0]} {negated}BETWEEN {name} AND {literals[1]}",
             lambda: f"({name}, 1) IN ({pairs})",
             lambda: f"{name} {negated}IN (VALUES {rows})",
             lambda: f"{name} = ANY (SELECT v FROM (VALUES {rows}) AS w (v))",
-            lambda: f"coalesce({name}, {given[1]}) {self.operator()} {given[0]}",
-            lambda: f"nullif({name}, {given[1]}) {self.operator()} {given[0]}",
-            lambda: f"CASE WHEN {name} IS NULL THEN {given[1]} ELSE {name} END {self.operator()} {given[0]}",
+            lambda: f"coalesce({name}, {literals[1]}) {self.operator()} {literals[0]}",
+            lambda: f"nullif({name}, {literals[1]}) {self.operator()} {literals[0]}",
+            lambda: f"CASE WHEN {name} IS NULL THEN {literals[1]} ELSE {name} END {self.operator()} {literals[0]}",
             # The array contains no null: for null, DuckDB's contains() is false and Trino's is null.
             lambda: f"contains(ARRAY[{', '.join([VALUES[column.kind][0], *values])}], {name})",
         ]
         if numbers and self.mixed_cases:
-            shapes.append(lambda: f"CASE {name} WHEN {given[0]} THEN TRUE WHEN {given[1]} THEN TRUE ELSE FALSE END")
+            shapes.append(
+                lambda: f"CASE {name} WHEN {literals[0]} THEN TRUE WHEN {literals[1]} THEN TRUE ELSE FALSE END"
+            )
         return shapes
 
     def pattern_shapes(self, name: str) -> Shapes:

@@ -20,14 +20,14 @@ from tests.connector.analysis.comparisons import (
     Column,
     Comparisons,
     Scope,
-    Stored,
+    StoredRelation,
     quote,
 )
 
 
 @dataclass
 class Statements(Comparisons):
-    tables: list[Stored] = field(default_factory=list)
+    tables: list[StoredRelation] = field(default_factory=list)
     recursive_share: float = 0.08
     """The share of the names in WITH that are recursive.
 
@@ -47,7 +47,7 @@ class Statements(Comparisons):
         for name in self.rng.sample(TABLE_NAMES, self.rng.randint(2, 4)):
             names = self.rng.sample(COLUMN_NAMES, self.rng.randint(1, 4))
             columns = {one: self.rng.choice([*KINDS, *["long"] * 8, *["string"] * 2]) for one in names}
-            self.tables.append(Stored(name, columns))
+            self.tables.append(StoredRelation(name, columns))
             typed = ", ".join(f"{quote(one)} {KINDS[kind]}" for one, kind in columns.items())
             statements.append(f"CREATE TABLE {quote(name)} ({typed})")
             for _ in range(self.rng.choice([0, *[self.rng.randint(4, ROWS_MAX)] * 9])):
@@ -60,7 +60,7 @@ class Statements(Comparisons):
     def query(self, depth: int = 3) -> str:
         return self.with_query([], depth, [])[0]
 
-    def with_query(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
+    def with_query(self, named: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
         """Return the text of a query, and the names and types of its columns."""
         visible_tables, clauses, words = list(named), [], "WITH"
         if depth > 1 and self.chance(0.3):
@@ -77,11 +77,11 @@ class Statements(Comparisons):
                     renamed = f" ({', '.join(self.spell(one) for one, _ in columns)})"
                 clauses.append(f"{self.spell(name)}{renamed} AS{self.space()}({text})")
                 visible_tables = [one for one in visible_tables if one.name.lower() != name.lower()]
-                visible_tables.append(Stored(name, dict(columns)))
+                visible_tables.append(StoredRelation(name, dict(columns)))
         text, columns = self.body(visible_tables, depth, outer)
         return (f"{self.word(words)} {', '.join(clauses)}{self.space()}" if clauses else "") + text, columns
 
-    def body(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
+    def body(self, named: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
         if depth > 1 and self.chance(0.28):
             left, columns = self.select(named, depth - 1, outer, set_part=True)
             right, right_columns = self.select(
@@ -104,7 +104,13 @@ class Statements(Comparisons):
         return f" ORDER BY {keys}{limit}{offset}" if self.chance(0.8) else f" ORDER BY {keys}"
 
     def select(
-        self, named: list[Stored], depth: int, outer: Scope, *, set_part: bool = False, kinds: list[str] | None = None
+        self,
+        named: list[StoredRelation],
+        depth: int,
+        outer: Scope,
+        *,
+        set_part: bool = False,
+        kinds: list[str] | None = None,
     ) -> tuple[str, list[tuple[str, str]]]:
         source, scope = self.source_list(named, depth, outer)
         where = ""
@@ -124,7 +130,14 @@ class Statements(Comparisons):
         return text, columns
 
     def projections(
-        self, scope: Scope, named: list[Stored], depth: int, outer: Scope, kinds: list[str] | None, *, window: bool
+        self,
+        scope: Scope,
+        named: list[StoredRelation],
+        depth: int,
+        outer: Scope,
+        kinds: list[str] | None,
+        *,
+        window: bool,
     ) -> tuple[list[str], list[tuple[str, str]]]:
         names = [one.name.lower() for one in scope]
         owners = {one.owner for one in scope if one.owner is not None}
@@ -149,7 +162,7 @@ class Statements(Comparisons):
         return items, columns
 
     def projection(
-        self, scope: Scope, named: list[Stored], depth: int, outer: Scope, kind: str | None
+        self, scope: Scope, named: list[StoredRelation], depth: int, outer: Scope, kind: str | None
     ) -> tuple[str, str, str | None]:
         fitting = [one for one in scope if kind in (None, one.kind) and self.can_name(one, scope)]
         if fitting and self.chance(0.75):
@@ -182,7 +195,7 @@ class Statements(Comparisons):
         )
 
     def draw_grouped_query(
-        self, source: str, where: str, scope: Scope, named: list[Stored], depth: int
+        self, source: str, where: str, scope: Scope, named: list[StoredRelation], depth: int
     ) -> tuple[str, list[tuple[str, str]]]:
         able = [one for one in scope if self.can_name(one, scope)]
         keys = self.rng.sample(able, min(len(able), self.rng.randint(0, 2)))
@@ -255,7 +268,7 @@ class Statements(Comparisons):
             return f"SELECT * FROM ({text}) AS ranked WHERE rn = 1", columns
         return text, columns
 
-    def recursive(self, named: list[Stored], name: str) -> tuple[str, list[tuple[str, str]]] | None:
+    def recursive(self, named: list[StoredRelation], name: str) -> tuple[str, list[tuple[str, str]]] | None:
         """Return a recursive query on two columns of a table.
 
         Each step selects the rows whose first column has a value of the previous step, and returns their other column.
@@ -276,7 +289,7 @@ class Statements(Comparisons):
 
     # FROM
 
-    def source_list(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, Scope]:
+    def source_list(self, named: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, Scope]:
         text, scope = self.source(named, depth, outer, set())
         for _ in range(self.rng.choice([0, 0, 0, 1, 1, 1, 2]) if depth < 3 else self.rng.choice([0, 1, 1])):
             used_names = {one.owner.lower() for one in scope if one.owner is not None}
@@ -302,7 +315,7 @@ class Statements(Comparisons):
         text = f"UNNEST(ARRAY[{', '.join(VALUES['long'][:3])}]) AS {self.spell(alias)} ({quote(column)})"
         return text, [Column(column, "long", alias)]
 
-    def lateral(self, text: str, scope: Scope, named: list[Stored], used_names: set[str]) -> tuple[str, Scope]:
+    def lateral(self, text: str, scope: Scope, named: list[StoredRelation], used_names: set[str]) -> tuple[str, Scope]:
         alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
         query = self.lateral_query(scope, named) if self.chance(0.6) else None
         if query is not None:
@@ -320,7 +333,7 @@ class Statements(Comparisons):
         more = [Column("n", "long", alias), Column("m", "long", alias)]
         return f"{text} {join} LATERAL ({aggregate}) AS {self.spell(alias)}{on}", [*scope, *more]
 
-    def lateral_query(self, scope: Scope, named: list[Stored]) -> tuple[str, list[tuple[str, str]]] | None:
+    def lateral_query(self, scope: Scope, named: list[StoredRelation]) -> tuple[str, list[tuple[str, str]]] | None:
         """Return a query for the rows of a table that have the outer row's value in a column.
 
         Some queries join the rows, group them, or return only the first of them.
@@ -341,9 +354,9 @@ class Statements(Comparisons):
             source = f"{source} {join} {self.spell(other.name)} AS rr ON {on}"
         where = f"qq.{self.spell(name)} = {away}{f' AND {self.simple(inner)}' if self.chance(0.4) else ''}"
         able = [one for one in inner if self.can_name(one, inner)]
-        shown = self.rng.sample(able, min(len(able), self.rng.randint(1, 2)))
-        columns = [(f"l{number}", one.kind) for number, one in enumerate(shown)]
-        items = [f"{self.reference(one, inner)} AS l{number}" for number, one in enumerate(shown)]
+        grouped = self.rng.sample(able, min(len(able), self.rng.randint(1, 2)))
+        columns = [(f"l{number}", one.kind) for number, one in enumerate(grouped)]
+        items = [f"{self.reference(one, inner)} AS l{number}" for number, one in enumerate(grouped)]
         if self.chance(0.3):
             keys = ", ".join(str(number) for number in range(1, len(items) + 1))
             text = f"SELECT {', '.join([*items, 'count(*) AS ln'])} FROM {source} WHERE {where} GROUP BY {keys}"
@@ -351,7 +364,7 @@ class Statements(Comparisons):
         text = f"SELECT {self.rng.choice(['', '', 'DISTINCT '])}{', '.join(items)} FROM {source} WHERE {where}"
         return text + (self.draw_order(len(columns)) if self.chance(0.4) else ""), columns
 
-    def aggregate(self, scope: Scope, named: list[Stored], kind: str) -> str | None:
+    def aggregate(self, scope: Scope, named: list[StoredRelation], kind: str) -> str | None:
         """Return a query for an aggregate of the rows that have the outer row's value in a column."""
         correlated_pair = self.draw_correlated_pair(scope, named)
         if correlated_pair is None:
@@ -361,7 +374,7 @@ class Statements(Comparisons):
         more = f" AND {self.simple(own)}" if self.chance(0.3) else ""
         return f"SELECT {kind} FROM {self.spell(table.name)} AS qq WHERE qq.{self.spell(name)} = {away}{more}"
 
-    def draw_correlated_pair(self, scope: Scope, named: list[Stored]) -> tuple[Stored, str, str] | None:
+    def draw_correlated_pair(self, scope: Scope, named: list[StoredRelation]) -> tuple[StoredRelation, str, str] | None:
         """Return a table, one of its columns, and a column of the outer row with the same type."""
         hidden = {one.name.lower() for one in named}
         pairs = [
@@ -377,7 +390,7 @@ class Statements(Comparisons):
         table, name, column = self.rng.choice(pairs)
         return table, name, f"{self.spell(str(column.owner))}.{self.spell(column.name)}"
 
-    def bracket(self, named: list[Stored], depth: int, outer: Scope, used_names: set[str]) -> tuple[str, Scope]:
+    def bracket(self, named: list[StoredRelation], depth: int, outer: Scope, used_names: set[str]) -> tuple[str, Scope]:
         text, scope = self.source(named, depth, outer, used_names)
         if self.chance(0.12):
             inner = {one.owner.lower() for one in scope if one.owner is not None} | used_names
@@ -390,20 +403,21 @@ class Statements(Comparisons):
         return self.inequality(scope, more, both) if self.chance(0.15) else self.equality(scope, more, both)
 
     def draw_join(
-        self, text: str, scope: Scope, right: str, more: Scope, named: list[Stored], depth: int, outer: Scope
+        self, text: str, scope: Scope, right: str, more: Scope, named: list[StoredRelation], depth: int, outer: Scope
     ) -> tuple[str, Scope]:
         kind = self.rng.choice(["JOIN", "INNER JOIN", "LEFT JOIN", "LEFT OUTER JOIN", "RIGHT JOIN", "FULL JOIN"])
         if self.chance(0.08):
             return f"{text} CROSS JOIN {right}", [*scope, *more]
         both = [*scope, *more]
-        left_names, right_names = ([one.name.lower() for one in side] for side in (scope, more))
+        left_names, right_names = ([scope_column.name.lower() for scope_column in side] for side in (scope, more))
         shared = [
-            one
-            for one in scope
-            if left_names.count(one.name.lower()) == 1
-            and right_names.count(one.name.lower()) == 1
-            and one.kind == next(other.kind for other in more if other.name.lower() == one.name.lower())
-            and one.plain
+            scope_column
+            for scope_column in scope
+            if left_names.count(scope_column.name.lower()) == 1
+            and right_names.count(scope_column.name.lower()) == 1
+            and scope_column.kind
+            == next(other.kind for other in more if other.name.lower() == scope_column.name.lower())
+            and scope_column.plain
         ]
         if shared and self.chance(0.3):
             column = self.rng.choice(shared)
@@ -418,12 +432,12 @@ class Statements(Comparisons):
         word = self.rng.choice(["AND", "AND", "AND", "OR"])
         return f"{text} {kind} {right} ON {f' {word} '.join(on)}", both
 
-    def source(self, named: list[Stored], depth: int, outer: Scope, used_names: set[str]) -> tuple[str, Scope]:
-        alias = self.rng.choice([one for one in ALIASES if one.lower() not in used_names])
+    def source(self, named: list[StoredRelation], depth: int, outer: Scope, used_names: set[str]) -> tuple[str, Scope]:
+        alias = self.rng.choice([relation for relation in ALIASES if relation.lower() not in used_names])
         shape = self.rng.random()
         if shape < 0.05:
             column = self.rng.choice(COLUMN_NAMES)
-            rows = ", ".join(f"({one})" for one in VALUES["long"][:3])
+            rows = ", ".join(f"({relation})" for relation in VALUES["long"][:3])
             text = f"(VALUES {rows}) AS {self.spell(alias)} ({quote(column)})"
             return text, [Column(column, "long", alias)]
         if shape < 0.11:
@@ -433,15 +447,15 @@ class Statements(Comparisons):
             text, columns = self.with_query(named, depth - 1, [])
             text = f"({text}) {self.rng.choice(['AS ', ''])}{self.spell(alias)}"
         else:
-            hidden = {one.name.lower() for one in named}
+            hidden = {relation.name.lower() for relation in named}
             able = [*named, *(table for table in self.tables if table.name.lower() not in hidden)]
-            one = self.rng.choice([*able, *self.rng.sample(named, min(len(named), 1))])
-            columns = list(one.columns.items())
-            text = self.spell(one.name)
-            if one.name.lower() not in hidden and self.chance(0.2):
+            relation = self.rng.choice([*able, *self.rng.sample(named, min(len(named), 1))])
+            columns = list(relation.columns.items())
+            text = self.spell(relation.name)
+            if relation.name.lower() not in hidden and self.chance(0.2):
                 text = f"main{self.rng.choice(['.', ' . ', '/**/.'])}{text}"
-            if one.name.lower() not in used_names and self.chance(0.4):
-                return text, [Column(name, kind, one.name) for name, kind in columns]
+            if relation.name.lower() not in used_names and self.chance(0.4):
+                return text, [Column(name, kind, relation.name) for name, kind in columns]
             text = f"{text}{self.space()}{self.rng.choice(['AS ', ''])}{self.spell(alias)}"
         if self.chance(0.15):
             columns = [(f"r{number}", kind) for number, (_, kind) in enumerate(columns)]
@@ -450,7 +464,7 @@ class Statements(Comparisons):
 
     # Conditions
 
-    def condition(self, scope: Scope, named: list[Stored], depth: int, outer: Scope) -> str:
+    def condition(self, scope: Scope, named: list[StoredRelation], depth: int, outer: Scope) -> str:
         parts = []
         for _ in range(self.rng.choice([1, 1, 1, 1, 2])):
             able = [one for one in scope if self.can_name(one, scope)]
@@ -477,7 +491,7 @@ class Statements(Comparisons):
         text = f"{self.space()}{self.word(word)}{self.space()}".join(parts)
         return f"NOT ({text})" if self.chance(0.15) else text
 
-    def subquery(self, scope: Scope, named: list[Stored], depth: int, outer: Scope) -> str:
+    def subquery(self, scope: Scope, named: list[StoredRelation], depth: int, outer: Scope) -> str:
         negated = self.rng.choice(["", "NOT "])
         if self.chance(0.5):
             inner, _ = self.with_query(named, depth - 1, [one for one in scope if one.owner is not None])
@@ -510,7 +524,7 @@ class Statements(Comparisons):
             return f"{self.reference(column, scope)} {self.rng.choice(['<', '<=', '>', '>='])} ANY ({inner})"
         return f"{self.reference(column, scope)} {negated}IN ({inner})"
 
-    def extreme_comparison(self, column: Column, name: str, named: list[Stored]) -> str | None:
+    def extreme_comparison(self, column: Column, name: str, named: list[StoredRelation]) -> str | None:
         """Return a comparison of the column with the extreme of another column, or None if no table has a
         fitting column.
         """
@@ -523,12 +537,12 @@ class Statements(Comparisons):
             [f"{name} {op} {extremes[0]}", f"{extremes[0]} {op} {name}", f"{name} BETWEEN {low} AND {high}"]
         )
 
-    def extreme(self, kind: str, named: list[Stored]) -> str | None:
+    def extreme(self, kind: str, named: list[StoredRelation]) -> str | None:
         """Return a subquery for the minimum or maximum of a column in some rows of a table."""
         extreme = self.draw_extreme(kind, named)
         return None if extreme is None else f"(SELECT {extreme[0]} FROM {extreme[1]})"
 
-    def draw_extreme(self, kind: str, named: list[Stored]) -> tuple[str, str, str] | None:
+    def draw_extreme(self, kind: str, named: list[StoredRelation]) -> tuple[str, str, str] | None:
         """Return an extreme of this type, the rows that it is computed from, and a column of these rows.
 
         Return None if no column fits.

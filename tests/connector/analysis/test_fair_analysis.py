@@ -46,8 +46,8 @@ async def test_one_long_statement_is_analysed_at_a_time_beside_short_ones(monkey
             asyncio.create_task(new_rewriter.rewrite(statement(number, SHORT_CHARACTERS_MAX), SESSION))
             for number in range(3)
         ]
-        done = await new_rewriter.rewrite(statement(7), SESSION)
-        assert done.statement is not None
+        rewrite = await new_rewriter.rewrite(statement(7), SESSION)
+        assert rewrite.statement is not None
         assert not any(one.done() for one in long)
         go.set()
         assert all([(await one).statement is not None for one in long])
@@ -75,8 +75,8 @@ async def test_client_with_many_statements_waits_only_for_its_own(monkeypatch: p
         other = asyncio.create_task(rewrite_as(9, "10.0.0.2", "ann"))
         await until(lambda: "address 10.0.0.2" in new_rewriter._reader._short._own)
         go.set()
-        for one in (*many, other):
-            assert (await one).statement is not None
+        for task in (*many, other):
+            assert (await task).statement is not None
     assert (
         statement(9) in order[:3]
     )  # The statement runs after the statement in progress, and after at most one waiting statement.

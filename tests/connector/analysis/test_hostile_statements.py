@@ -94,7 +94,7 @@ def test_statement_with_too_many_tables_is_not_analysed() -> None:
         DuckDBStatement(text(RELATIONS_MAX))
 
 
-class _Unwalked(list[Any]):
+class _ListWithoutIteration(list[Any]):
     def __iter__(self) -> Any:
         raise AssertionError("the replacement of one element reads the whole list")
 
@@ -103,7 +103,7 @@ def test_exchange_replaces_a_list_value_without_walking_the_list() -> None:
     tree: Any = sqlglot.parse_one("SELECT x IN (1, 2, 3)")
     result = tree.find(exp.In)
     values = result.args["expressions"]
-    result.args["expressions"] = _Unwalked(values)
+    result.args["expressions"] = _ListWithoutIteration(values)
     replace_node(values[1], exp.Literal.number(9))
     result.args["expressions"] = [result.args["expressions"][number] for number in range(3)]
     assert tree.sql() == "SELECT x IN (1, 9, 3)"

@@ -51,7 +51,7 @@ async def run_rewrite(
 ) -> tuple[RewriteResult, list[TablePlanRequest]]:
     server = Seamark(plan=plan, tables={**TABLES, **tables})
     async with rewriter(server, limits) as new_rewriter:
-        return await new_rewriter.rewrite(statement, Session("lake", "db")), server.asked
+        return await new_rewriter.rewrite(statement, Session("lake", "db")), server.requests
 
 
 def requests_for(table: str, requests: list[TablePlanRequest]) -> list[TablePlanRequest]:
@@ -59,16 +59,16 @@ def requests_for(table: str, requests: list[TablePlanRequest]) -> list[TablePlan
 
 
 async def test_large_table_is_planned_with_its_joins_and_small_table_is_pinned() -> None:
-    done, plan_request = await run_rewrite(STAR)
+    rewrite, plan_request = await run_rewrite(STAR)
     assert [request.joins for request in requests_for("sales", plan_request)] == [
         (JoinRequest(("db", "items"), (("item", "i_key"),), filter_of(RED), 20),)
     ]
     (items,) = requests_for("items", plan_request)
     assert (items.filter, items.snapshot_id, items.max_kept_fraction, items.joins) == (filter_of(RED), 20, 1.0, ())
-    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
+    assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 2
     message = "files=2/200; db.sales=1/100; db.items=1/100; joins=db.sales.item:77; ms="
-    assert done.summary.startswith(f"rewritten; scans=2; {message}")
-    assert done.depends_on_data
+    assert rewrite.summary.startswith(f"rewritten; scans=2; {message}")
+    assert rewrite.depends_on_data
 
 
 async def test_join_request_has_the_body_that_the_api_defines() -> None:
@@ -102,7 +102,7 @@ async def test_join_request_has_the_body_that_the_api_defines() -> None:
 
 async def test_snowflake_is_planned_with_nested_joins_and_all_its_tables_are_pinned() -> None:
     sql = "SELECT 1 FROM sales, items, brands WHERE item = i_key AND brand = b_key AND name = 'x'"
-    done, plan_request = await run_rewrite(sql)
+    rewrite, plan_request = await run_rewrite(sql)
     ((join,),) = [request.joins for request in requests_for("sales", plan_request)]
     assert (join.table, join.filter) == (("db", "items"), None)
     assert [(one.table, one.on, one.filter) for one in join.joins] == [
@@ -112,8 +112,8 @@ async def test_snowflake_is_planned_with_nested_joins_and_all_its_tables_are_pin
         ("items", 20),
         ("brands", 30),
     ]
-    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 3
-    assert "joins=db.sales.item:77,db.items.brand:77; " in done.summary
+    assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 3
+    assert "joins=db.sales.item:77,db.items.brand:77; " in rewrite.summary
 
 
 async def test_dimension_with_two_aliases_is_read_at_one_snapshot() -> None:
@@ -122,7 +122,7 @@ async def test_dimension_with_two_aliases_is_read_at_one_snapshot() -> None:
     The dimension has one file, so a plan could not leave any file out.
     """
     sql = "SELECT 1 FROM sales, days a, days b WHERE day = a.d_day AND ship = b.d_day AND a.year = 1 AND b.year = 2"
-    done, plan_request = await run_rewrite(sql)
+    rewrite, plan_request = await run_rewrite(sql)
     (sales,) = requests_for("sales", plan_request)
     assert {(join.on, join.filter) for join in sales.joins} == {
         ((("day", "d_day"),), filter_of("year = 1")),
@@ -132,7 +132,7 @@ async def test_dimension_with_two_aliases_is_read_at_one_snapshot() -> None:
         (request.filter, request.snapshot_id, request.max_kept_fraction)
         for request in requests_for("days", plan_request)
     ] == [(None, 40, 1.0)]
-    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 3
+    assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 3
 
 
 @pytest.mark.parametrize(
@@ -215,17 +215,17 @@ def fail_with_joins(error: Exception) -> Callable[[TablePlanRequest], dict[str, 
 async def test_large_table_is_planned_again_without_joins_if_a_join_is_unsafe(
     plan: Callable[[TablePlanRequest], dict[str, Any]],
 ) -> None:
-    done, plan_request = await run_rewrite(f"{STAR} AND price > 3", plan)
+    rewrite, plan_request = await run_rewrite(f"{STAR} AND price > 3", plan)
     assert [bool(request.joins) for request in requests_for("sales", plan_request)] == [True, False]
-    assert "joins=" not in done.summary
+    assert "joins=" not in rewrite.summary
     number = plan_request.index(requests_for("sales", plan_request)[1])
-    assert f"sales FOR VERSION AS OF {100 + number}" in (done.statement or "")
+    assert f"sales FOR VERSION AS OF {100 + number}" in (rewrite.statement or "")
 
 
 async def test_large_table_without_a_predicate_is_not_planned_again() -> None:
-    done, request = await run_rewrite(STAR, fail_with_joins(AccessDenied("", status=403)))
+    rewrite, request = await run_rewrite(STAR, fail_with_joins(AccessDenied("", status=403)))
     assert len(requests_for("sales", request)) == 1
-    assert "sales FOR VERSION" not in (done.statement or "")
+    assert "sales FOR VERSION" not in (rewrite.statement or "")
 
 
 async def test_unused_join_pins_no_table() -> None:
@@ -235,10 +235,10 @@ async def test_unused_join_pins_no_table() -> None:
         sizes = {"files": 3, "considered_files": 3} if request.table[-1] == "items" else {}
         return {**responses_with(used=False, keys=None)(request), **sizes}
 
-    done, _ = await run_rewrite(f"{STAR} AND price > 3", plan)
-    assert "sales FOR VERSION" in (done.statement or "")
-    assert "items FOR VERSION" not in (done.statement or "")
-    assert "joins=" not in done.summary
+    rewrite, _ = await run_rewrite(f"{STAR} AND price > 3", plan)
+    assert "sales FOR VERSION" in (rewrite.statement or "")
+    assert "items FOR VERSION" not in (rewrite.statement or "")
+    assert "joins=" not in rewrite.summary
 
 
 async def test_join_is_not_used_if_a_reference_to_the_small_table_has_no_plan() -> None:
@@ -249,29 +249,29 @@ async def test_join_is_not_used_if_a_reference_to_the_small_table_has_no_plan() 
             raise AccessDenied("", status=403)
         return all_joins_used(plan_request)
 
-    done, request = await run_rewrite(f"SELECT (SELECT count(*) FROM items) FROM ({STAR})", plan)
+    rewrite, request = await run_rewrite(f"SELECT (SELECT count(*) FROM items) FROM ({STAR})", plan)
     assert requests_for("sales", request)[0].joins
-    assert done.statement is None
+    assert rewrite.statement is None
 
 
 async def test_slow_join_uses_only_its_share_of_the_time_budget() -> None:
-    class Slow(Seamark):
+    class SlowPlanner(Seamark):
         async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
             await asyncio.sleep(600.0 if request.joins else 0.0)
             return await super().plan_table(request)
 
-    server = Slow(plan=all_joins_used, tables=TABLES)
+    server = SlowPlanner(plan=all_joins_used, tables=TABLES)
     async with rewriter(server, RewriteLimits(budget_s=3.0)) as new_rewriter:
-        done = await new_rewriter.rewrite(f"{STAR} AND price > 3", Session("lake", "db"))
-        assert "sales FOR VERSION" in (done.statement or "")
+        rewrite = await new_rewriter.rewrite(f"{STAR} AND price > 3", Session("lake", "db"))
+        assert "sales FOR VERSION" in (rewrite.statement or "")
         assert new_rewriter.open_breakers == []
-        done = await new_rewriter.rewrite(STAR, Session("lake", "db"))
-        assert "sales FOR VERSION" not in (done.statement or "")
+        rewrite = await new_rewriter.rewrite(STAR, Session("lake", "db"))
+        assert "sales FOR VERSION" not in (rewrite.statement or "")
 
 
 async def test_server_failure_is_not_followed_by_a_second_request() -> None:
-    done, _ = await run_rewrite(STAR, fail_with_joins(ServerFailed("")))
-    assert "sales FOR VERSION" not in (done.statement or "")
+    rewrite, _ = await run_rewrite(STAR, fail_with_joins(ServerFailed("")))
+    assert "sales FOR VERSION" not in (rewrite.statement or "")
 
 
 async def test_request_for_many_tables_with_a_common_key_has_at_most_32_joins() -> None:
@@ -289,7 +289,7 @@ def _count(joins: tuple[JoinRequest, ...]) -> int:
 
 
 async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:
-    done, plan_request = await run_rewrite(
+    rewrite, plan_request = await run_rewrite(
         "SELECT sum(price) FROM sales, items, days WHERE item = i_key AND day = d_day "
         "AND (color = 'red' OR year = 2020 OR price = 3)"
     )
@@ -302,7 +302,7 @@ async def test_disjunction_over_two_small_tables_becomes_alternatives() -> None:
         ("days", (("day", "d_day"),), filter_of('"year" = 2020'), False, filter_of('"price" = 3')),
     ]
     assert len({join.any_of for join in expected.joins}) == 1
-    assert "joins=db.sales.item:77,db.sales.day:77" in done.summary
+    assert "joins=db.sales.item:77,db.sales.day:77" in rewrite.summary
 
 
 async def test_alternative_is_not_requested_if_another_alternative_is_missing() -> None:

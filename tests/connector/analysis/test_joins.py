@@ -320,8 +320,8 @@ def test_scan_names_the_columns_of_its_predicate() -> None:
 )
 def test_alias_of_a_later_source_refers_to_the_outer_query(inner: str) -> None:
     """LATERAL and ON see only the sources on their left, so `o` is `sales` there, and not `days`."""
-    actual_joins = joins(f"SELECT * FROM sales o WHERE EXISTS (SELECT 1 FROM {inner} WHERE o.year = 7)")
-    assert not [join for join in actual_joins.get("items", []) if "days" in join]
+    join_texts = joins(f"SELECT * FROM sales o WHERE EXISTS (SELECT 1 FROM {inner} WHERE o.year = 7)")
+    assert not [join for join in join_texts.get("items", []) if "days" in join]
 
 
 def limits(statement: str, table: str = "f") -> list[str]:

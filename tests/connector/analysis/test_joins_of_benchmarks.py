@@ -36,7 +36,7 @@ _KINDS = {"p_name": "string", "p_brand1": "string"}
 FILE = Path(__file__).parents[2] / "deploy" / "tpch.sql"
 
 
-def limiting(sql: str, table: str, tables: dict[str, tuple[str, int]]) -> list[str]:
+def find_limiting_joins(sql: str, table: str, tables: dict[str, tuple[str, int]]) -> list[str]:
     """Return the joins that limit each scan of the table."""
     chosen, _ = plan_joins(sql, tables)
     return [dimension_texts(each) for place, each in chosen.items() if place.table == (table,)]
@@ -62,16 +62,16 @@ def plan_joins(
 
 def dimension_texts(each: tuple[Dimension, ...]) -> str:
     reported = []
-    for one in each:
-        behind = f" ({dimension_texts(one.dimensions)})" if one.dimensions else ""
-        reported.append(f"{'+'.join(column for column, _ in one.on)}: {one.planned.table[0]}{behind}")
+    for reference in each:
+        behind = f" ({dimension_texts(reference.dimensions)})" if reference.dimensions else ""
+        reported.append(f"{'+'.join(column for column, _ in reference.on)}: {reference.planned.table[0]}{behind}")
     return ", ".join(sorted(reported))
 
 
 @pytest.mark.parametrize("name", QUERIES)
 def test_each_dimension_with_a_condition_limits_the_facts(name: str) -> None:
     date, part, supplier, customer = (
-        f"lo_{one}" for one in ("orderdate: date", "partkey: part", "suppkey: supplier", "custkey: customer")
+        f"lo_{names}" for names in ("orderdate: date", "partkey: part", "suppkey: supplier", "custkey: customer")
     )
     flights = {
         "Q1": [date],
@@ -81,7 +81,7 @@ def test_each_dimension_with_a_condition_limits_the_facts(name: str) -> None:
         "Q4": [customer, date, part, supplier],
     }
     expected = flights.get(name) or flights[name.partition(".")[0]]
-    assert limiting(QUERIES[name], "lineorder", SSB) == [", ".join(sorted(expected))]
+    assert find_limiting_joins(QUERIES[name], "lineorder", SSB) == [", ".join(sorted(expected))]
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_each_dimension_with_a_condition_limits_the_facts(name: str) -> None:
 def test_arm_of_a_snowflake_limits_a_table_as_far_as_it_has_conditions(
     number: int, table: str, expected: list[str]
 ) -> None:
-    assert limiting(query(number), table, TPCH) == expected
+    assert find_limiting_joins(query(number), table, TPCH) == expected
 
 
 def query(number: int) -> str:

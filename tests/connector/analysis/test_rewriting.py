@@ -34,10 +34,10 @@ async def run_rewrite(
 ) -> tuple[RewriteResult, list[TablePlanRequest]]:
     server = Seamark(**seamark)
     async with rewriter(server) as new_rewriter:
-        return await new_rewriter.rewrite(statement, session), server.asked
+        return await new_rewriter.rewrite(statement, session), server.requests
 
 
-def raising(error: Exception) -> Callable[[TablePlanRequest], Any]:
+def fail_with(error: Exception) -> Callable[[TablePlanRequest], Any]:
     def plan(request: TablePlanRequest) -> Any:
         raise error
 
@@ -71,11 +71,11 @@ def raising(error: Exception) -> Callable[[TablePlanRequest], Any]:
 async def test_unqualified_name_uses_the_sessions_catalog_and_schema(
     statement: str, session: Session, expected: str, table: tuple[str, ...]
 ) -> None:
-    done, plan_request = await run_rewrite(statement, session)
-    assert done.statement == expected
+    rewrite, plan_request = await run_rewrite(statement, session)
+    assert rewrite.statement == expected
     assert [one.table for one in plan_request] == [table]
-    assert (done.files, done.considered_files) == (1, 100)
-    assert done.summary.startswith(f"rewritten; scans=1; files=1/100; {'.'.join(table)}=1/100; ms=")
+    assert (rewrite.files, rewrite.considered_files) == (1, 100)
+    assert rewrite.summary.startswith(f"rewritten; scans=1; files=1/100; {'.'.join(table)}=1/100; ms=")
 
 
 @pytest.mark.parametrize(
@@ -102,16 +102,16 @@ async def test_unqualified_name_uses_the_sessions_catalog_and_schema(
 async def test_doubtful_statement_stays_unchanged_and_requests_no_plan(
     statement: str, session: Session, reason: str
 ) -> None:
-    done, expected = await run_rewrite(statement, session)
-    assert done.statement is None
-    assert done.summary.partition("; ms=")[0] == f"unchanged; {reason}"
+    rewrite, expected = await run_rewrite(statement, session)
+    assert rewrite.statement is None
+    assert rewrite.summary.partition("; ms=")[0] == f"unchanged; {reason}"
     assert expected == []
 
 
 async def test_catalog_name_is_found_in_any_case_if_the_session_uses_another_catalog() -> None:
     for name in ("LAKE", '"Lake"', "other", '"OTHER"'):
-        done, expected = await run_rewrite(f"SELECT * FROM {name}.db.t WHERE id = 1", Session("hive", "db"))
-        assert done.statement == f"SELECT * FROM {name}.db.t FOR VERSION AS OF 100 WHERE id = 1"
+        rewrite, expected = await run_rewrite(f"SELECT * FROM {name}.db.t WHERE id = 1", Session("hive", "db"))
+        assert rewrite.statement == f"SELECT * FROM {name}.db.t FOR VERSION AS OF 100 WHERE id = 1"
         assert len(expected) == 1
 
 
@@ -119,16 +119,19 @@ async def test_catalog_name_is_found_in_any_case_if_the_session_uses_another_cat
     ("plan", "reason"),
     [
         (lambda expected: {"plan_snapshot_id": None}, "plans keep too many of the files"),
-        (raising(NoSuchResource("", status=404, kind="NoSuchTableException")), "Seamark refused: NoSuchTableException"),
-        (raising(InvalidRequest("", status=400)), "Seamark refused: 400"),
-        (raising(ServerFailed("")), "Seamark failed: ServerFailed"),
+        (
+            fail_with(NoSuchResource("", status=404, kind="NoSuchTableException")),
+            "Seamark refused: NoSuchTableException",
+        ),
+        (fail_with(InvalidRequest("", status=400)), "Seamark refused: 400"),
+        (fail_with(ServerFailed("")), "Seamark failed: ServerFailed"),
     ],
 )
 async def test_summary_names_the_reason_if_there_is_no_plan(
     plan: Callable[[TablePlanRequest], Any], reason: str
 ) -> None:
-    done, expected = await run_rewrite("SELECT * FROM t WHERE id = 1", plan=plan)
-    assert (done.statement, done.summary.partition("; ms=")[0]) == (None, f"unchanged; {reason}")
+    rewrite, expected = await run_rewrite("SELECT * FROM t WHERE id = 1", plan=plan)
+    assert (rewrite.statement, rewrite.summary.partition("; ms=")[0]) == (None, f"unchanged; {reason}")
     assert len(expected) == 1
 
 
@@ -136,8 +139,8 @@ async def test_each_statement_requests_a_new_plan() -> None:
     server = Seamark()
     async with rewriter(server) as new_rewriter:
         for number in range(3):
-            done = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
-            assert f"OF {100 + number} " in (done.statement or "")
+            rewrite = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+            assert f"OF {100 + number} " in (rewrite.statement or "")
 
 
 @pytest.mark.parametrize(
@@ -155,12 +158,12 @@ async def test_statement_is_parsed_once(statement: str, parses: int, monkeypatch
     count = 0
     parse = Parser.parse
 
-    def counting(self: Parser, *arguments: Any) -> Any:
+    def count_and_parse(self: Parser, *arguments: Any) -> Any:
         nonlocal count
         count += 1
         return parse(self, *arguments)
 
-    monkeypatch.setattr(Parser, "parse", counting)
+    monkeypatch.setattr(Parser, "parse", count_and_parse)
     server = Seamark()
     async with rewriter(server) as new_rewriter:
         for version in ("1", "1", "2"):
@@ -175,15 +178,15 @@ async def test_useless_plan_is_not_requested_again_for_some_seconds(monkeypatch:
     statement = "SELECT * FROM t WHERE id = 1"
     async with rewriter(server) as new_rewriter:
         first = await new_rewriter.rewrite(statement, SESSION)
-        again = await new_rewriter.rewrite(statement, SESSION)
-        assert (first.statement, again.statement, len(server.asked)) == (None, None, 1)
-        assert again.summary == "unchanged; plans kept too many of the files a few seconds ago"
-        assert again.depends_on_data
+        second_rewrite = await new_rewriter.rewrite(statement, SESSION)
+        assert (first.statement, second_rewrite.statement, len(server.requests)) == (None, None, 1)
+        assert second_rewrite.summary == "unchanged; plans kept too many of the files a few seconds ago"
+        assert second_rewrite.depends_on_data
         await new_rewriter.rewrite(statement, replace(SESSION, schema="elsewhere"))
         await new_rewriter.rewrite(statement + " ", SESSION)
-        assert len(server.asked) == 3
+        assert len(server.requests) == 3
     monkeypatch.setattr("seamark.connector.trino.rewriter._UNCHANGED_AFTER_USELESS_PLAN_S", 0.0)
-    server = Seamark(plan=lambda expected: {} if server.asked[1:] else {"plan_snapshot_id": None})
+    server = Seamark(plan=lambda expected: {} if server.requests[1:] else {"plan_snapshot_id": None})
     async with rewriter(server) as new_rewriter:
         assert (await new_rewriter.rewrite(statement, SESSION)).statement is None
         assert "OF 101 " in ((await new_rewriter.rewrite(statement, SESSION)).statement or "")
@@ -191,20 +194,20 @@ async def test_useless_plan_is_not_requested_again_for_some_seconds(monkeypatch:
 
 @pytest.mark.parametrize("error", [NoSuchResource("", status=404, kind=""), ServerFailed("")])
 async def test_failed_plan_is_requested_again_for_the_next_statement(error: Exception) -> None:
-    server = Seamark(plan=raising(error))
+    server = Seamark(plan=fail_with(error))
     async with rewriter(server) as new_rewriter:
         for count in (1, 2):
             assert (await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)).statement is None
-            assert len(server.asked) == count
+            assert len(server.requests) == count
 
 
 # Statements with several tables
 
 
 async def test_unqualified_column_belongs_to_the_table_that_has_it() -> None:
-    done, expected = await run_rewrite("SELECT * FROM t, u WHERE x = 1 AND y = 2 AND id = uid")
+    rewrite, expected = await run_rewrite("SELECT * FROM t, u WHERE x = 1 AND y = 2 AND id = uid")
     assert {(one.table[-1], one.filter) for one in expected} == {("t", filter_of("x = 1")), ("u", filter_of("y = 2"))}
-    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
+    assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 2
 
 
 async def test_columns_are_not_requested_if_the_statement_needs_none() -> None:
@@ -224,16 +227,16 @@ async def test_statement_is_read_once_for_the_same_columns(monkeypatch: pytest.M
         await asyncio.gather(*(new_rewriter.rewrite(statement, SESSION) for _ in range(20)))
         assert len(reads) == 2  # The first analysis has no columns, and the second has them.
         server.version = "2"
-        done = await new_rewriter.rewrite(statement, SESSION)
+        rewrite = await new_rewriter.rewrite(statement, SESSION)
         assert len(reads) == 3
-        assert done.statement is not None
+        assert rewrite.statement is not None
 
 
 async def test_table_that_occurs_twice_is_read_at_one_snapshot() -> None:
-    done, expected = await run_rewrite("SELECT * FROM t a JOIN t b ON a.id = b.x WHERE a.id = 1 AND b.local IS NULL")
-    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
-    done, expected = await run_rewrite("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1")
-    assert done.statement == (
+    rewrite, expected = await run_rewrite("SELECT * FROM t a JOIN t b ON a.id = b.x WHERE a.id = 1 AND b.local IS NULL")
+    assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 2
+    rewrite, expected = await run_rewrite("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1")
+    assert rewrite.statement == (
         "SELECT (SELECT count(*) FROM t FOR VERSION AS OF 101) FROM t FOR VERSION AS OF 100 WHERE id = 1"
     )
     assert [(one.filter, one.snapshot_id, one.max_kept_fraction) for one in expected] == [
@@ -244,12 +247,12 @@ async def test_table_that_occurs_twice_is_read_at_one_snapshot() -> None:
 
 async def test_table_is_not_rewritten_if_its_plans_have_two_snapshots() -> None:
     snapshots = itertools.count()
-    done, _ = await run_rewrite(
+    rewrite, _ = await run_rewrite(
         "SELECT * FROM t a, t b, u WHERE a.id = 1 AND b.id = 2 AND u.y = 1",
         plan=lambda expected: {"snapshot_id": next(snapshots)},
     )
-    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 1
-    assert " u FOR VERSION AS OF 1" in (done.statement or "")
+    assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 1
+    assert " u FOR VERSION AS OF 1" in (rewrite.statement or "")
 
 
 async def test_table_is_not_rewritten_if_one_reference_to_it_has_no_plan() -> None:
@@ -258,8 +261,8 @@ async def test_table_is_not_rewritten_if_one_reference_to_it_has_no_plan() -> No
             raise NoSuchResource("", status=404)
         return {}
 
-    done, expected = await run_rewrite("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1", plan=plan)
-    assert done.statement is None
+    rewrite, expected = await run_rewrite("SELECT (SELECT count(*) FROM t) FROM t WHERE id = 1", plan=plan)
+    assert rewrite.statement is None
     assert len(expected) == 2
 
 
@@ -269,31 +272,31 @@ async def test_refused_predicate_is_replaced_by_a_plan_of_all_rows() -> None:
             raise InvalidRequest("", status=400)
         return {}
 
-    done, expected = await run_rewrite("SELECT 1 FROM t WHERE x = 1 UNION SELECT 2 FROM t WHERE x = 2", plan=plan)
-    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
+    rewrite, expected = await run_rewrite("SELECT 1 FROM t WHERE x = 1 UNION SELECT 2 FROM t WHERE x = 2", plan=plan)
+    assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 2
     assert expected[-1].filter is None
 
 
 async def test_time_travel_to_a_snapshot_is_planned_at_that_snapshot() -> None:
     statement = "SELECT * FROM t FOR VERSION AS OF 5 WHERE id = 1"
-    done, expected = await run_rewrite(statement)
-    assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
+    rewrite, expected = await run_rewrite(statement)
+    assert rewrite.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
     assert [(one.snapshot_id, one.past) for one in expected] == [(5, True)]
-    done, _ = await run_rewrite(f"EXECUTE IMMEDIATE '{statement.replace('1', '?')}' USING 1")
-    assert done.statement is not None
-    assert "FROM t FOR VERSION AS OF 100 WHERE id = ?' USING 1" in done.statement
+    rewrite, _ = await run_rewrite(f"EXECUTE IMMEDIATE '{statement.replace('1', '?')}' USING 1")
+    assert rewrite.statement is not None
+    assert "FROM t FOR VERSION AS OF 100 WHERE id = ?' USING 1" in rewrite.statement
 
 
 async def test_time_travel_to_a_branch_is_planned_at_the_branchs_snapshot() -> None:
     statement = "SELECT * FROM t FOR VERSION AS OF 'it''s' WHERE id = 1"
-    done, expected = await run_rewrite(statement)
-    assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
+    rewrite, expected = await run_rewrite(statement)
+    assert rewrite.statement == "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1"
     assert [(one.snapshot_id, one.ref, one.past) for one in expected] == [(None, "it's", True)]
-    done, _ = await run_rewrite("EXECUTE IMMEDIATE '" + statement.replace("'", "''") + "'")
-    assert done.statement == "EXECUTE IMMEDIATE 'SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1'"
+    rewrite, _ = await run_rewrite("EXECUTE IMMEDIATE '" + statement.replace("'", "''") + "'")
+    assert rewrite.statement == "EXECUTE IMMEDIATE 'SELECT * FROM t FOR VERSION AS OF 100 WHERE id = 1'"
     twice = "SELECT * FROM t FOR VERSION AS OF 'dev' a WHERE a.id = 1 UNION SELECT * FROM t FOR VERSION AS OF 'dev'"
-    done, expected = await run_rewrite(twice)
-    assert (done.statement or "").count(" FOR VERSION AS OF 1") == 2
+    rewrite, expected = await run_rewrite(twice)
+    assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == 2
     assert [(one.snapshot_id, one.ref) for one in expected] == [(None, "dev"), (7, None)]
 
 
@@ -307,12 +310,12 @@ async def test_table_and_its_branch_are_rewritten_only_in_one_consistent_state(
 ) -> None:
     statement = "SELECT * FROM t a JOIN t FOR VERSION AS OF 'audit' b ON a.id = b.id WHERE a.id = 1 AND b.id = 1"
     refs = {} if audit is None else {"audit": audit}
-    done, expected = await run_rewrite(
+    rewrite, expected = await run_rewrite(
         f"{statement} UNION ALL SELECT u.*, u.* FROM u WHERE y = 1",
         plan=lambda expected: {} if expected.ref is None else {"snapshot_id": 8},
         tables={"t": KnownTable("1", COLUMNS["t"], current, 1 << 30, 100, refs=refs)},
     )
-    assert (done.statement or "").count(" FOR VERSION AS OF 1") == plans + 1
+    assert (rewrite.statement or "").count(" FOR VERSION AS OF 1") == plans + 1
     assert {(one.table[-1], one.ref) for one in expected} == {("t", None), ("t", "audit"), ("u", None)}
 
 
@@ -322,11 +325,11 @@ async def test_table_is_not_rewritten_beside_its_branch_without_a_plan() -> None
 
     known_values = {"t": KnownTable("1", COLUMNS["t"], 7, 1 << 30, 100, refs={"audit": 7})}
     union = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 'audit' WHERE id = 2"
-    done, _ = await run_rewrite(union, plan=plan, tables=known_values)
-    assert done.statement is None
+    rewrite, _ = await run_rewrite(union, plan=plan, tables=known_values)
+    assert rewrite.statement is None
     kept_statement = "SELECT id FROM t WHERE id = 1 UNION SELECT id FROM t FOR VERSION AS OF 5 WHERE id = 2"
-    done, _ = await run_rewrite(kept_statement, plan=plan)
-    assert done.statement is not None  # A snapshot id always names the same snapshot.
+    rewrite, _ = await run_rewrite(kept_statement, plan=plan)
+    assert rewrite.statement is not None  # A snapshot id always names the same snapshot.
 
 
 # Prepared statements
@@ -335,12 +338,12 @@ async def test_table_is_not_rewritten_beside_its_branch_without_a_plan() -> None
 async def test_prepared_statement_is_rewritten_in_the_header_that_holds_it() -> None:
     texts = {"p": "SELECT * FROM t WHERE id = ?", "q": "SELECT * FROM u WHERE y = ?"}
     session = Session("lake", "db", prepared=texts)
-    done, expected = await run_rewrite("EXECUTE p USING 5", session)
-    assert (done.prepared, done.statement) == ("p", "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = ?")
+    rewrite, expected = await run_rewrite("EXECUTE p USING 5", session)
+    assert (rewrite.prepared, rewrite.statement) == ("p", "SELECT * FROM t FOR VERSION AS OF 100 WHERE id = ?")
     assert expected[0].filter == filter_of("id = 5")
     headers = CIMultiDict([("X-Trino-Prepared-Statement", "q=SELECT+%2A+FROM+u+WHERE+y+%3D+%3F,p=x"), ("X-Other", "1")])
-    prepare(headers, "p", done.statement or "")
-    assert session_of(CIMultiDictProxy(headers)).prepared == {**texts, "p": done.statement}
+    prepare(headers, "p", rewrite.statement or "")
+    assert session_of(CIMultiDictProxy(headers)).prepared == {**texts, "p": rewrite.statement}
     assert headers["X-Other"] == "1"
 
 
@@ -349,8 +352,8 @@ async def test_prepared_statement_is_rewritten_in_the_header_that_holds_it() -> 
 )
 async def test_execution_that_is_not_understood_stays_unchanged(statement: str) -> None:
     session = Session("lake", "db", prepared={"p": "SELECT * FROM t WHERE id = ?"})
-    done, expected = await run_rewrite(statement, session)
-    assert (done.statement, expected) == (None, [])
+    rewrite, expected = await run_rewrite(statement, session)
+    assert (rewrite.statement, expected) == (None, [])
 
 
 def test_session_is_read_from_the_headers() -> None:
@@ -388,8 +391,8 @@ async def test_time_without_a_zone_prunes_only_if_the_zone_is_known(
     server = Seamark()
     async with rewriter(server, RewriteLimits(10.0, trust_time_zone=trust)) as new_rewriter:
         statement = f"SELECT * FROM t WHERE {column} >= TIMESTAMP '2026-01-01 00:00:00'"
-        done = await new_rewriter.rewrite(statement, Session("lake", "db", utc=utc))
-        assert (done.statement is not None) == is_rewritten
+        rewrite = await new_rewriter.rewrite(statement, Session("lake", "db", utc=utc))
+        assert (rewrite.statement is not None) == is_rewritten
 
 
 # Limits of time
@@ -406,20 +409,20 @@ async def test_slow_seamark_costs_at_most_the_budget_until_the_breaker_opens(mon
         slow = [one for one in reported if not one.startswith("unchanged; it was not parsed in time")]
         assert [one.partition(";")[2][:21] for one in slow] == [" Seamark was too slow"] * FAILURES_MAX
         assert new_rewriter.open_breakers == ["seamark"]
-        done = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
-        assert done.summary.startswith("unchanged; Seamark has failed recently; ms=")
-        assert len(server.asked) == FAILURES_MAX
+        rewrite = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+        assert rewrite.summary.startswith("unchanged; Seamark has failed recently; ms=")
+        assert len(server.requests) == FAILURES_MAX
 
 
 async def test_plans_that_arrive_in_time_are_used_without_the_late_plan() -> None:
-    class Uneven(Seamark):
+    class ServerWithSlowPlans(Seamark):
         async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
             await asyncio.sleep(600 if request.table[-1] == "u" else 0)
             return await super().plan_table(request)
 
-    async with rewriter(Uneven(), RewriteLimits(budget_s=3)) as new_rewriter:
-        done = await new_rewriter.rewrite("SELECT * FROM t, u WHERE t.x = 1 AND u.y = 2", SESSION)
-        assert done.statement == "SELECT * FROM t FOR VERSION AS OF 100, u WHERE t.x = 1 AND u.y = 2"
+    async with rewriter(ServerWithSlowPlans(), RewriteLimits(budget_s=3)) as new_rewriter:
+        rewrite = await new_rewriter.rewrite("SELECT * FROM t, u WHERE t.x = 1 AND u.y = 2", SESSION)
+        assert rewrite.statement == "SELECT * FROM t FOR VERSION AS OF 100, u WHERE t.x = 1 AND u.y = 2"
 
 
 async def test_statement_with_a_slow_analysis_stays_unchanged_and_is_rewritten_next_time(
@@ -436,8 +439,8 @@ async def test_statement_with_a_slow_analysis_stays_unchanged_and_is_rewritten_n
 
     monkeypatch.setattr(reading, "_read", slow)
     async with rewriter(Seamark(), RewriteLimits(budget_s=0.3)) as new_rewriter:
-        done = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
-        assert done.summary.startswith("unchanged; it was not parsed in time")
+        rewrite = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
+        assert rewrite.summary.startswith("unchanged; it was not parsed in time")
         assert new_rewriter.open_breakers == []
         go.set()
         async with asyncio.timeout(60):  # On a busy machine the budget may be too short once or twice.
@@ -454,13 +457,13 @@ async def test_bug_in_the_analysis_does_not_fail_the_statement(step: str, monkey
         raise ZeroDivisionError
 
     monkeypatch.setattr(reading, step, fail)
-    done, _ = await run_rewrite("SELECT * FROM t WHERE id = 1")
-    assert done.statement is None
+    rewrite, _ = await run_rewrite("SELECT * FROM t WHERE id = 1")
+    assert rewrite.statement is None
 
 
 async def test_failures_in_a_row_open_the_breaker_and_refusals_do_not() -> None:
     for error, is_open in ((Unreachable("gone"), True), (InvalidRequest("", status=400), False)):
-        server = Seamark(plan=raising(error))
+        server = Seamark(plan=fail_with(error))
         async with rewriter(server) as new_rewriter:
             for _ in range(FAILURES_MAX):
                 await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION)
@@ -471,11 +474,11 @@ async def test_statement_that_lists_snapshots_withdraws_idle_plans_first() -> No
     server = Seamark()
     async with rewriter(server) as new_rewriter:
         new_rewriter.release(await new_rewriter.rewrite("SELECT * FROM t WHERE id = 1", SESSION))
-        kept_statement = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 2", SESSION)
+        rewrite = await new_rewriter.rewrite("SELECT * FROM t WHERE id = 2", SESSION)
         assert server.leased == []
         await new_rewriter.rewrite('SELECT snapshot_id FROM "t$snapshots" ORDER BY committed_at', SESSION)
         assert server.leased == [(("db", "t"), [100], 0)]
-        assert kept_statement.plans == [(("db", "t"), 101)]
+        assert rewrite.plans == [(("db", "t"), 101)]
 
 
 EXPLAINED = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"
@@ -493,9 +496,9 @@ EXPLAINED = "EXPLAIN ANALYZE SELECT 1 FROM t WHERE id = 1"
     ],
 )
 async def test_explain_statement_is_recognised_in_every_form(statement: str, explains: bool) -> None:
-    done, _ = await run_rewrite(statement, replace(SESSION, prepared={"one": EXPLAINED}))
-    assert done.statement is not None
-    assert done.used.explains is explains
+    rewrite, _ = await run_rewrite(statement, replace(SESSION, prepared={"one": EXPLAINED}))
+    assert rewrite.statement is not None
+    assert rewrite.used.explains is explains
 
 
 @pytest.mark.parametrize("line", ["-" * 5000, "-- " * 2000, "/**/" * 2000, "/* * /" * 2000 + "*/", " \n" * 5000])

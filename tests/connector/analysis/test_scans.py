@@ -396,9 +396,9 @@ def test_unqualified_column_is_ignored_if_the_columns_of_tables_are_unknown() ->
 def test_condition_on_a_merged_column_applies_to_both_tables_if_they_share_its_value(
     joined: str, of_orders: bool, of_others: bool
 ) -> None:
-    actual_predicates = predicates(f"SELECT * FROM {joined} WHERE o_key = 1")
-    assert actual_predicates["orders"] == ('"o_key" = 1' if of_orders else None)
-    assert actual_predicates.get("others") == ('"o_key" = 1' if of_others else None)
+    found_predicates = predicates(f"SELECT * FROM {joined} WHERE o_key = 1")
+    assert found_predicates["orders"] == ('"o_key" = 1' if of_orders else None)
+    assert found_predicates.get("others") == ('"o_key" = 1' if of_others else None)
 
 
 def test_null_condition_on_a_merged_column_applies_to_the_side_that_is_kept() -> None:

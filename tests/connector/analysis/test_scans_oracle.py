@@ -27,7 +27,7 @@ from seamark.formats.iceberg.expressions.comparisons import resolve_literals
 from seamark.formats.iceberg.expressions.expression_json import expression_json, parse_expression
 from seamark.formats.iceberg.expressions.sql import parse_sql
 from seamark.formats.iceberg.types import schema as ours
-from tests.connector.analysis.comparisons import MACROS, ZONE, Column, Stored, quote
+from tests.connector.analysis.comparisons import MACROS, ZONE, Column, StoredRelation, quote
 from tests.connector.analysis.statements import Statements
 from tests.planner.lakes.schemas import Field, Schema
 from tests.seeds import quick
@@ -55,10 +55,11 @@ def rows_of(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
 class KnownColumns:
     """The columns of each table that the analysis gets: all, some, or none."""
 
-    def __init__(self, rng: random.Random, tables: list[Stored]) -> None:
+    def __init__(self, rng: random.Random, tables: list[StoredRelation]) -> None:
         known_tables = rng.choice([tables, tables, tables, [], [table for table in tables if rng.random() < 0.5]])
         self._columns = {
-            one.name.lower(): {name.lower(): kind for name, kind in one.columns.items()} for one in known_tables
+            known_table.name.lower(): {name.lower(): kind for name, kind in known_table.columns.items()}
+            for known_table in known_tables
         }
 
     def __call__(self, names: tuple[str | None, str | None, str]) -> dict[str, str] | None:

@@ -47,33 +47,33 @@ async def run_rewrite(statement: str, **played: Any) -> tuple[RewriteResult, Sea
 
 
 async def test_view_is_read_over_the_plans_of_its_tables() -> None:
-    done, server = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4 AND twice = 8", views={"v": PLAIN})
+    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4 AND twice = 8", views={"v": PLAIN})
     assert (
-        done.statement
+        rewrite.statement
         == access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE k = 4 AND twice = 8'
     )
     ((name, _, predicate, (reference,)),) = server.views_asked
     assert (name, predicate) == (("db", "v"), '"k" = 4')
     assert PLAIN.text[reference.start : reference.end] == "t"
     assert (reference.table, reference.plan_snapshot_id) == (("db", "t"), 101)
-    (expected,) = [one for one in server.asked if one.table == ("db", "t")]
+    (expected,) = [one for one in server.requests if one.table == ("db", "t")]
     assert expected.filter == filter_of("x > 5 AND id = 4")
 
 
 async def test_summary_names_the_view_but_not_its_tables_and_all_plans_are_renewed() -> None:
-    done, _ = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4", views={"v": PLAIN})
-    assert done.summary.startswith("rewritten; scans=1; files=0/0; views=db.v; ms=")
-    assert (done.files, done.considered_files) == (1, 100), "the operator sees the counts, clients do not"
-    assert done.plans == [(("db", "t"), 101), (("db", "v"), 200)]
+    rewrite, _ = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4", views={"v": PLAIN})
+    assert rewrite.summary.startswith("rewritten; scans=1; files=0/0; views=db.v; ms=")
+    assert (rewrite.files, rewrite.considered_files) == (1, 100), "the operator sees the counts, clients do not"
+    assert rewrite.plans == [(("db", "t"), 101), (("db", "v"), 200)]
 
 
 async def test_names_in_a_view_resolve_in_the_view() -> None:
     text = 'SELECT a.id AS k, a.x FROM t a JOIN lake."s.p".u AS b ON a.id = b.uid'
-    done, server = await run_rewrite(
+    rewrite, server = await run_rewrite(
         "WITH t AS (SELECT 1 AS id, 2 AS x) SELECT * FROM t, lake.db.v WHERE v.k = 4", views={"v": view(text)}
     )
-    assert done.statement is not None
-    assert {one.table for one in server.asked} == {("db", "v"), ("db", "t"), ("s", "p", "u")}
+    assert rewrite.statement is not None
+    assert {one.table for one in server.requests} == {("db", "v"), ("db", "t"), ("s", "p", "u")}
     ((_, _, _, references),) = server.views_asked
     assert [text[reference.start : reference.end] for reference in references] == ["t", 'lake."s.p".u']
     assert [reference.table for reference in references] == [("db", "t"), ("s", "p", "u")]
@@ -98,26 +98,26 @@ async def test_names_in_a_view_resolve_in_the_view() -> None:
     ],
 )
 async def test_view_that_cannot_be_analysed_stays_unchanged(statement: str, input_view: View) -> None:
-    done, server = await run_rewrite(statement, views={"v": input_view})
-    assert done.statement is None
+    rewrite, server = await run_rewrite(statement, views={"v": input_view})
+    assert rewrite.statement is None
     assert server.views_asked == []
 
 
 async def test_conditions_of_a_view_itself_leave_files_out() -> None:
-    done, server = await run_rewrite("SELECT * FROM lake.db.v WHERE twice = 4", views={"v": PLAIN})
-    assert done.statement == access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
+    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v WHERE twice = 4", views={"v": PLAIN})
+    assert rewrite.statement == access_check("lake.db.v") + 'SELECT * FROM lake.db."v~plan~0" AS "v" WHERE twice = 4'
     assert [one[2] for one in server.views_asked] == ["TRUE"]
-    assert server.asked[-1].filter == filter_of("x > 5")
+    assert server.requests[-1].filter == filter_of("x > 5")
 
 
 async def test_table_and_a_view_of_it_are_read_at_one_snapshot() -> None:
     counted = view("SELECT count(*) AS n FROM t", n="long")
     statement = "SELECT * FROM lake.db.v, lake.db.t WHERE id = 4"
-    done, _ = await run_rewrite(statement, views={"v": counted})
+    rewrite, _ = await run_rewrite(statement, views={"v": counted})
     over = 'SELECT * FROM lake.db."v~plan~0" AS "v", lake.db.t FOR VERSION AS OF 101 WHERE id = 4'
-    assert done.statement == access_check("lake.db.v", ["n"]) + over
-    done, _ = await run_rewrite(statement, views={"v": counted}, answer=lambda _: None)
-    assert done.statement is None
+    assert rewrite.statement == access_check("lake.db.v", ["n"]) + over
+    rewrite, _ = await run_rewrite(statement, views={"v": counted}, answer=lambda _: None)
+    assert rewrite.statement is None
 
 
 NESTED = {
@@ -128,24 +128,24 @@ NESTED = {
 
 
 async def test_condition_on_a_view_reaches_the_tables_of_nested_views() -> None:
-    done, server = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4 AND y = 3", views=NESTED)
+    rewrite, server = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4 AND y = 3", views=NESTED)
     over = 'SELECT * FROM lake.db."top~plan~2" AS "top" WHERE k = 4 AND y = 3'
-    assert done.statement == access_check("lake.db.top", ["k", "y"]) + over
+    assert rewrite.statement == access_check("lake.db.top", ["k", "y"]) + over
     assert [(name[-1], predicate) for name, _, predicate, _ in server.views_asked] == [
         ("v", '("x" < 9 AND "k" = 4)'),
         ("mid", '"k" = 4'),
         ("top", '"k" = 4'),
     ]
-    expected = {one.table[-1]: one.filter for one in server.asked if one.table[-1] in ("t", "u")}
+    expected = {one.table[-1]: one.filter for one in server.requests if one.table[-1] in ("t", "u")}
     assert expected == {"t": filter_of("x > 5 AND x < 9 AND id = 4"), "u": filter_of("uid = 4")}
-    shown = [
+    columns = [
         [
             (view.text[reference.start : reference.end], reference.table, reference.plan, reference.alias)
             for reference in references
         ]
         for _, view, _, references in server.views_asked
     ]
-    assert shown == [
+    assert columns == [
         [("t", ("db", "t"), (), False)],
         [("v", (), ("db", "v~plan~0"), True)],
         [("u", ("db", "u"), (), False), ('"Mid"', (), ("db", "mid~plan~1"), False)],
@@ -153,12 +153,12 @@ async def test_condition_on_a_view_reaches_the_tables_of_nested_views() -> None:
 
 
 async def test_summary_names_only_the_outermost_view_and_all_plans_are_renewed() -> None:
-    done, _ = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4", views=NESTED)
-    assert done.summary.startswith("rewritten; scans=1; files=0/0; views=db.top; ms=")
+    rewrite, _ = await run_rewrite("SELECT * FROM lake.db.top WHERE k = 4", views=NESTED)
+    assert rewrite.summary.startswith("rewritten; scans=1; files=0/0; views=db.top; ms=")
     views = {(("db", "top"), 202), (("db", "mid"), 201), (("db", "v"), 200)}
-    assert views < set(done.plans)
-    assert {of for of, _ in set(done.plans) - views} == {("db", "t"), ("db", "u")}
-    assert len(done.plans) == 5
+    assert views < set(rewrite.plans)
+    assert {of for of, _ in set(rewrite.plans) - views} == {("db", "t"), ("db", "u")}
+    assert len(rewrite.plans) == 5
 
 
 async def test_names_in_a_nested_view_resolve_in_that_view() -> None:
@@ -169,14 +169,14 @@ async def test_names_in_a_nested_view_resolve_in_that_view() -> None:
     server = Seamark(views={"top": outer})
     server.views |= {("db", "v"): inner, ("there", "v"): other_view}
     async with rewriter(server) as new_rewriter:
-        done = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
-    assert done.statement is not None
+        rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+    assert rewrite.statement is not None
     assert {(name, view.location, predicate) for name, view, predicate, _ in server.views_asked} == {
         (("db", "v"), "file:///inner", '"k" = 4'),
         (("there", "v"), "file:///there", '("x" = 6 AND "k" = 4)'),
         (("db", "top"), outer.location, '"k" = 4'),
     }
-    assert {one.table for one in server.asked} >= {("db", "u"), ("there", "t")}
+    assert {one.table for one in server.requests} >= {("db", "u"), ("there", "t")}
 
 
 async def test_condition_on_a_computed_or_converted_column_of_a_nested_view_is_not_pushed_down() -> None:
@@ -184,29 +184,29 @@ async def test_condition_on_a_computed_or_converted_column_of_a_nested_view_is_n
     inner = view("SELECT id AS k, x + 1 AS n, id AS x FROM t", k="long", n="int", x="int")
     outer = view("SELECT k, n, x FROM v", k="long", n="int", x="int")
     statement = "SELECT * FROM lake.db.top WHERE k = 4 AND n = 5 AND x = 6"
-    done, server = await run_rewrite(statement, views={"top": outer, "v": inner})
-    assert done.statement is not None
+    rewrite, server = await run_rewrite(statement, views={"top": outer, "v": inner})
+    assert rewrite.statement is not None
     assert [one[2] for one in server.views_asked] == ['"k" = 4'] * 2
-    assert server.asked[-1].filter == filter_of("id = 4")
+    assert server.requests[-1].filter == filter_of("id = 4")
 
 
 async def test_known_nested_views_are_requested_without_asking_for_tables() -> None:
     server = Seamark(views=dict(NESTED))
     async with rewriter(server) as new_rewriter:
         await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
-        before = len(server.asked), len(server.views_read)
-        done = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
-    assert done.statement is not None
-    assert [one.table[-1] for one in server.asked[before[0] :]] == ["u", "t"], "no view is requested as a table"
+        before = len(server.requests), len(server.views_read)
+        rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 5", SESSION)
+    assert rewrite.statement is not None
+    assert [one.table[-1] for one in server.requests[before[0] :]] == ["u", "t"], "no view is requested as a table"
     assert sorted(server.views_read[before[1] :]) == [("db", "mid"), ("db", "top"), ("db", "v")]
 
 
 async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
     for refused, other_views in (("v", ["mid", "top"]), ("mid", ["v", "top"]), ("top", ["v", "mid"])):
-        server = Seamark(views=dict(NESTED), answer=naming(refused))
+        server = Seamark(views=dict(NESTED), answer=name_all_but(refused))
         async with rewriter(server) as new_rewriter:
-            done = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
-        assert (done.statement is None) == (refused == "top")
+            rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.top WHERE k = 4", SESSION)
+        assert (rewrite.statement is None) == (refused == "top")
         request = [name[-1] for name, *_ in server.views_asked if name[-1] != refused]
         assert request == [one for one in other_views if (refused, one) != ("v", "mid")], (
             "mid contains v, so without a plan of mid, v needs none"
@@ -214,12 +214,12 @@ async def test_views_keep_their_plans_if_a_nested_view_has_none() -> None:
         if refused != "top":
             ((_, _, _, references),) = [one for one in server.views_asked if one[0][-1] == "top"]
             assert [(reference.table, reference.plan) for reference in references] == [(("db", "u"), ())]
-            assert {of for of, _ in done.plans} == {("db", "top"), ("db", "u")}, (
+            assert {of for of, _ in rewrite.plans} == {("db", "top"), ("db", "u")}, (
                 "plans of views that are not read are not held"
             )
 
 
-def naming(refused: str) -> Callable[[Name], str | None]:
+def name_all_but(refused: str) -> Callable[[Name], str | None]:
     def answer(name: Name) -> str | None:
         return None if name[-1] == refused else f"{name[-1]}~plan~named"
 
@@ -231,22 +231,22 @@ async def test_table_in_nested_views_is_read_at_one_snapshot() -> None:
     outer = view("SELECT t.id AS k, u.y FROM v JOIN t ON t.id = v.k JOIN u ON u.uid = t.id", k="long", y="int")
     views = {"top": outer, "v": PLAIN}
     statement = "SELECT * FROM lake.db.top WHERE k = 4"
-    done, server = await run_rewrite(statement, views=views)
-    assert done.statement is not None
+    rewrite, server = await run_rewrite(statement, views=views)
+    assert rewrite.statement is not None
     assert sorted((one.table or one.plan)[1][0] for one in server.views_asked[-1][3]) == ["t", "u", "v"]
-    done, server = await run_rewrite(statement, views=views, answer=naming("v"))
-    assert done.statement is not None
+    rewrite, server = await run_rewrite(statement, views=views, answer=name_all_but("v"))
+    assert rewrite.statement is not None
     assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
-    done, server = await run_rewrite(
-        f"{statement} AND k IN (SELECT id FROM lake.db.t)", views=views, answer=naming("v")
+    rewrite, server = await run_rewrite(
+        f"{statement} AND k IN (SELECT id FROM lake.db.t)", views=views, answer=name_all_but("v")
     )
-    assert done.statement is not None
-    assert done.statement.endswith("(SELECT id FROM lake.db.t)"), "the table beside the view has no plan either"
+    assert rewrite.statement is not None
+    assert rewrite.statement.endswith("(SELECT id FROM lake.db.t)"), "the table beside the view has no plan either"
 
-    def turning(request: TablePlanRequest) -> dict[str, Any]:
+    def answer_by_filter(request: TablePlanRequest) -> dict[str, Any]:
         return {"snapshot_id": 1 if "'x'" in repr(request.filter) else 2}
 
-    done, server = await run_rewrite(statement, views=views, plan=turning)
+    rewrite, server = await run_rewrite(statement, views=views, plan=answer_by_filter)
     assert [one.table[1] for one in server.views_asked[-1][3]] == ["u"]
 
 
@@ -256,8 +256,8 @@ async def test_view_that_reads_itself_is_analysed_in_bounded_work() -> None:
         "v": view("SELECT w.k FROM w JOIN t ON t.id = w.k", k="long"),
         "w": view("SELECT a.k FROM v a JOIN v b ON a.k = b.k JOIN w c ON c.k = b.k", k="long"),
     }
-    done, server = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4", views=views)
-    assert done.summary.startswith(("rewritten; ", "unchanged; "))
+    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v WHERE k = 4", views=views)
+    assert rewrite.summary.startswith(("rewritten; ", "unchanged; "))
     assert len(server.views_asked) <= VIEWS_MAX
 
 
@@ -265,13 +265,13 @@ async def test_nested_views_are_analysed_to_a_maximum_depth_and_number() -> None
     chain = {f"v{number}": view(f"SELECT k FROM v{number + 1}", k="long") for number in range(12)}
     for depth, is_seen in ((DEPTH_MAX, True), (DEPTH_MAX + 1, False)):
         views = {**chain, f"v{depth - 1}": view("SELECT id AS k FROM t", k="long")}
-        done, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=views)
-        assert (done.statement is not None) == is_seen
+        rewrite, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=views)
+        assert (rewrite.statement is not None) == is_seen
         assert len(server.views_asked) == (depth if is_seen else 0)
     two = {f"v{number}": view(f"SELECT a.k FROM v{number + 1} a, v{number + 1} b", k="long") for number in range(7)}
     two["v7"] = view("SELECT id AS k FROM t", k="long")
-    done, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=two)
-    assert done.statement is None, "the statement would need 255 plan views"
+    rewrite, server = await run_rewrite("SELECT * FROM lake.db.v0 WHERE k = 4", views=two)
+    assert rewrite.statement is None, "the statement would need 255 plan views"
     assert server.views_asked == []
 
 
@@ -302,15 +302,15 @@ async def test_former_columns_of_a_view_do_not_resolve_names_of_other_tables() -
     server = Seamark(views={"v": view("SELECT id AS k FROM t", k="long")}, tables=tables)
     async with rewriter(server) as new_rewriter:
         await new_rewriter.rewrite(statement, SESSION)
-        assert [one.table[-1] for one in server.asked if one.joins] == ["t"]
+        assert [one.table[-1] for one in server.requests if one.joins] == ["t"]
         server.views["v"] = view("SELECT id AS x FROM t", x="long")
-        server.asked.clear()
+        server.requests.clear()
         await new_rewriter.rewrite(statement, SESSION)
-        assert [one.table[-1] for one in server.asked if one.joins] == []
-        assert "u" in [one.table[-1] for one in server.asked]
+        assert [one.table[-1] for one in server.requests if one.joins] == []
+        assert "u" in [one.table[-1] for one in server.requests]
 
 
-def refusing(error: Exception) -> Callable[[Name], str | None]:
+def refuse_with(error: Exception) -> Callable[[Name], str | None]:
     def answer(name: Name) -> str | None:
         raise error
 
@@ -318,11 +318,11 @@ def refusing(error: Exception) -> Callable[[Name], str | None]:
 
 
 async def test_user_without_the_right_to_plan_views_sends_one_request_for_many_statements() -> None:
-    server = Seamark(views={"v": PLAIN}, answer=refusing(AccessDenied("no", status=403, kind="ForbiddenException")))
+    server = Seamark(views={"v": PLAIN}, answer=refuse_with(AccessDenied("no", status=403, kind="ForbiddenException")))
     async with rewriter(server) as new_rewriter:
         for _ in range(3):
-            done = await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
-            assert done.statement is None
+            rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
+            assert rewrite.statement is None
     assert len(server.views_asked) == 1
     assert len(server.views_read) == 2, "one request reads the view, one checks whether it has changed"
 
@@ -332,7 +332,7 @@ async def test_changed_view_is_read_again() -> None:
     async with rewriter(server) as new_rewriter:
         assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
         server.views["v"] = view("SELECT uid AS k FROM u", k="long")
-        server.answer = refusing(NoSuchResource("gone", status=404, kind="NoSuchViewException"))
+        server.answer = refuse_with(NoSuchResource("gone", status=404, kind="NoSuchViewException"))
         assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is None
         server.answer = None
         assert (await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)).statement is not None
@@ -345,30 +345,30 @@ async def test_known_view_is_not_requested_as_a_table() -> None:
         for _ in range(4):
             await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", SESSION)
     assert len(server.views_read) == 1 + 4, "each statement checks whether the view has changed"
-    assert [one.table[-1] for one in server.asked] == ["v", *["t"] * 4]
+    assert [one.table[-1] for one in server.requests] == ["v", *["t"] * 4]
 
 
 async def test_table_within_and_beside_a_view_is_read_at_one_snapshot() -> None:
     statement = "SELECT * FROM lake.db.v JOIN lake.db.t ON t.x = v.x WHERE k = 4 AND t.id = 3"
-    done, _ = await run_rewrite(statement, views={"v": PLAIN})
-    assert done.statement is not None
-    assert (done.statement.count("~plan~"), done.statement.count("FOR VERSION AS OF")) == (1, 1)
+    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN})
+    assert rewrite.statement is not None
+    assert (rewrite.statement.count("~plan~"), rewrite.statement.count("FOR VERSION AS OF")) == (1, 1)
 
-    def turning(request: TablePlanRequest) -> dict[str, Any]:
+    def answer_by_filter(request: TablePlanRequest) -> dict[str, Any]:
         return {"snapshot_id": 1 if "'x'" in repr(request.filter) else 2}
 
-    done, _ = await run_rewrite(statement, views={"v": PLAIN}, plan=turning)
-    assert done.statement is None
-    done, _ = await run_rewrite(statement, views={"v": PLAIN}, answer=lambda _: None)
-    assert done.statement is None, "the view reads the current table, so all places of the table must"
+    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN}, plan=answer_by_filter)
+    assert rewrite.statement is None
+    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN}, answer=lambda _: None)
+    assert rewrite.statement is None, "the view reads the current table, so all places of the table must"
 
 
 async def test_view_in_two_places_has_a_plan_for_each() -> None:
     statement = "SELECT * FROM lake.db.v a, lake.db.v b WHERE a.k = 4 AND b.k = 5"
-    done, server = await run_rewrite(statement, views={"v": PLAIN})
+    rewrite, server = await run_rewrite(statement, views={"v": PLAIN})
     assert [one[2] for one in server.views_asked] == ['"k" = 4', '"k" = 5']
     over = 'SELECT * FROM lake.db."v~plan~0" a, lake.db."v~plan~1" b WHERE a.k = 4 AND b.k = 5'
-    assert done.statement == access_check("lake.db.v") + over
+    assert rewrite.statement == access_check("lake.db.v") + over
 
 
 @pytest.mark.parametrize(
@@ -394,16 +394,16 @@ async def test_view_in_two_places_has_a_plan_for_each() -> None:
     ],
 )
 async def test_rewritten_statement_names_the_view_so_that_trino_checks_its_rules(statement: str, expected: str) -> None:
-    done, _ = await run_rewrite(statement, views={"v": PLAIN})
+    rewrite, _ = await run_rewrite(statement, views={"v": PLAIN})
     named = access_check("lake.db.v").removeprefix("WITH ").rstrip()
-    assert done.statement == expected.format(f"{named}," if "WITH {} q" in expected else named)
-    assert done.used.views == {("lake", "db", "v")}
-    assert set(done.used.columns) == {("lake", "db", "t")}
+    assert rewrite.statement == expected.format(f"{named}," if "WITH {} q" in expected else named)
+    assert rewrite.used.views == {("lake", "db", "v")}
+    assert set(rewrite.used.columns) == {("lake", "db", "t")}
 
 
 async def test_views_stay_unchanged_for_a_session_without_a_user() -> None:
     """A plan view belongs to one user."""
     server = Seamark(views={"v": PLAIN})
     async with rewriter(server) as new_rewriter:
-        done = await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", replace(SESSION, user=""))
-    assert (done.statement, server.views_asked) == (None, [])
+        rewrite = await new_rewriter.rewrite("SELECT * FROM lake.db.v WHERE k = 4", replace(SESSION, user=""))
+    assert (rewrite.statement, server.views_asked) == (None, [])

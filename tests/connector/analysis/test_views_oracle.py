@@ -20,7 +20,7 @@ from seamark.connector.analysis.scans import find_scans, parse_query, read_from_
 from seamark.connector.analysis.views import BEFORE, plan_view_query
 from seamark.connector.plans.scan import Scan
 from seamark.connector.plans.splices import Replacement, splice
-from tests.connector.analysis.comparisons import Stored, quote
+from tests.connector.analysis.comparisons import StoredRelation, quote
 from tests.connector.analysis.statements import Statements
 from tests.connector.analysis.test_scans_oracle import KnownColumns, lakes, prune, rows_of
 
@@ -33,14 +33,14 @@ ROWS_MAX = 60
 """The largest number of rows of a view. Views that join nested views could otherwise have millions."""
 
 
-class TellingViews:
+class ViewColumns:
     """The columns of each table that `Told` selects, and the columns of each view.
 
     A view can read the views before it.
     """
 
-    def __init__(self, expected: KnownColumns, views: Mapping[str, Stored], texts: Mapping[str, str]) -> None:
-        self._told = expected
+    def __init__(self, expected: KnownColumns, views: Mapping[str, StoredRelation], texts: Mapping[str, str]) -> None:
+        self._known_columns = expected
         self._views: dict[str, dict[str, str]] = {}
         for name, view in views.items():
             columns = {one.lower(): kind for one, kind in view.columns.items()}
@@ -51,12 +51,12 @@ class TellingViews:
             self._views[name] = {one: kind if types.get(one) == kind else COMPUTED for one, kind in columns.items()}
 
     def __call__(self, names: tuple[str | None, str | None, str]) -> Mapping[str, str] | None:
-        return self._views.get(names[2]) or self._told(names)
+        return self._views.get(names[2]) or self._known_columns(names)
 
 
 def make_views(
     statements: Statements, connection: duckdb.DuckDBPyConnection
-) -> tuple[dict[str, Stored], dict[str, str]]:
+) -> tuple[dict[str, StoredRelation], dict[str, str]]:
     """Return random views and their texts. A view reads tables and the views before it."""
     views, texts, tables = {}, {}, statements.tables
     while len(views) < VIEWS:
@@ -71,12 +71,12 @@ def make_views(
             connection.execute(f"CREATE VIEW {name} AS {text}")
         except duckdb.Error:
             continue
-        views[name], texts[name] = Stored(name, dict(columns)), text
+        views[name], texts[name] = StoredRelation(name, dict(columns)), text
     statements.tables = tables
     return views, texts
 
 
-def drop_view_scans(scans: tuple[Scan, ...], views: Mapping[str, Stored]) -> tuple[Scan, ...]:
+def drop_view_scans(scans: tuple[Scan, ...], views: Mapping[str, StoredRelation]) -> tuple[Scan, ...]:
     """Return the scans without those of views. The joins among the remaining scans stay."""
     numbers = {number: left for left, number in enumerate(n for n, scan in enumerate(scans) if scan.table not in views)}
     return tuple(
@@ -94,10 +94,10 @@ class PlanViews:
 
     rng: random.Random
     connection: duckdb.DuckDBPyConnection
-    telling: TellingViews
-    views: Mapping[str, Stored]
+    telling: ViewColumns
+    views: Mapping[str, StoredRelation]
     texts: Mapping[str, str]
-    told: Counter[str]
+    counts: Counter[str]
     left: int = 0
     """The number of views that the test may still replace. Nested views can contain very many views."""
 
@@ -121,19 +121,21 @@ class PlanViews:
         assert all(len(BEFORE) <= one.start < one.end <= len(BEFORE) + len(text) for one in inner)
         # One view in ten keeps its nested views.
         new, names = self.replace_views(inner, depth + 1) if self.rng.random() < 0.9 else ([], [])
-        rest = drop_view_scans(inner, self.views)
-        if not names and not any(one.predicate or one.joins for one in rest):
+        remaining_scans = drop_view_scans(inner, self.views)
+        if not names and not any(one.predicate or one.joins for one in remaining_scans):
             return False
-        _, more, _ = prune(self.rng, self.connection, view_query, rest)
-        cut = splice(view_query, [*new, *(read_from_view(one, plan) for one, plan in zip(rest, more, strict=True))])
+        _, more, _ = prune(self.rng, self.connection, view_query, remaining_scans)
+        cut = splice(
+            view_query, [*new, *(read_from_view(one, plan) for one, plan in zip(remaining_scans, more, strict=True))]
+        )
         self.connection.execute(f"CREATE TABLE {quote(name)} AS {cut}")
         # The plan view has exactly the rows of the view that match the predicate.
         allowed = rows_of(self.connection, f"SELECT * FROM {scan.table} WHERE {predicate}")
         assert rows_of(self.connection, f"FROM {quote(name)}") == allowed, f"{view_query}\n-- became\n{cut}"
         self.drop([*names, *more])
-        self.told["views cut"] += 1
-        self.told["views cut within views"] += depth > 0
-        self.told["views asked within views"] += depth > 0 and scan.predicate is not None
+        self.counts["views cut"] += 1
+        self.counts["views cut within views"] += depth > 0
+        self.counts["views requested within views"] += depth > 0 and scan.predicate is not None
         return True
 
     def drop(self, names: list[str]) -> None:
@@ -147,7 +149,7 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
         # Without this, DuckDB 2.0 evaluates EXISTS over a LEFT JOIN with an empty table as false.
         connection.execute("PRAGMA disable_optimizer")
         views, texts = make_views(statements, connection)
-        telling = TellingViews(KnownColumns(rng, statements.tables), views, texts)
+        telling = ViewColumns(KnownColumns(rng, statements.tables), views, texts)
         cutting = PlanViews(rng, connection, telling, views, texts, counts)
         statements.tables = [*statements.tables, *[view for view in views.values() for _ in range(3)]]
         for _ in range(QUERIES_PER_LAKE):
@@ -164,9 +166,11 @@ def campaign(seed: int, lakes_count: int) -> Counter[str]:
             cutting.left = VIEWS_MAX
             new, names = cutting.replace_views(scans)
             whole = splice(text, new)
-            rest = drop_view_scans(scans, views)
-            pruned_rows, more, _ = prune(rng, connection, text, rest)
-            both = splice(text, [*new, *(read_from_view(scan, name) for scan, name in zip(rest, more, strict=True))])
+            remaining_scans = drop_view_scans(scans, views)
+            pruned_rows, more, _ = prune(rng, connection, text, remaining_scans)
+            both = splice(
+                text, [*new, *(read_from_view(scan, name) for scan, name in zip(remaining_scans, more, strict=True))]
+            )
             for became in (whole, pruned_rows, both):
                 assert rows_of(connection, became) == expected, f"seed {seed}\n{texts}\n{text}\n-- became\n{became}"
             cutting.drop([*names, *more])
@@ -179,7 +183,7 @@ def check_worth(counts: Counter[str]) -> None:
     assert counts["views asked"] > 0.05 * counts["queries"], counts
     assert counts["views cut"] > 0.3 * counts["views asked"], counts
     assert counts["views cut within views"] > 0.1 * counts["views cut"], counts
-    assert counts["views asked within views"] > 0.005 * counts["views cut"], counts
+    assert counts["views requested within views"] > 0.005 * counts["views cut"], counts
 
 
 @pytest.mark.parametrize(

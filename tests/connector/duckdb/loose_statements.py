@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.connector.analysis.comparisons import ALIASES, COLUMN_NAMES, Column, Scope, Stored, quote
+from tests.connector.analysis.comparisons import ALIASES, COLUMN_NAMES, Column, Scope, StoredRelation, quote
 from tests.connector.analysis.statements import Statements
 
 LOOSE = {
@@ -31,7 +31,7 @@ class LooseStatements(Statements):
     other_groups = ("ALL",)
     listed_share = 0.7
 
-    def body(self, named: list[Stored], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
+    def body(self, named: list[StoredRelation], depth: int, outer: Scope) -> tuple[str, list[tuple[str, str]]]:
         """Return a query, in some cases a set operation over `*` of names in WITH and of subqueries."""
         if depth < 2 or not self.chance(0.1):
             return super().body(named, depth, outer)

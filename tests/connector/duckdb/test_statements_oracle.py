@@ -24,7 +24,7 @@ from seamark.connector.plans.conditions import sql_of
 from seamark.connector.plans.quotes import quote_name
 from seamark.connector.plans.scan import Join, Scan
 from seamark.connector.plans.splices import Replacement, splice
-from tests.connector.analysis.comparisons import Stored
+from tests.connector.analysis.comparisons import StoredRelation
 from tests.connector.analysis.test_scans_oracle import equal_sql, extreme_sql, joins_sql, likes_sql
 from tests.connector.duckdb.loose_statements import LooseStatements
 from tests.seeds import first_seed
@@ -35,7 +35,7 @@ QUERIES_PER_LAKE = 40
 class Tables:
     """The tables of one statement, by their marks."""
 
-    def __init__(self, scans: Sequence[Scan], stored: dict[str, Stored]) -> None:
+    def __init__(self, scans: Sequence[Scan], stored: dict[str, StoredRelation]) -> None:
         self.found = scans
         self._stored = stored
 
@@ -73,8 +73,8 @@ class Tables:
 
 
 def scans_of(
-    rng: random.Random, statement: DuckDBStatement, tables: list[Stored]
-) -> tuple[dict[str, Stored], tuple[Scan, ...]]:
+    rng: random.Random, statement: DuckDBStatement, tables: list[StoredRelation]
+) -> tuple[dict[str, StoredRelation], tuple[Scan, ...]]:
     """Return the stored tables of the statement, by mark, and its scans.
 
     Sometimes a table is not in the catalog, so that its columns are unknown.
@@ -102,7 +102,9 @@ def prune(rng: random.Random, connection: duckdb.DuckDBPyConnection, statement: 
         if not tables.is_known(number):
             continue
         reference = next(
-            one for at, one in enumerate(statement.references) if one is not None and mark_name(at) == scan.table
+            scan_reference
+            for at, scan_reference in enumerate(statement.references)
+            if scan_reference is not None and mark_name(at) == scan.table
         )
         partners = "".join(tables.partners(rng, (number,)))
         name = f"plan~{number}"
@@ -151,12 +153,12 @@ def check_one(
         return
     counts["understood"] += bool(result)
     counts["scans"] += len(result)
-    counts["predicates"] += sum(one.predicate is not None for one in result if one.table in stored)
-    counts["joins"] += sum(len(one.joins) for one in result)
-    counts["periods"] += any(join.transform != "identity" for one in result for join in one.joins)
+    counts["predicates"] += sum(reference.predicate is not None for reference in result if reference.table in stored)
+    counts["joins"] += sum(len(reference.joins) for reference in result)
+    counts["periods"] += any(join.transform != "identity" for reference in result for join in reference.joins)
     new = prune(rng, connection, statement, Tables(result, stored))
     shown_text = f"{seed}\n{text}\n-- became\n{new}\n-- by\n" + "\n".join(
-        f"{one.table}: {one.predicate} {one.joins}" for one in result
+        f"{reference.table}: {reference.predicate} {reference.joins}" for reference in result
     )
     try:
         rows = _rows(connection, new)

@@ -125,23 +125,23 @@ class Column:
                 )
         return typed.array(self.kind, values)
 
-    def plain(self, column: pa.Array) -> list[Any]:
+    def to_plain_values(self, column: pa.Array) -> list[Any]:
         """Convert an Arrow array back to plain values."""
         valid = column.is_valid().to_pylist()
         match self.kind:
             case "struct":
-                parts = [child.plain(column.field(n)) for n, child in enumerate(self.children)]
+                parts = [child.to_plain_values(column.field(n)) for n, child in enumerate(self.children)]
                 ids = [child.id for child in self.children]
                 return [
-                    dict(zip(ids, [part[n] for part in parts], strict=True)) if there else None
-                    for n, there in enumerate(valid)
+                    dict(zip(ids, [part[n] for part in parts], strict=True)) if is_present else None
+                    for n, is_present in enumerate(valid)
                 ]
             case "list" | "map":
                 values = [column.values] if self.kind == LIST else [column.keys, column.items]
-                each = [child.plain(value) for child, value in zip(self.children, values, strict=True)]
+                each = [child.to_plain_values(value) for child, value in zip(self.children, values, strict=True)]
                 flat = each[0] if self.kind == LIST else list(zip(*each, strict=True))
                 starts = column.offsets.to_pylist()
-                return [flat[starts[n] : starts[n + 1]] if there else None for n, there in enumerate(valid)]
+                return [flat[starts[n] : starts[n + 1]] if is_present else None for n, is_present in enumerate(valid)]
         return typed.to_plain(self.kind, column)
 
     def frozen(self, value: Any) -> Hashable:
@@ -183,7 +183,7 @@ class Column:
             self.initial *= unit
         self.kind = kind
 
-    def promoted(self, row: dict[int, Any], kind: str) -> None:
+    def promote_value(self, row: dict[int, Any], kind: str) -> None:
         """Convert the column's value in a row to the promoted type. Only values of dates change."""
         unit = {"timestamp": typed.DAY_US, "timestamp_ns": typed.DAY_US * 1000}.get(kind)
         if self.kind == "date" and unit is not None and row.get(self.id) is not None:

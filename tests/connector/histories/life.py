@@ -44,7 +44,7 @@ _FILTERS = 2
 """The number of random filters after each step."""
 
 
-class Life:
+class TableHistory:
     def __init__(self, client: IndexClient, seed: int, name: str) -> None:
         self.counts: Counter[str] = Counter()
         self.rows: list[Row] = []
@@ -56,7 +56,7 @@ class Life:
             self._columns.append(self._draw_column(self._rng.choice(KEY_KINDS)))
         self._keys = list(self._columns)
         for _ in range(self._rng.randint(3, 5)):
-            self._columns.append(self._new_any())
+            self._columns.append(self._draw_new_column())
         self._rng.shuffle(self._columns)
         self._snapshots: dict[int, tuple[list[Column], Counter[Any]]] = {}
         self._row_ids: dict[Any, tuple[int, int]] = {}
@@ -86,7 +86,7 @@ class Life:
         column.children = [self._draw_inner(one, depth - 1) for one in names]
         return column
 
-    def _new_any(self, *, default: bool = False) -> Column:
+    def _draw_new_column(self, *, default: bool = False) -> Column:
         rng = self._rng
         match rng.choice((STRUCT, LIST, MAP, *[""] * 7)):
             case "struct":
@@ -99,11 +99,11 @@ class Life:
                 key = self._draw_inner("key", 0)
                 key.kind = rng.choice(("string", "int", "date"))
                 return self._draw_column(MAP, [key, self._draw_inner("value", 1)])
-        made = self._draw_column(rng.choice(kinds(self._version)))
+        column = self._draw_column(rng.choice(kinds(self._version)))
         if default and self._version >= 3 and rng.random() < 0.5:
-            value = draw_value(rng, made.kind)
-            made.initial = value if value == value and value not in (float("inf"), float("-inf")) else None
-        return made
+            value = draw_value(rng, column.kind)
+            column.initial = value if value == value and value not in (float("inf"), float("-inf")) else None
+        return column
 
     def _create(self) -> None:
         rng, plain = self._rng, [column for column in self._columns if column.kind not in NESTED]
@@ -178,7 +178,8 @@ class Life:
         actual = scan(self._client, self._table, where=where, at=at).to_arrow().combine_chunks()
         assert actual.column_names == [column.name for column in columns]
         values = [
-            map(column.frozen, column.plain(_array(actual.column(place)))) for place, column in enumerate(columns)
+            map(column.frozen, column.to_plain_values(_array(actual.column(place))))
+            for place, column in enumerate(columns)
         ]
         return Counter(zip(*values, strict=True))
 
@@ -369,16 +370,16 @@ class Life:
         free = [column for column in columns if column not in self._keys and column.id not in used]
         operator = rng.choice(("add", "drop", "readd", "rename", "swap", "promote", "promote", "move", "extend"))
         if operator in ("drop", "readd") and free:
-            gone = rng.choice(free)
-            columns.remove(gone)
+            dropped_column = rng.choice(free)
+            columns.remove(dropped_column)
             for row in self.rows:
-                row.pop(gone.id, None)
+                row.pop(dropped_column.id, None)
             if operator == "readd":
                 self._change_schema()
-                columns.append(self._new_any(default=True))
-                columns[-1].name = gone.name
+                columns.append(self._draw_new_column(default=True))
+                columns[-1].name = dropped_column.name
         elif operator == "add" and len(columns) < len(NAMES):
-            columns.insert(rng.randint(0, len(columns)), self._new_any(default=True))
+            columns.insert(rng.randint(0, len(columns)), self._draw_new_column(default=True))
         elif operator == "rename" and len(columns) < len(NAMES):
             rng.choice(columns).name = self._draw_column("int").name
         elif operator == "swap" and len(columns) > 1:
@@ -396,16 +397,24 @@ class Life:
         return f"{operator}: {[column.json for column in columns]}"
 
     def _promote(self, columns: Sequence[Column], used: set[int]) -> None:
-        keys = {id(one.children[0]) for column in columns for one in column.walk() if one.kind == MAP}
-        able = [
-            (one, kind)
+        keys = {
+            id(nested_column.children[0])
             for column in columns
-            for one in column.walk()
-            for kind in PROMOTED.get(one.kind, ())
-            if id(one) not in keys
+            for nested_column in column.walk()
+            if nested_column.kind == MAP
+        }
+        able = [
+            (nested_column, kind)
+            for column in columns
+            for nested_column in column.walk()
+            for kind in PROMOTED.get(nested_column.kind, ())
+            if id(nested_column) not in keys
             # Dates are promoted in version 3. Dates within other columns are not promoted, so that the model
             # stays simple.
-            and (one.kind != "date" or (self._version >= 3 and one is column and one.id not in used))
+            and (
+                nested_column.kind != "date"
+                or (self._version >= 3 and nested_column is column and nested_column.id not in used)
+            )
         ]
         if not able:
             return
@@ -413,7 +422,7 @@ class Life:
         stored = [{column.id: value} for value in self._stored_dates[column.id]]
         if column.can_promote([*self.rows, *stored], kind):
             for row in self.rows:
-                column.promoted(row, kind)
+                column.promote_value(row, kind)
             column.promote(kind)
 
     def _change_schema(self) -> None:
@@ -450,7 +459,9 @@ class Life:
         names = [key.name for key in self._keys]
         rows = scan(self._client, self._table, [*names, "_row_id", "_last_updated_sequence_number"]).to_arrow()
         *values, ids, numbers = (rows.combine_chunks().column(place) for place in range(rows.num_columns))
-        keys = zip(*(key.plain(_array(value)) for key, value in zip(self._keys, values, strict=True)), strict=True)
+        keys = zip(
+            *(key.to_plain_values(_array(value)) for key, value in zip(self._keys, values, strict=True)), strict=True
+        )
         each = zip(ids.to_pylist(), numbers.to_pylist(), strict=True)
         now = {tuple(map(key_of, key)): one for key, one in zip(keys, each, strict=True)}
         assert len({number for number, _ in now.values()}) == rows.num_rows

@@ -65,13 +65,13 @@ def _join_tests(word: str, test: Test, other: Test) -> Test:
 
 def _terms(columns: Sequence[Column]) -> list[tuple[str, Column, Callable[[Row], Any]]]:
     """Return columns and fields of structs, each with its name and a function that reads it from a row."""
-    found: list[tuple[str, Column, Callable[[Row], Any]]] = []
+    readers: list[tuple[str, Column, Callable[[Row], Any]]] = []
     for column in columns:
         if column.kind not in NESTED:
-            found.append((column.name, column, column.of))
+            readers.append((column.name, column, column.of))
         fields = [child for child in column.children if column.kind == STRUCT and child.kind not in NESTED]
-        found += [(f"{column.name}.{field.name}", field, _read_within(column, field)) for field in fields]
-    return found
+        readers += [(f"{column.name}.{field.name}", field, _read_within(column, field)) for field in fields]
+    return readers
 
 
 def _read_within(column: Column, child: Column) -> Callable[[Row], Any]:

@@ -7,18 +7,18 @@ from collections import Counter
 import pytest
 
 from seamark.connector.client.indexes import IndexClient
-from tests.connector.histories.life import Life
+from tests.connector.histories.life import TableHistory
 from tests.seeds import first_seed
 
 
-def play(client: IndexClient, seed: int, steps: int, name: str) -> Counter[str]:
-    life, done = Life(client, seed, name), list[str]()
+def run_history(client: IndexClient, seed: int, steps: int, name: str) -> Counter[str]:
+    life, operations = TableHistory(client, seed, name), list[str]()
     for _ in range(steps):
         try:
-            done.append(life.step())
+            operations.append(life.step())
             life.check()
         except Exception as error:
-            error.add_note("\n".join([f"seed {seed}", *done[-5:]]))
+            error.add_note("\n".join([f"seed {seed}", *operations[-5:]]))
             raise
     return life.counts
 
@@ -26,7 +26,7 @@ def play(client: IndexClient, seed: int, steps: int, name: str) -> Counter[str]:
 def test_tables_of_all_types_have_the_rows_of_their_histories(client: IndexClient) -> None:
     counts = Counter[str]()
     for number in range(2):
-        counts += play(client, 100 * first_seed() + number, 12, f"t{number}")
+        counts += run_history(client, 100 * first_seed() + number, 12, f"t{number}")
     assert counts["rows found"], counts
 
 
@@ -35,4 +35,4 @@ def test_tables_of_all_types_have_the_rows_of_their_histories(client: IndexClien
 @pytest.mark.parametrize("number", range(8))
 def test_tables_of_all_types_have_the_rows_of_many_long_histories(client: IndexClient, number: int) -> None:
     for life in range(6):
-        play(client, 10_000 * first_seed() + 100 * number + life, 40, f"t{life}")
+        run_history(client, 10_000 * first_seed() + 100 * number + life, 40, f"t{life}")

@@ -26,28 +26,28 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.index.builds import AdaptiveWorkers, GroupLimits, InProcessWorkers, Progress, build, group_files
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex
 from tests.connector.lake import SCHEMA, append, catalog_at, create, rows, spread
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.support.commands import invoke_seamark
 
 SMALL = GroupLimits(files=2)
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
+def client(server: ServerThread) -> Iterator[IndexClient]:
     """Yield a client of a server that has `db.t` with 6 files and an index `b` on id, which covers no file."""
-    create(served.url)
-    append(served.url, "db.t", spread(6))
-    new_client = IndexClient(served.url)
+    create(server.url)
+    append(server.url, "db.t", spread(6))
+    new_client = IndexClient(server.url)
     new_client.put_index("db.t", "b", kind="bloom", columns=["id"])
     yield new_client
     new_client.close()
 
 
-class Cut(Exception):
+class BuildInterrupted(Exception):
     pass
 
 
-class Watched(InProcessWorkers):
+class RecordingWorkers(InProcessWorkers):
     """Workers that call a function before each group, and record the groups."""
 
     def __init__(self, *before: object) -> None:
@@ -63,12 +63,12 @@ class Watched(InProcessWorkers):
 
 
 def fail() -> None:
-    raise Cut
+    raise BuildInterrupted
 
 
 def test_build_reports_its_progress_and_builds_only_missing_entries(client: IndexClient) -> None:
     progress: list[Progress] = []
-    workers = Watched()
+    workers = RecordingWorkers()
     report = build(client, "db.t", "b", workers, limits=SMALL, on_progress=progress.append)
     assert [len(group) for group in workers.groups] == [2, 2, 2]
     assert [one.files_done for one in progress] == [2, 4, 6]
@@ -76,8 +76,8 @@ def test_build_reports_its_progress_and_builds_only_missing_entries(client: Inde
     assert (report.json["state"], report.progress.rows_done, report.files_not_indexed) == ("completed", 120, 0)
     index = client.index("db.t", "b")
     assert (index.health, index.files, len(index.json["index-files"])) == ("ok", 6, 3)
-    again = build(client, "db.t", "b", Watched(fail))
-    assert (again.json["state"], again.progress.files_done) == ("completed", 0)
+    second_report = build(client, "db.t", "b", RecordingWorkers(fail))
+    assert (second_report.json["state"], second_report.progress.files_done) == ("completed", 0)
 
 
 def test_built_index_leaves_files_out_of_a_plan(client: IndexClient) -> None:
@@ -92,7 +92,7 @@ def test_build_includes_files_of_concurrent_commits(client: IndexClient) -> None
     def commit() -> None:
         append(client.url, "db.t", [[1000, 1001]])
 
-    workers = Watched(None, commit, None, commit)
+    workers = RecordingWorkers(None, commit, None, commit)
     report = build(client, "db.t", "b", workers, limits=SMALL)
     assert [len(group) for group in workers.groups] == [2, 2, 2, 1, 1]
     assert (report.progress.files_done, report.progress.files_total) == (8, 8)
@@ -105,7 +105,7 @@ def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: Ind
             update.add_identity("discount")
         append(client.url, "db.t", [[11, 22], [33]])
 
-    class Paged(IndexClient):
+    class RepartitioningClient(IndexClient):
         """A client that changes the table's partition spec before its second listing."""
 
         listings = 0
@@ -116,7 +116,7 @@ def test_build_reads_a_partition_spec_that_is_added_during_the_build(client: Ind
                 repartition()
             return super().build_files(*arguments, **more)
 
-    paged = Paged(client.url)
+    paged = RepartitioningClient(client.url)
     report = build(paged, "db.t", "b", InProcessWorkers(), limits=SMALL)
     paged.close()
     assert (report.json["state"], report.progress.files_done, report.files_not_indexed) == ("completed", 8, 0)
@@ -138,18 +138,18 @@ def test_build_includes_files_that_only_a_branch_has(client: IndexClient) -> Non
 def test_build_ends_while_writers_keep_committing(client: IndexClient) -> None:
     number = iter(range(1000, 2000))
     commits = [lambda: append(client.url, "db.t", [[next(number)]]) for _ in range(10)]
-    report = build(client, "db.t", "b", Watched(*commits), passes_max=3)
+    report = build(client, "db.t", "b", RecordingWorkers(*commits), passes_max=3)
     assert (report.json["state"], report.progress.files_done) == ("completed", 8)
     assert client.index("db.t", "b").lag_files == 1
 
 
 def test_interrupted_build_is_rolled_back_and_the_next_build_continues_it(client: IndexClient) -> None:
-    with pytest.raises(Cut):
-        build(client, "db.t", "b", Watched(None, fail), limits=SMALL)
+    with pytest.raises(BuildInterrupted):
+        build(client, "db.t", "b", RecordingWorkers(None, fail), limits=SMALL)
     (reported,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
-    assert reported.summary["reason"] == "Cut"
+    assert reported.summary["reason"] == "BuildInterrupted"
     assert client.index("db.t", "b").files == 2
-    workers = Watched()
+    workers = RecordingWorkers()
     build(client, "db.t", "b", workers, limits=SMALL)
     assert [len(group) for group in workers.groups] == [2, 2]
     assert client.index("db.t", "b").health == "ok"
@@ -171,7 +171,7 @@ build(IndexClient({client.url!r}), "db.t", "b", InProcessWorkers(), limits=Group
     assert died.state == "inflight"
     with pytest.raises(Refused, match="is in progress"):
         build(client, "db.t", "b", InProcessWorkers(), exclusive=True)
-    workers = Watched()
+    workers = RecordingWorkers()
     assert build(client, "db.t", "b", workers).progress.files_done == 4
     assert sum(map(len, workers.groups)) == 4
     assert client.index("db.t", "b").health == "ok"
@@ -179,7 +179,7 @@ build(IndexClient({client.url!r}), "db.t", "b", InProcessWorkers(), limits=Group
 
 def test_sigterm_rolls_a_build_back_and_is_its_reason(client: IndexClient) -> None:
     with handle_sigterm(), pytest.raises(KeyboardInterrupt):
-        build(client, "db.t", "b", Watched(None, lambda: os.kill(os.getpid(), signal.SIGTERM)), limits=SMALL)
+        build(client, "db.t", "b", RecordingWorkers(None, lambda: os.kill(os.getpid(), signal.SIGTERM)), limits=SMALL)
     (reported,) = [one for one in client.timeline("db.t", action="indexing") if one.state == "rolled_back"]
     assert reported.summary["reason"] == "KeyboardInterrupt: SIGTERM"
     assert client.index("db.t", "b").files == 2
@@ -190,24 +190,24 @@ def test_build_reports_files_that_cannot_be_indexed_and_tries_them_once(client: 
     pages = client.build_files("db.t", "b", client.start_build("db.t", "b")["build-id"])
     broken = Path(next(pages)["files"][3]["file-path"].removeprefix("file://"))
     broken.write_bytes(b"x" * broken.stat().st_size)
-    workers = Watched()
+    workers = RecordingWorkers()
     report = build(client, "db.t", "b", workers)
     assert sum(map(len, workers.groups)) == 6
     assert (report.files_not_indexed, report.progress.files_done, report.progress.files_skipped) == (1, 5, 1)
     ((path, reason),) = report.skipped
     assert (path.endswith(broken.name), "cannot be read" in reason) == (True, True)
-    again = build(client, "db.t", "b", InProcessWorkers())
-    assert (again.json["state"], again.files_not_indexed) == ("rolled_back", 1)
-    assert broken.name in again.json["reason"]
+    second_report = build(client, "db.t", "b", InProcessWorkers())
+    assert (second_report.json["state"], second_report.files_not_indexed) == ("rolled_back", 1)
+    assert broken.name in second_report.json["reason"]
 
 
 def test_recreated_table_receives_no_index_files_of_the_old_table(client: IndexClient) -> None:
-    class Replaced(InProcessWorkers):
+    class WorkersOfAnotherTable(InProcessWorkers):
         def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
             return super().run(replace(task, table_uuid="another"), groups)
 
     with pytest.raises(Refused, match="another"):
-        build(client, "db.t", "b", Replaced())
+        build(client, "db.t", "b", WorkersOfAnotherTable())
     assert client.index("db.t", "b").files == 0
 
 
@@ -274,15 +274,15 @@ def test_build_command_builds_one_index_or_all(client: IndexClient) -> None:
 def test_build_command_reports_invalid_definitions_and_fails(client: IndexClient) -> None:
     with catalog_at(client.url) as catalog, catalog.load_table("db.t").transaction() as change:
         change.set_properties({"seamark.index.odd": "bitmap(nope)"})
-    done = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
-    assert done.exit_code == 1
-    assert "Index b: 6 data files" in done.output
-    assert "1 index is broken and was not built: odd: " in done.output
+    result = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
+    assert result.exit_code == 1
+    assert "Index b: 6 data files" in result.output
+    assert "1 index is broken and was not built: odd: " in result.output
     client.drop_index("db.t", "b")
-    done = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
-    assert (done.exit_code, "no such column" in done.output) == (1, True)
-    done = CliRunner().invoke(cli, ["index", "show", "db.t", "b"], env={"SEAMARK_URL": client.url})
-    assert "seamark index list" in done.output
+    result = CliRunner().invoke(cli, ["index", "build", "db.t"], env={"SEAMARK_URL": client.url})
+    assert (result.exit_code, "no such column" in result.output) == (1, True)
+    result = CliRunner().invoke(cli, ["index", "show", "db.t", "b"], env={"SEAMARK_URL": client.url})
+    assert "seamark index list" in result.output
 
 
 def test_build_command_reports_why_it_cannot_build(client: IndexClient) -> None:
@@ -300,10 +300,10 @@ def test_build_command_reports_why_it_cannot_build(client: IndexClient) -> None:
 def test_build_command_reports_in_one_line_that_spark_does_not_start(client: IndexClient) -> None:
     argv = [str(Path(sys.executable).parent / "seamark"), "index", "build", "db.t", "b", "--engine", "spark"]
     environment = {**os.environ, "SEAMARK_URL": client.url, "JAVA_HOME": "/nowhere"}
-    done = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 1, done.stderr
-    assert "Error: Spark does not start: JAVA_HOME is /nowhere, which has no bin/java: set it to" in done.stderr
-    assert "Traceback" not in done.stderr
+    completed = subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=100)
+    assert completed.returncode == 1, completed.stderr
+    assert "Error: Spark does not start: JAVA_HOME is /nowhere, which has no bin/java: set it to" in completed.stderr
+    assert "Traceback" not in completed.stderr
     assert list(client.timeline("db.t", action="indexing")) == []
 
 

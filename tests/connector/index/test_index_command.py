@@ -14,18 +14,18 @@ from seamark.connector.client.errors import InvalidRequest, NoSuchResource, Refu
 from seamark.connector.client.indexes import IndexClient
 from tests.api.indexes.indexed import index_bytes, write
 from tests.api.plans.planned import append, file_of
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.support.commands import invoke_seamark
 
 FILES = [file_of(f"file:///t/{n}.parquet", n, n, rows=10 * n) for n in range(1, 7)]
 
 
 @pytest.fixture
-def url(served: Served) -> str:
+def url(server: ServerThread) -> str:
     """Return the URL of a server that has `db.t` with 6 files."""
-    served.run(served.api.table())
-    served.run(append(served.api, "t", FILES, snapshot_id=1, manifests=2))
-    return served.url
+    server.run(server.api.table())
+    server.run(append(server.api, "t", FILES, snapshot_id=1, manifests=2))
+    return server.url
 
 
 def seamark(url: str, *arguments: str) -> tuple[int, str]:
@@ -105,14 +105,19 @@ def test_index_command_finds_the_server_of_a_home_folder(url: str, tmp_path: Pat
     home = tmp_path / "a-home"
     home.mkdir()
     (home / "server.json").write_text(json.dumps({"url": url, "port": 1, "pid": 1}))
-    done = CliRunner().invoke(cli, ["index", "list", "db.t", "--home", str(home)], env={"SEAMARK_URL": ""})
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(cli, ["index", "list", "db.t", "--home", str(home)], env={"SEAMARK_URL": ""})
+    assert result.exit_code == 0, result.output
 
 
 def test_client_defines_an_index_and_builds_it(url: str) -> None:
     client = IndexClient(url)
-    made = client.put_index("db.t", "i", kind="bitmap", columns=["data"])
-    assert (made.state, made.files, made.files_total, made.lag_files) == ("enabled", 0, 6, 6)
+    created_index = client.put_index("db.t", "i", kind="bitmap", columns=["data"])
+    assert (created_index.state, created_index.files, created_index.files_total, created_index.lag_files) == (
+        "enabled",
+        0,
+        6,
+        6,
+    )
     with pytest.raises(InvalidRequest, match="no such column"):
         client.put_index("db.t", "j", kind="bitmap", columns=["nope"])
     build = build_half(url, "i")

@@ -21,7 +21,7 @@ from seamark.connector.index.builds import GroupLimits, InProcessWorkers, build
 from seamark.formats.index.index_file import assemble, open_index_file
 from seamark.formats.index.kinds.kinds import KINDS
 from tests.connector.lake import append, create, spread
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.support.commands import invoke_seamark
 
 COLUMNS = {"bloom": "id", "bitmap": "country", "record": "id"}
@@ -33,14 +33,14 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
+def client(server: ServerThread) -> Iterator[IndexClient]:
     """Yield a client of a server that has `db.t` with 6 files of 20 rows, and an index of each kind.
 
     The name of an index is its kind, and each index has 3 index files.
     """
-    create(served.url)
-    append(served.url, "db.t", spread(6))
-    new_client = IndexClient(served.url)
+    create(server.url)
+    append(server.url, "db.t", spread(6))
+    new_client = IndexClient(server.url)
     for name, column in COLUMNS.items():
         new_client.put_index("db.t", name, kind=name, columns=[column])
         build(new_client, "db.t", name, InProcessWorkers(), limits=GroupLimits(files=2))
@@ -232,23 +232,25 @@ def test_verify_refuses_invalid_arguments_with_an_exit_code(
         assert "Traceback" not in text, arguments
 
 
-def test_rebuild_registry_registers_index_files_that_the_server_forgot(client: IndexClient, served: Served) -> None:
+def test_rebuild_registry_registers_index_files_that_the_server_forgot(
+    client: IndexClient, server: ServerThread
+) -> None:
     before = {where: client.explain("db.t", where).files for where in ("id = 13", "country = 'c3' AND id = 24")}
     assert before["id = 13"] == 1
     table = client.load_table("db.t")
-    location = served.run(served.api("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
-    other = Served(served.home / "other", warehouse=served.home.as_uri())
+    location = server.run(server.api("GET", "/v1/namespaces/db/tables/t")).json["metadata-location"]
+    other = ServerThread(server.home / "other", warehouse=server.home.as_uri())
     other.start()
     try:
         body = {"name": "t", "metadata-location": location}
         assert other.run(other.api("POST", "/v1/namespaces/db/register", body)).status == 200
-        again = IndexClient(other.url)
-        assert {where: again.explain("db.t", where).files for where in before} == dict.fromkeys(before, 6)
+        other_client = IndexClient(other.url)
+        assert {where: other_client.explain("db.t", where).files for where in before} == dict.fromkeys(before, 6)
         code, text = seamark(other.url, "rebuild-registry", "db.t")
         assert code == 0, text
         for name in COLUMNS:
             assert f"Index {name}: 3 index files registered, of 6 data files and 120 rows" in text, text
-        assert {where: again.explain("db.t", where).files for where in before} == before
+        assert {where: other_client.explain("db.t", where).files for where in before} == before
         assert seamark(other.url, "verify", "db.t")[0] == 0
         scrap = Path(table.location.removeprefix("file://")) / "_seamark" / "index" / "scrap"
         scrap.write_text("nothing")
@@ -257,7 +259,7 @@ def test_rebuild_registry_registers_index_files_that_the_server_forgot(client: I
         assert str(scrap) in text
         answer = json.loads(seamark(other.url, "rebuild-registry", "db.t", "--json")[1].partition("\n{")[2].join("{ "))
         assert answer["known"] == 9
-        again.close()
+        other_client.close()
     finally:
         other.stop()
 
@@ -274,13 +276,13 @@ def test_rebuild_registers_tables_with_their_index_files(client: IndexClient, tm
         "known": 1,
         "index-files": 0,
     }
-    other = Served(home, warehouse=warehouse)
+    other = ServerThread(home, warehouse=warehouse)
     other.start()
     try:
-        again = IndexClient(other.url)
-        assert again.explain("db.t", "id = 13").files == before == 1
+        other_client = IndexClient(other.url)
+        assert other_client.explain("db.t", "id = 13").files == before == 1
         assert seamark(other.url, "verify", "db.t")[0] == 0
-        again.close()
+        other_client.close()
     finally:
         other.stop()
 

@@ -25,7 +25,7 @@ from seamark.connector.index.indexer import AuditLimits, Indexer, Round
 from seamark.formats.index.index_file import open_index_file
 from seamark.formats.protocol.wire import FORMER_INDEX_FOLDER, INDEX_FOLDER
 from tests.connector.lake import append, catalog_at, create, spread
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 
 
 def open_in_process_workers() -> AbstractContextManager[Workers]:
@@ -94,8 +94,8 @@ def test_indexer_moves_index_files_from_the_former_folder(client: IndexClient, m
 def test_merged_index_files_give_the_same_plans(client: IndexClient) -> None:
     table(client, "db.t", files=9, i=("bitmap", "country"))
     before = [client.explain("db.t", f"country = 'c{n}'").files for n in range(8)]
-    done = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
-    assert (done.builds, done.merges, done.failed) == (1, 1, 0)
+    report = Indexer(client, open_in_process_workers, limits=GroupLimits(files=1)).round()
+    assert (report.builds, report.merges, report.failed) == (1, 1, 0)
     index = client.index("db.t", "i")
     assert index.json["levels"] == {"1": 1}
     assert (index.health, index.files) == ("ok", 9)
@@ -111,26 +111,26 @@ def test_merge_drops_entries_of_files_that_no_snapshot_has(client: IndexClient) 
     one_each = GroupLimits(files=1)
     assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 1
     with catalog_at(client.url) as catalog:
-        held_table = catalog.load_table("db.t")
-        old = [snapshot.snapshot_id for snapshot in held_table.snapshots()]
-        held_table.delete()  # This removes whole files.
+        loaded_table = catalog.load_table("db.t")
+        old = [snapshot.snapshot_id for snapshot in loaded_table.snapshots()]
+        loaded_table.delete()  # This removes whole files.
         for part in spread(4):
             append(client.url, "db.t", [part])
         catalog.load_table("db.t").maintenance.expire_snapshots().by_ids(old).commit()
-    done = Indexer(client, open_in_process_workers, limits=one_each).round()
-    assert (done.builds, done.merges, done.failed) == (1, 1, 0)
+    report = Indexer(client, open_in_process_workers, limits=one_each).round()
+    assert (report.builds, report.merges, report.failed) == (1, 1, 0)
     live = [index_file for index_file in client.index("db.t", "i").json["index-files"] if index_file["state"] == "live"]
     assert sum(one["files"] for one in live) < 9, "entries of the first five files remain in the merged file"
     assert client.index("db.t", "i").health == "ok"
 
 
-def test_concurrent_indexers_index_each_file_once(client: IndexClient, served: Served) -> None:
+def test_concurrent_indexers_index_each_file_once(client: IndexClient, server: ServerThread) -> None:
     for number in range(3):
         table(client, f"db.t{number}", files=4, i=("bloom", "id"))
     start = threading.Barrier(4)
 
     def keep() -> None:
-        mine = IndexClient(served.url)
+        mine = IndexClient(server.url)
         start.wait()
         rounds.extend(Indexer(mine, open_in_process_workers, limits=GroupLimits(files=1)).round() for _ in range(5))
         mine.close()
@@ -151,7 +151,7 @@ def test_concurrent_indexers_index_each_file_once(client: IndexClient, served: S
         assert sum(file["files"] for file in files) == 4
 
 
-class Clocked:
+class ManualClock:
     def __init__(self) -> None:
         self.now_s = 0.0
 
@@ -201,7 +201,7 @@ def test_indexer_finds_a_damaged_index_file_and_builds_it_again(client: IndexCli
 def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexClient) -> None:
     for name in ("db.a", "db.b"):
         table(client, name, files=3, i=("bitmap", "id"))
-    clock = Clocked()
+    clock = ManualClock()
     one_each = GroupLimits(files=1)
     assert Indexer(client, open_in_process_workers, limits=one_each).round().builds == 2
     keeper = Indexer(client, open_in_process_workers, limits=one_each, now=clock, audit=AuditLimits(size_bytes=1))
@@ -220,16 +220,16 @@ def test_audits_respect_their_limits_and_reach_every_index_file(client: IndexCli
     assert 0 < keeper.round().verified < 6
 
 
-class Failing(InProcessWorkers):
+class FailingWorkers(InProcessWorkers):
     """Workers that fail for indexes of one kind, and count their calls."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.asked = 0
+        self.calls = 0
 
     def run(self, task: IndexTask, groups: Sequence[Sequence[DataFile]]) -> Iterator[WrittenIndex]:
         if task.definition.kind == self.kind:
-            self.asked += 1
+            self.calls += 1
             raise RuntimeError("executor lost")
         return super().run(task, groups)
 
@@ -237,7 +237,7 @@ class Failing(InProcessWorkers):
 def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client: IndexClient) -> None:
     table(client, "db.a", i=("bloom", "id"))
     table(client, "db.b", i=("bitmap", "country"))
-    workers, clock = Failing("bloom"), Clocked()
+    workers, clock = FailingWorkers("bloom"), ManualClock()
     keeper = Indexer(client, lambda: closing(workers), now=clock)
     assert keeper.round() == Round(tables=2, indexes=2, builds=1, files=3, failed=1)
     assert health(client, "db.a", "db.b") == {"db.a i": "behind", "db.b i": "ok"}
@@ -246,9 +246,9 @@ def test_failing_index_is_retried_with_growing_pauses_and_delays_no_other(client
     seconds = []
     for second in range(0, 400, 10):
         clock.now_s = second
-        before = workers.asked
+        before = workers.calls
         keeper.round()
-        if workers.asked > before:
+        if workers.calls > before:
             seconds.append(second)
     assert seconds == [30, 90, 210]
     workers.kind = "none"
@@ -263,7 +263,7 @@ def test_files_that_cannot_be_indexed_are_tried_again_after_a_change_or_a_pause(
     path = next(client.build_files("db.t", "i", build["build-id"]))["files"][0]["file-path"]
     client.finish_build("db.t", "i", build["build-id"])
     Path(path.removeprefix("file://")).write_bytes(b"no Parquet")
-    clock = Clocked()
+    clock = ManualClock()
     keeper = Indexer(client, open_in_process_workers, now=clock)
     assert keeper.round() == Round(tables=1, indexes=1, builds=1, files=2, files_not_indexed=1)
     assert keeper.round() == Round(tables=1, indexes=1)
@@ -285,9 +285,9 @@ def test_damaged_index_file_stops_merges_but_not_builds(client: IndexClient) -> 
             data = bytearray(damaged.read_bytes())
             data[40] ^= 1  # This byte is in the first blob.
             damaged.write_bytes(data)
-        done = Indexer(client, open_in_process_workers).round()
-        assert done.builds == 1
-    assert (done.merges, done.failed) == (0, 1)
+        report = Indexer(client, open_in_process_workers).round()
+        assert report.builds == 1
+    assert (report.merges, report.failed) == (0, 1)
     assert client.explain("db.t", "id = 2006").files == 1
 
 
@@ -295,8 +295,8 @@ def test_indexer_remembers_a_bounded_number_of_backoffs(client: IndexClient, mon
     monkeypatch.setattr(module, "BACKOFFS_MAX", 2)
     for name in "abc":
         table(client, f"db.{name}", files=1, i=("bloom", "id"))
-    workers = Failing("bloom")
-    keeper = Indexer(client, lambda: closing(workers), now=Clocked())
+    workers = FailingWorkers("bloom")
+    keeper = Indexer(client, lambda: closing(workers), now=ManualClock())
     for _ in range(2):
         assert keeper.round().failed == 3  # The third backoff replaces the first.
         assert len(keeper._backoffs) == 2

@@ -165,12 +165,12 @@ def open_index(location: str | None) -> Any:
 def test_index_file_describes_exactly_the_data_files_that_were_read(
     tmp_path: Path, files: list[DataFile], kind: str, columns: list[str]
 ) -> None:
-    made = index_data_files(task(tmp_path, kind, *columns), files)
-    assert [Path(path).name for path, _ in made.skipped] == ["broken.parquet", "rows.avro"]
-    assert "AVRO" in made.skipped[1][1]
-    assert (made.files, made.rows) == (3, 6)
-    index = open_index(made.location)
-    assert index.header.size_bytes == made.size_bytes
+    written_index = index_data_files(task(tmp_path, kind, *columns), files)
+    assert [Path(path).name for path, _ in written_index.skipped] == ["broken.parquet", "rows.avro"]
+    assert "AVRO" in written_index.skipped[1][1]
+    assert (written_index.files, written_index.rows) == (3, 6)
+    index = open_index(written_index.location)
+    assert index.header.size_bytes == written_index.size_bytes
     assert index.header.definition == task(tmp_path, kind, *columns).definition.id
     assert [Path(path).name for path in index.files.paths] == ["a.parquet", "b.parquet", "empty.parquet"]
     assert index.files.records.tolist() == [4, 2, 0]
@@ -201,9 +201,9 @@ def test_record_index_finds_the_position_of_its_keys(tmp_path: Path, files: list
 
 
 def test_group_without_a_readable_file_makes_no_index_file(tmp_path: Path, files: list[DataFile]) -> None:
-    made = index_data_files(task(tmp_path, "bitmap", "name"), files[1:3])
-    assert (made.location, made.files) == (None, 0)
-    assert len(made.skipped) == 2
+    written_index = index_data_files(task(tmp_path, "bitmap", "name"), files[1:3])
+    assert (written_index.location, written_index.files) == (None, 0)
+    assert len(written_index.skipped) == 2
     assert not (tmp_path / "metadata").exists()
 
 
@@ -216,14 +216,14 @@ def test_literal_and_column_value_have_the_same_hash() -> None:
 
 
 @pytest.mark.parametrize(
-    "kept",
+    "is_indexed",
     [pa.dictionary(pa.int32(), pa.string()), pa.binary(), pa.large_string(), pa.string_view(), pa.binary_view()],
     ids=str,
 )
-def test_lower_case_is_indexed_for_every_string_type_of_arrow(kept: pa.DataType) -> None:
+def test_lower_case_is_indexed_for_every_string_type_of_arrow(is_indexed: pa.DataType) -> None:
     values = ["ÀB", None, "ab", ""]
     plain = pa.array(values, pa.string())
-    column = plain.dictionary_encode() if pa.types.is_dictionary(kept) else plain.cast(kept)
+    column = plain.dictionary_encode() if pa.types.is_dictionary(is_indexed) else plain.cast(is_indexed)
     keys = keys_of_term(resolve("lower(name)", SCHEMA), pa.chunked_array([column]))
     assert [key_at(keys, row) for row in range(4)] == ["àb".encode(), None, b"ab", b""]
 

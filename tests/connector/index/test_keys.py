@@ -21,7 +21,7 @@ from seamark.connector.write.data_files import FileWriter
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.locations import format_partition_path
 from seamark.connector.write.upserts import MODES, delete, upsert
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_upserts import FIELDS, create, read_rows, rows
 from tests.connector.write.test_upserts_at_once import meanwhile
 from tests.seeds import first_seed, quick
@@ -173,16 +173,16 @@ CHANGES: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", CHANGES)
 def test_row_changes_of_a_version_1_table_are_refused_before_a_file_is_written(
-    client: IndexClient, served: Served, name: str, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, version=1)
     append(client, "db.t", rows((1, "a")))
-    before = served.written_files()
+    before = server.written_files()
     begun: list[object] = []
     monkeypatch.setattr(FileWriter, "__init__", lambda *_, **__: begun.append(1))
     with pytest.raises(Unwritable, match=r"version 1 supports .*appends.*upgrade it to version 2"):
         CHANGES[name](client)
-    assert (begun, served.written_files()) == ([], before)
+    assert (begun, server.written_files()) == ([], before)
     assert read_rows(client) == [(1, "a", None, None)]
 
 

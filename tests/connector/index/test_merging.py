@@ -40,7 +40,7 @@ def build_blob(definition: IndexDefinition, values: list[int]) -> Any:
     return record.build([columns(values)])
 
 
-class Written:
+class IndexWriter:
     """Index files on disk, and the rows of each data file, by path."""
 
     def __init__(self, folder: Path, kind: str) -> None:
@@ -70,8 +70,8 @@ class Written:
                 at = [row for row, other in enumerate(held_row) if other == value]
                 if self.definition.kind == "bitmap":
                     key = key_of(value, "long")
-                    actual_rows = bitmap.Bitmap(index_file.blob).rows(number, KeyRanges("long", (KeyRange(key, key),)))
-                    assert list_positions(actual_rows).tolist() == at
+                    rows_read = bitmap.Bitmap(index_file.blob).rows(number, KeyRanges("long", (KeyRange(key, key),)))
+                    assert list_positions(rows_read).tolist() == at
                 elif self.definition.kind == "bloom":
                     hit = bloom.Bloom(index_file.blob).probe(hash_keys(columns([value]), 0))[number]
                     assert hit or not at
@@ -84,11 +84,11 @@ class Written:
 
 
 @pytest.fixture(params=["bloom", "bitmap", "record"])
-def index_writer(tmp_path: Path, request: pytest.FixtureRequest) -> Written:
-    return Written(tmp_path, request.param)
+def index_writer(tmp_path: Path, request: pytest.FixtureRequest) -> IndexWriter:
+    return IndexWriter(tmp_path, request.param)
 
 
-def test_merged_index_file_gives_the_answers_of_its_parts(index_writer: Written) -> None:
+def test_merged_index_file_gives_the_answers_of_its_parts(index_writer: IndexWriter) -> None:
     rng = random.Random(7)
     for part in range(4):
         index_writer.add(
@@ -100,21 +100,21 @@ def test_merged_index_file_gives_the_answers_of_its_parts(index_writer: Written)
     assert open_index_file(Storage().read(merged.location or ""), "").header.level == 1
 
 
-def test_merge_drops_entries_without_a_snapshot_and_keeps_duplicates_once(index_writer: Written) -> None:
+def test_merge_drops_entries_without_a_snapshot_and_keeps_duplicates_once(index_writer: IndexWriter) -> None:
     first = index_writer.add({"a": [1, 2], "b": [3], "gone": [4]})
     second = index_writer.add({"b": [3], "c": [5, 5]})
     merged = merge_index_files([first, second], index_writer.folder.as_uri(), Storage(), dropped={first: [2]})
     index_writer.check(merged.location, {"a", "b", "c"})
 
 
-def test_merge_without_remaining_entries_writes_no_file(index_writer: Written) -> None:
+def test_merge_without_remaining_entries_writes_no_file(index_writer: IndexWriter) -> None:
     first = index_writer.add({"a": [1]})
     merged = merge_index_files([first], f"{index_writer.folder.as_uri()}/new", Storage(), dropped={first: [0]})
     assert merged.location is None
     assert not (index_writer.folder / "new").exists()
 
 
-def test_merge_with_a_damaged_part_writes_no_file(index_writer: Written) -> None:
+def test_merge_with_a_damaged_part_writes_no_file(index_writer: IndexWriter) -> None:
     first, second = index_writer.add({"a": [1, 2, 3]}), index_writer.add({"b": [3]})
     path = Path(first.removeprefix("file://"))
     data = bytearray(path.read_bytes())

@@ -29,8 +29,8 @@ from seamark.connector.index.verification import VerificationResult
 from seamark.connector.read.scans import scan
 from seamark.connector.write.upserts import MODES, upsert
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
-from tests.seeds import first_seed, quick
+from tests.connector.server_thread import ServerThread
+from tests.seeds import examples, first_seed, quick
 
 COLUMNS = ["id", "name", "note", "at"]
 SCHEMA = pa.schema([("id", pa.int64()), ("name", pa.string()), ("note", pa.string()), ("at", pa.timestamp("us"))])
@@ -45,8 +45,8 @@ NAME_MAPPING = "schema.name-mapping.default"
 
 
 @pytest.fixture
-def catalog(served: Served) -> Iterator[RestCatalog]:
-    with catalog_at(served.url) as new_catalog:
+def catalog(server: ServerThread) -> Iterator[RestCatalog]:
+    with catalog_at(server.url) as new_catalog:
         yield new_catalog
 
 
@@ -97,7 +97,7 @@ def add_file(table: Table, location: str, rows: int) -> None:
         append.append_data_file(file)
 
 
-def mapping_of(names: dict[str, list[str]]) -> str:
+def make_mapping(names: dict[str, list[str]]) -> str:
     entries = [{"field-id": number, "names": names[column]} for number, column in enumerate(COLUMNS, 1)]
     return json.dumps(entries)
 
@@ -125,20 +125,20 @@ def some_filter(rng: random.Random, rows: list[dict[str, Any]]) -> tuple[str, An
 
 @pytest.mark.parametrize("seed", quick((first_seed() + number for number in range(4)), 1))
 def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
-    served: Served, catalog: RestCatalog, tmp_path: Path, seed: int
+    server: ServerThread, catalog: RestCatalog, tmp_path: Path, seed: int
 ) -> None:
     rng = random.Random(seed)
     folder = tmp_path / "imported"
     folder.mkdir()
     table = catalog.create_table("db.t", schema=SCHEMA, properties={"write.metadata.metrics.default": "none"})
-    with closing(IndexClient(served.url)) as client:
+    with closing(IndexClient(server.url)) as client:
         for name, index in INDEXES.items():
             client.put_index("db.t", name, **index)
     # The rows of each file, and the names of its columns. The names are None if the file has field ids.
     files: list[tuple[list[dict[str, Any]], dict[str, str] | None]] = []
     mapped: dict[str, list[str]] | None = None
     pruned = 0
-    for step in range(12):
+    for step in range(examples(12, 8)):
         action = rng.choice(["import", "import", "append", "swap", "swap", "alias", "build", "build"])
         if action == "append":
             rows = some_rows(rng, 30)
@@ -150,7 +150,7 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
             names = {column: rng.choice(mapped[column]) for column in COLUMNS}
             location = write_import_file(folder, step, rows, names, rng)
             with table.transaction() as transaction:
-                transaction.set_properties({NAME_MAPPING: mapping_of(mapped)})
+                transaction.set_properties({NAME_MAPPING: make_mapping(mapped)})
             add_file(table, location, rows.num_rows)
             files.append((rows.to_pylist(), names))
         elif action == "swap":  # `name` then reads the former `note`, and `note` the former `name`.
@@ -158,7 +158,7 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
         elif action == "alias":
             mapped = {column: [*names, f"{column}_{step}"] for column, names in mapped.items()}
         if action == "build":
-            with closing(IndexClient(served.url)) as client:
+            with closing(IndexClient(server.url)) as client:
                 for name in INDEXES:
                     report = build(client, "db.t", name, InProcessWorkers())
                     assert report.files_not_indexed == 0
@@ -172,7 +172,7 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
                     )
         with table.transaction() as transaction:
             if mapped is not None:
-                transaction.set_properties({NAME_MAPPING: mapping_of(mapped)})
+                transaction.set_properties({NAME_MAPPING: make_mapping(mapped)})
         expected = [
             row if names is None else read_by_mapping(row, names, mapped or {})
             for rows_of, names in files
@@ -180,7 +180,7 @@ def test_every_name_mapping_gives_the_rows_that_the_files_hold_under_it(
         ]
         if not expected:
             continue
-        with closing(SeamarkClient(served.url)) as client, closing(IndexClient(served.url)) as indexes:
+        with closing(SeamarkClient(server.url)) as client, closing(IndexClient(server.url)) as indexes:
             for _ in range(6):
                 where, matches = some_filter(rng, expected)
                 counts = Counter(
@@ -217,14 +217,14 @@ def make_rows(ids: list[int], name: str, note: str | None = None) -> pa.Table:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_imported_rows_are_upserted(served: Served, catalog: RestCatalog, tmp_path: Path, mode: str) -> None:
+def test_imported_rows_are_upserted(server: ServerThread, catalog: RestCatalog, tmp_path: Path, mode: str) -> None:
     table = catalog.create_table("db.t", schema=SCHEMA)
     parts = [make_rows([part + 20 * number for number in range(50)], "old") for part in range(20)]
     import_files(table, tmp_path / "imported", parts)
-    with closing(IndexClient(served.url)) as indexes:
+    with closing(IndexClient(server.url)) as indexes:
         indexes.put_index("db.t", "by_key", **INDEXES["by_key"])
         assert build(indexes, "db.t", "by_key", InProcessWorkers()).files_not_indexed == 0
-    with closing(SeamarkClient(served.url)) as client:
+    with closing(SeamarkClient(server.url)) as client:
         report = upsert(client, "db.t", make_rows([7, 27, 5000], "new"), keys=["id"], mode=mode)
     assert (report.updated, report.inserted) == (2, 1)
     rows = catalog.load_table("db.t").scan().to_arrow()
@@ -232,7 +232,7 @@ def test_imported_rows_are_upserted(served: Served, catalog: RestCatalog, tmp_pa
     assert sorted(rows.filter(pc.equal(rows["name"], "new"))["id"].to_pylist()) == [7, 27, 5000]
 
 
-def test_imported_dimension_prunes_the_facts(served: Served, catalog: RestCatalog, tmp_path: Path) -> None:
+def test_imported_dimension_prunes_the_facts(server: ServerThread, catalog: RestCatalog, tmp_path: Path) -> None:
     facts = catalog.create_table("db.facts", schema=SCHEMA)
     import_files(facts, tmp_path / "facts", [make_rows([part, part + 100], "fact") for part in range(10)])
     dimension = catalog.create_table(
@@ -242,11 +242,11 @@ def test_imported_dimension_prunes_the_facts(served: Served, catalog: RestCatalo
         dimension, tmp_path / "dimension", [make_rows([3, 5], "few", "other"), make_rows([1, 2, 4], "other", "few")]
     )
     join = {"table": ["db", "dimension"], "on": {"id": "id"}, "predicate": "name = 'few'"}
-    with closing(IndexClient(served.url)) as client:
+    with closing(IndexClient(server.url)) as client:
         client.put_index("db.facts", "by_id", kind="bitmap", columns=["id"])
         assert build(client, "db.facts", "by_id", InProcessWorkers()).files_not_indexed == 0
         assert client.plan_table("db.facts", joins=[join]).files == 2
         swapped = {"id": ["id"], "name": ["note"], "note": ["name"], "at": ["at"]}
         with dimension.transaction() as transaction:
-            transaction.set_properties({NAME_MAPPING: mapping_of(swapped)})
+            transaction.set_properties({NAME_MAPPING: make_mapping(swapped)})
         assert client.plan_table("db.facts", joins=[join]).files == 3

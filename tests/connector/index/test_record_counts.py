@@ -54,7 +54,7 @@ def rows(numbers: Longs, value: int) -> pa.Table:
 
 
 @dataclass
-class Grown:
+class GrowingTable:
     """A table and its expected rows.
 
     `live` is bool[n]: True if the row of key n exists. After each step, `sampled` keys are looked up.
@@ -79,16 +79,16 @@ class Grown:
         self.live = np.concatenate([self.live, np.ones(inserted, np.bool_)])
 
     def delete(self, count: int) -> None:
-        gone = self.draw.choice(np.flatnonzero(self.live), count, replace=False)
-        report = delete(self.client, "db.t", keys=rows(gone, 0).select(["k"]), mode=self.mode)
+        removed_keys = self.draw.choice(np.flatnonzero(self.live), count, replace=False)
+        report = delete(self.client, "db.t", keys=rows(removed_keys, 0).select(["k"]), mode=self.mode)
         assert report.deleted == count
-        self.live[gone] = False
+        self.live[removed_keys] = False
 
     def merge(self) -> None:
         before = sum(self.client.index("db.t", "keys").json["levels"].values())
-        done = Indexer(self.client, lambda: closing(InProcessWorkers())).round()
-        assert (done.failed, done.damaged) == (0, 0)
-        assert done.merges > 0
+        report = Indexer(self.client, lambda: closing(InProcessWorkers())).round()
+        assert (report.failed, report.damaged) == (0, 0)
+        assert report.merges > 0
         assert sum(self.client.index("db.t", "keys").json["levels"].values()) < before
 
     # Counts
@@ -135,9 +135,9 @@ class Grown:
         expected = keys_of(numbers)
         answer = self.client.lookup("db.t", {"k": expected})
         assert (answer.complete, answer.undecided) == (True, 0), step
-        there = np.flatnonzero(self.live[numbers])
-        assert np.array_equal(np.sort(answer.rows["key"].to_numpy()), there), step
-        assert answer.missing == len(numbers) - len(there), step
+        live_positions = np.flatnonzero(self.live[numbers])
+        assert np.array_equal(np.sort(answer.rows["key"].to_numpy()), live_positions), step
+        assert answer.missing == len(numbers) - len(live_positions), step
         places = pa.table(
             {
                 "path": answer.rows["file_path"],
@@ -152,7 +152,7 @@ class Grown:
                 " ON d.filename = replace(p.path, 'file://', '') AND d.file_row_number = p.position AND d.k = p.wanted",
                 {"data": _local(data)},
             ).fetchall()
-        assert right == len(there), step
+        assert right == len(live_positions), step
 
     def all_found(self) -> None:
         """Check a lookup of every key that the table ever had."""
@@ -192,18 +192,18 @@ def _count_rows(data: list[str], deletes: list[str]) -> tuple[int, int, int]:
 def grow(client: IndexClient, mode: str, *, keys: int, turns: int, sampled: int) -> None:
     """Insert, upsert, delete and merge `turns` times, and check the table after each step."""
     create(client, version=2, fields=FIELDS, properties={"seamark.index.keys": "record(k)"})
-    table = Grown(client, mode, sampled)
-    some = keys // 100
+    table = GrowingTable(client, mode, sampled)
+    hundredth = keys // 100
     for turn in range(turns):
         for _ in range(FANOUT):
             table.insert(keys // (turns * FANOUT))
         steps: dict[str, Callable[[], None]] = {
             "inserts": lambda: None,
-            "upserts": lambda: table.upsert(some, some // 2),
-            "deletes": lambda: table.delete(some),
+            "upserts": lambda: table.upsert(hundredth, hundredth // 2),
+            "deletes": lambda: table.delete(hundredth),
             "merges": table.merge,
-            "deletes of what is merged": lambda: table.delete(some // 2),
-            "upserts of what is merged": lambda: table.upsert(some // 2, some),
+            "deletes of what is merged": lambda: table.delete(hundredth // 2),
+            "upserts of what is merged": lambda: table.upsert(hundredth // 2, hundredth),
         }
         for step, act in steps.items():
             act()

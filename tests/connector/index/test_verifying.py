@@ -72,8 +72,8 @@ def test_audit_finds_an_index_that_does_not_match_the_data_file(
 ) -> None:
     other = data_file(tmp_path, "other.parquet", ["p", "q", "r", None])
     entries: list[Any] = []
-    for one in (other, files[1], files[2]):  # The index file names another file in place of the first.
-        keys = keys_of_file(task, one)
+    for wrong_file in (other, files[1], files[2]):  # The index file names another file in place of the first.
+        keys = keys_of_file(task, wrong_file)
         builders = {
             "bloom": lambda k: bloom.build(k[0]),
             "bitmap": lambda k: bitmap.build(k[0]),

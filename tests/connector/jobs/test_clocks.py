@@ -34,7 +34,7 @@ from seamark.metaserver.objects.port import ObjectInfo
 from tests.connector.jobs.test_expiration import path_of, read
 from tests.connector.jobs.test_orphan_files import age, put_file
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import create, rows
 from tests.seeds import examples, quick
 
@@ -45,7 +45,7 @@ DAY_MS = 24 * HOUR_MS
 class MachineClock(SystemClock):
     """The clock of a machine: `pass_time` lets time pass, and `jump` sets the clock.
 
-    `written_ms` returns the time that the clock showed when a file was written.
+    `to_file_time_ms` returns the time that the clock showed when a file was written.
     """
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ class MachineClock(SystemClock):
     def jump(self, ms: int) -> None:
         self._moves.append((super().now_ms(), self._moves[-1][1] + ms))
 
-    def written_ms(self, system_ms: int) -> int:
+    def to_file_time_ms(self, system_ms: int) -> int:
         return system_ms + next(ahead_ms for since_ms, ahead_ms in reversed(self._moves) if since_ms <= system_ms)
 
 
@@ -77,22 +77,22 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> MachineClock:
 
     async def list_by_clock(self: LocalObjects, prefix: str) -> AsyncIterator[ObjectInfo]:
         async for info in listing(self, prefix):
-            yield ObjectInfo(info.location, info.size_bytes, clock.written_ms(info.modified_ms))
+            yield ObjectInfo(info.location, info.size_bytes, clock.to_file_time_ms(info.modified_ms))
 
     monkeypatch.setattr(LocalObjects, "list", list_by_clock)
     return clock
 
 
 @pytest.fixture
-def machine(tmp_path: Path, clock: MachineClock) -> Iterator[Served]:
-    served = Served(tmp_path, warehouse=tmp_path.as_uri(), clock=clock, drop_retention_s=7 * 86_400)
-    served.start()
-    yield served
-    served.stop()
+def machine(tmp_path: Path, clock: MachineClock) -> Iterator[ServerThread]:
+    server = ServerThread(tmp_path, warehouse=tmp_path.as_uri(), clock=clock, drop_retention_s=7 * 86_400)
+    server.start()
+    yield server
+    server.stop()
 
 
-def look(machine: Served) -> None:
-    machine.run(machine.server.components.housekeeping.round())
+def look(machine: ServerThread) -> None:
+    machine.run(machine.components.housekeeping.round())
 
 
 def write(location: str, number: int) -> Path:
@@ -105,7 +105,7 @@ def write(location: str, number: int) -> Path:
 
 
 @pytest.mark.parametrize("seed", quick(range(20), 1))
-def test_random_clock_jumps_delete_nothing_that_is_young(machine: Served, clock: MachineClock, seed: int) -> None:
+def test_random_clock_jumps_delete_nothing_that_is_young(machine: ServerThread, clock: MachineClock, seed: int) -> None:
     rng = random.Random(seed)
     real_ms, written, expected = 0, dict[Path, int](), set[int]()
     snapshots: dict[int, int] = {}
@@ -162,23 +162,23 @@ def test_random_clock_jumps_delete_nothing_that_is_young(machine: Served, clock:
 
 
 def _drop_and_restore(
-    machine: Served, client: IndexClient, catalog: RestCatalog, clock: MachineClock, rng: random.Random
+    machine: ServerThread, client: IndexClient, catalog: RestCatalog, clock: MachineClock, rng: random.Random
 ) -> None:
     catalog.purge_table("db.t")
     if rng.random() < 0.5:
         clock.jump(rng.choice([10, 400]) * DAY_MS)
         look(machine)
-    (row,) = machine.run(machine.server.components.store.list_dropped(("db",), None, 10))
+    (row,) = machine.run(machine.components.store.list_dropped(("db",), None, 10))
     status, _ = machine.run(_undrop(machine, row.id))
     assert status == 200
 
 
-async def _undrop(machine: Served, dropped_id: str) -> tuple[int, Any]:
+async def _undrop(machine: ServerThread, dropped_id: str) -> tuple[int, Any]:
     answer = await machine.api("POST", f"/api/v1/dropped/{dropped_id}/undrop", {})
     return answer.status, answer.json
 
 
-def test_old_files_stay_until_the_server_has_seen_their_age_pass(machine: Served, clock: MachineClock) -> None:
+def test_old_files_stay_until_the_server_has_seen_their_age_pass(machine: ServerThread, clock: MachineClock) -> None:
     """The clock was wrong before the server started, so only the files themselves show an age."""
     with catalog_at(machine.url) as catalog, closing(IndexClient(machine.url)) as client:
         create(catalog, 2)
@@ -198,12 +198,14 @@ def test_old_files_stay_until_the_server_has_seen_their_age_pass(machine: Served
         assert not live.exists()
 
 
-def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(served: Served, client: IndexClient) -> None:
-    with catalog_at(served.url) as catalog:
+def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(
+    server: ServerThread, client: IndexClient
+) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", rows([0]))
         orphan = put_file(catalog.load_table("db.t"), "data/orphan.parquet")
-        parts = served.server.components.catalog.context
+        parts = server.components.catalog.context
         ahead = MachineClock()
         ahead.jump(3_600_000)
         object.__setattr__(parts, "clock", ahead)
@@ -216,9 +218,9 @@ def test_orphan_removal_is_refused_if_clocks_of_server_and_storage_differ(served
         assert not list(probes.iterdir())
 
 
-def test_commit_of_removed_files_is_refused(served: Served, client: IndexClient) -> None:
+def test_commit_of_removed_files_is_refused(server: ServerThread, client: IndexClient) -> None:
     """An engine's commit and a change are both refused. Files that exist are committed."""
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", rows([0]))
         table = catalog.load_table("db.t")
@@ -237,19 +239,19 @@ def test_commit_of_removed_files_is_refused(served: Served, client: IndexClient)
         late.unlink()
         with pytest.raises(BadRequestError, match="does not exist: a removal of orphan files"):
             transaction.commit_transaction()
-        answer = served.run(_commit(served, staged))
+        answer = server.run(_commit(server, staged))
         assert answer.error[:2] == (400, "BadRequestException")
         assert "a removal of orphan files of this table deleted" in answer.error[2]
         assert len(read(client, catalog.load_table("db.t").current_snapshot().snapshot_id)) == 2
         late.write_bytes(kept_path.read_bytes())
-        assert served.run(_commit(served, staged)).status == 200
+        assert server.run(_commit(server, staged)).status == 200
 
 
 def test_removal_of_a_file_during_its_commit_is_detected(
-    served: Served, client: IndexClient, monkeypatch: pytest.MonkeyPatch
+    server: ServerThread, client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The commit has checked its files when a removal, which began earlier, deletes one of them."""
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", rows([0]))
         location = catalog.load_table("db.t").location()
@@ -275,16 +277,16 @@ def test_removal_of_a_file_during_its_commit_is_detected(
             removal = asyncio.create_task(asyncio.to_thread(remove_orphan_files, client, "db.t"))
             await started.wait()
             add = [file for path in (late, *other_paths) for file in _make_change(path)["add"]]
-            answer = await _commit(served, {"add": add})
+            answer = await _commit(server, {"add": add})
             assert (await removal).files == 1
             return answer
 
-        assert served.run(remove_and_commit()).error[:2] == (400, "BadRequestException")
+        assert server.run(remove_and_commit()).error[:2] == (400, "BadRequestException")
         assert not late.exists()
 
 
 def test_files_are_checked_before_the_commit_lock_is_taken(
-    served: Served, client: IndexClient, monkeypatch: pytest.MonkeyPatch
+    server: ServerThread, client: IndexClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A slow storage must not delay all commits of a table whose orphan files were removed."""
     under_lock: list[bool] = []
@@ -302,7 +304,7 @@ def test_files_are_checked_before_the_commit_lock_is_taken(
         under_lock.append(bool(applying))
         await check_stored(*args)
 
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", rows([0]))
         put_file(catalog.load_table("db.t"), "data/orphan.parquet")
@@ -326,5 +328,5 @@ def _make_change(path: Path) -> dict[str, Any]:
     return {"add": [file]}
 
 
-async def _commit(served: Served, body: dict[str, Any]) -> Any:
-    return await served.api("POST", "/api/v1/tables/db/t/commit", body)
+async def _commit(server: ServerThread, body: dict[str, Any]) -> Any:
+    return await server.api("POST", "/api/v1/tables/db/t/commit", body)

@@ -30,7 +30,7 @@ from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
 from seamark.formats.iceberg.metadata.clustering import CURVES, ClusteringLayout, layer_of
 from seamark.formats.runtime.errors import SeamarkError
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed, seeds_by_version
 
 SCHEMA = Schema(
@@ -110,7 +110,7 @@ def layers(client: IndexClient) -> Counter[str]:
 )
 def test_random_histories_with_clusterings_keep_the_rows(
     client: IndexClient,
-    served: Served,
+    server: ServerThread,
     monkeypatch: pytest.MonkeyPatch,
     version: int,
     seed: int,
@@ -152,7 +152,7 @@ def test_random_histories_with_clusterings_keep_the_rows(
     monkeypatch.setattr(clustering, "LAYER_FILES", rng.choice([4, 2000]))
     monkeypatch.setattr(clustering, "BATCH_FILES", rng.choice([4, 2000]))
     commits = 0
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **{"write.target-file-size-bytes": "3000"})
         for step in range(20):
             change(next(numbers))
@@ -185,9 +185,9 @@ CURVE_OF = [{"seamark.clustering.curve": curve} for curve in CURVES]
     ],
 )
 def test_query_on_a_clustered_table_opens_few_files(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, curve: str, ranges: int
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, curve: str, ranges: int
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, **{"seamark.clustering.curve": curve, "write.target-file-size-bytes": str(10_000)})
         table = catalog.load_table("db.t")
         input_spread_rows = spread_rows(20_000, 1)
@@ -213,7 +213,7 @@ def test_query_on_a_clustered_table_opens_few_files(
 
 @pytest.mark.slow
 def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
-    client: IndexClient, served: Served
+    client: IndexClient, server: ServerThread
 ) -> None:
     """Facts name a customer. Queries select the customers of a city, whose keys are scattered."""
     joins = json.dumps({"customer": {"table": "db.customers", "on": {"part": "id"}}})
@@ -230,7 +230,7 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
             for task in tasks
         )
 
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, **properties, **{"write.target-file-size-bytes": "5000"})
         customers = catalog.create_table("db.customers", schema)
         customers.append(pa.table({"id": list(range(200)), "city": cities}))
@@ -261,9 +261,9 @@ def test_facts_are_clustered_by_attributes_of_a_joined_table_as_both_change(
 @pytest.mark.slow
 @pytest.mark.parametrize(("rounds", "times_max"), [(16, 4.5), (40, 7)])
 def test_clustering_rewrites_only_new_files_and_smaller_layers(
-    client: IndexClient, served: Served, rounds: int, times_max: float
+    client: IndexClient, server: ServerThread, rounds: int, times_max: float
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, **{"write.target-file-size-bytes": "20000"})
         written, most = 0, 0
         for number in range(rounds):
@@ -282,8 +282,8 @@ def test_clustering_rewrites_only_new_files_and_smaller_layers(
         )  # If each run rewrote all files, each row would be rewritten rounds / 2 times.
 
 
-def test_files_clustered_by_earlier_columns_stay_until_a_full_run(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_files_clustered_by_earlier_columns_stay_until_a_full_run(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 3)
         for number in range(5):
             append(client, "db.t", rows(range(100 * number, 100 * number + 100)))
@@ -302,8 +302,8 @@ def test_files_clustered_by_earlier_columns_stay_until_a_full_run(client: IndexC
         assert cluster_incrementally(client, "db.t", full=True).commits == 0
 
 
-def test_clustering_rewrites_files_with_many_deletes(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_clustering_rewrites_files_with_many_deletes(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, **{"seamark.compaction.min-files": "2"})
         table = catalog.load_table("db.t")
         for number in range(2):
@@ -320,10 +320,10 @@ def test_clustering_rewrites_files_with_many_deletes(client: IndexClient, served
 
 @pytest.mark.parametrize("settings", [{}, {"write.metadata.metrics.column.name": "truncate(16)"}])
 def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
-    client: IndexClient, served: Served, settings: dict[str, str]
+    client: IndexClient, server: ServerThread, settings: dict[str, str]
 ) -> None:
     prefix = "https://shop.example.com/catalogue/"
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(
             catalog, 2, **{"seamark.clustering.columns": "name", "write.target-file-size-bytes": "20000", **settings}
         )
@@ -338,8 +338,8 @@ def test_bounds_of_clustered_strings_are_longer_than_their_common_prefix(
     assert files == (client.files("db.t").num_rows if settings else 1)
 
 
-def test_deletes_alone_are_a_reason_to_cluster(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_deletes_alone_are_a_reason_to_cluster(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
         catalog.load_table("db.t").append(rows(range(100)))
     assert cluster_incrementally(client, "db.t").commits == 0
@@ -352,11 +352,11 @@ def test_deletes_alone_are_a_reason_to_cluster(client: IndexClient, served: Serv
 
 
 def test_clustering_with_too_large_temporary_files_is_refused(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(clustering, "RANGE_ROWS", 100)
     monkeypatch.setattr(clustering, "SPILL_BYTES", 1000)
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
         for number in range(5):
             catalog.load_table("db.t").append(rows(range(number * 100, number * 100 + 100)))
@@ -381,9 +381,9 @@ def test_clustering_with_too_large_temporary_files_is_refused(
     ],
 )
 def test_invalid_clustering_policy_is_refused(
-    client: IndexClient, served: Served, properties: dict[str, str], message: str
+    client: IndexClient, server: ServerThread, properties: dict[str, str], message: str
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, **properties)
         with pytest.raises((InvalidRequest, SeamarkError), match=message):
             cluster_incrementally(client, "db.t")

@@ -32,8 +32,8 @@ from seamark.connector.write.compaction import compact
 from seamark.formats.iceberg.metadata.column_ttl import COLUMNS, TIME_COLUMN, TtlPolicy
 from seamark.metaserver.services.policy import check_policy
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
-from tests.days import lasting_today
+from tests.connector.server_thread import ServerThread
+from tests.days import today_for_seconds
 from tests.seeds import first_seed
 
 HOUR_MS, DAY_MS = 3_600_000, 86_400_000
@@ -80,7 +80,7 @@ def until(unit: str, at: datetime) -> datetime:
     return start.replace(month=1, day=1, year=start.year + 1)
 
 
-def create(served: Served, kind: str, transform: Transform[Any, Any], **properties: str) -> pa.Schema:
+def create(server: ServerThread, kind: str, transform: Transform[Any, Any], **properties: str) -> pa.Schema:
     iceberg, arrow = TIMES[kind]
     schema = Schema(
         NestedField(1, "id", LongType(), required=False),
@@ -91,7 +91,7 @@ def create(served: Served, kind: str, transform: Transform[Any, Any], **properti
         NestedField(7, "must", LongType(), required=True),
     )
     spec = PartitionSpec(PartitionField(2, 1000, transform, "at_part"))
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         options = {name.replace("_", "-"): value for name, value in properties.items()}
         catalog.create_table("db.t", schema, partition_spec=spec, properties=options)
@@ -103,11 +103,11 @@ def create(served: Served, kind: str, transform: Transform[Any, Any], **properti
     ("kind", "unit"), [("date", "identity"), ("date", "month"), ("timestamp", "hour"), ("timestamptz", "day")]
 )
 def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
-    client: IndexClient, served: Served, kind: str, unit: str
+    client: IndexClient, server: ServerThread, kind: str, unit: str
 ) -> None:
     seed = first_seed()
     rng = random.Random(f"{seed} {kind} {unit}")
-    arrow = create(served, kind, UNITS.get(unit, IdentityTransform()))
+    arrow = create(server, kind, UNITS.get(unit, IdentityTransform()))
     span_h = {"hour": 12, "month": 24 * 400}.get(unit, 24 * 12)
     rows: dict[int, dict[str, Any]] = {}
     for first in (0, 30):
@@ -146,8 +146,8 @@ def test_exactly_the_partitions_that_are_completely_old_lose_the_columns(
     compact(client, "db.t")
     assert read(client) == expected, seed
     # A plan uses the null counts of the new files, and must leave out only files whose values are null.
-    kept_values = scan(client, "db.t", ["id"], "payload IS NOT NULL").to_arrow()["id"].to_pylist()
-    assert sorted(kept_values) == sorted(number for number, row in expected.items() if row["payload"] is not None)
+    dropped_entries = scan(client, "db.t", ["id"], "payload IS NOT NULL").to_arrow()["id"].to_pylist()
+    assert sorted(dropped_entries) == sorted(number for number, row in expected.items() if row["payload"] is not None)
 
 
 def read(client: IndexClient) -> dict[int, dict[str, Any]]:
@@ -155,9 +155,9 @@ def read(client: IndexClient) -> dict[int, dict[str, Any]]:
     return {row["id"]: row for row in values}
 
 
-def test_health_counts_the_expired_columns_that_the_command_drops(client: IndexClient, served: Served) -> None:
-    arrow = create(served, "date", DayTransform())
-    old = lasting_today() - timedelta(days=40)  # The server uses the system clock.
+def test_health_counts_the_expired_columns_that_the_command_drops(client: IndexClient, server: ServerThread) -> None:
+    arrow = create(server, "date", DayTransform())
+    old = today_for_seconds() - timedelta(days=40)  # The server uses the system clock.
     rows = [
         {"id": n, "at": old + timedelta(days=10 * n), "payload": "x" * 50, "ext": None, "tags": None, "must": n}
         for n in range(4)
@@ -171,8 +171,8 @@ def test_health_counts_the_expired_columns_that_the_command_drops(client: IndexC
     environment = {"SEAMARK_URL": client.url}
     output = CliRunner().invoke(cli, ["run", "column-ttl", "db.t", "--dry-run"], env=environment)
     assert "3 files" in output.output
-    done = CliRunner().invoke(cli, ["run", "column-ttl", "db.t"], env=environment)
-    assert done.exit_code == 0, done.output
+    result = CliRunner().invoke(cli, ["run", "column-ttl", "db.t"], env=environment)
+    assert result.exit_code == 0, result.output
     assert problems(client) == []
     assert [row["payload"] for _, row in sorted(read(client).items())] == [None, None, None, "x" * 50]
 
@@ -193,9 +193,9 @@ def problems(client: IndexClient) -> list[str]:
     ],
 )
 def test_ttl_policy_that_does_not_fit_the_table_is_refused(
-    client: IndexClient, served: Served, properties: dict[str, str], reason: str
+    client: IndexClient, server: ServerThread, properties: dict[str, str], reason: str
 ) -> None:
-    arrow = create(served, "date", DayTransform())
+    arrow = create(server, "date", DayTransform())
     row = {"id": 1, "at": date(2020, 1, 1), "payload": "p", "ext": "e", "tags": ["t"], "must": 1}
     append(client, "db.t", pa.Table.from_pylist([row], schema=arrow))
     change_table_properties(client, "db.t", properties, [])

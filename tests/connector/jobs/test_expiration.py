@@ -27,18 +27,20 @@ from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.runtime.errors import StorageError
 from seamark.formats.storage.locations import normalize_location
-from seamark.metaserver.commit.expiration import expiration as server
+from seamark.metaserver.commit.expiration import expiration as expiration_service
 from seamark.metaserver.commit.expiration import unused_files
 from seamark.metaserver.store.model import InstantState
 from seamark.metaserver.store.port import InstantFilter
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import create, rows
 from tests.seeds import examples, seeds_by_version
 
 Rows = Counter[tuple[Any, ...]]
 
 
+ROW_CHANGES = 0.7
+"""The fraction of the random steps that change rows. The other steps change branches, tags and snapshots."""
 _CONTENT: dict[Path, frozenset[Path]] = {}
 """A cache of the content files of manifests. Manifests never change, and PyIceberg reads them slowly."""
 
@@ -74,10 +76,24 @@ def snapshots(table: Table) -> list[int]:
     return [snapshot.snapshot_id for snapshot in table.metadata.snapshots]
 
 
-def instants(served: Served) -> list[Any]:
-    actual = served.run(served.server.components.store.instants(InstantFilter(action=server.ACTION), 100))
+def instants(server: ServerThread) -> list[Any]:
+    actual = server.run(server.components.store.instants(InstantFilter(action=expiration_service.ACTION), 100))
     assert isinstance(actual, list)
     return actual
+
+
+def change_rows(
+    client: IndexClient, table: Table, rng: random.Random, kind: float, ids: list[int], step: int, version: int
+) -> None:
+    """Upsert, delete or compact, as `kind` below `ROW_CHANGES` chooses."""
+    if kind < 0.4:
+        upsert(client, "db.t", rows(ids, f"{step}:"), keys=["id"], mode=rng.choice([*MODES, None]))
+    elif kind < 0.5 and version == 2:
+        table.delete(In("id", ids))
+    elif kind < 0.6:
+        delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
+    else:
+        compact(client, "db.t", policy=CompactionPolicy(3000, 2))
 
 
 def history(client: IndexClient, catalog: RestCatalog, commits: int = 5) -> Table:
@@ -87,8 +103,8 @@ def history(client: IndexClient, catalog: RestCatalog, commits: int = 5) -> Tabl
     return catalog.load_table("db.t")
 
 
-def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         before = list_stored_files(table)
         rows_before = read(client, snapshots(table)[-1])
@@ -103,14 +119,14 @@ def test_expiration_deletes_the_files_of_removed_snapshots(client: IndexClient, 
             list_stored_files(table)
         )
         assert read(client, snapshots(table)[-1]) == rows_before
-        (instant,) = instants(served)
+        (instant,) = instants(server)
         assert instant.state is InstantState.COMPLETED
         assert instant.summary["removed-snapshots"] == 3
         assert expire(client, "db.t", older_than_ms=1 << 60, retain_last=2).snapshots == 0
 
 
-def test_age_of_a_snapshot_counts_from_the_commit_that_replaced_it(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_age_of_a_snapshot_counts_from_the_commit_that_replaced_it(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog, 4)
         times = [snapshot.timestamp_ms for snapshot in table.metadata.snapshots]
         assert expire(client, "db.t", older_than_ms=times[2], dry_run=True).snapshots == 1
@@ -126,15 +142,15 @@ def test_age_of_a_snapshot_counts_from_the_commit_that_replaced_it(client: Index
     ],
 )
 def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
 ) -> None:
     rng = random.Random(f"{seed} {version}")
-    monkeypatch.setattr(server, "SNAPSHOTS_MAX", rng.choice([2, 1000]))
+    monkeypatch.setattr(expiration_service, "SNAPSHOTS_MAX", rng.choice([2, 1000]))
     monkeypatch.setattr(unused_files, "ENTRIES_MAX", rng.choice([5, 1000]))
     contents: dict[int, Rows] = {}
     paths: set[Path] = set()
     expired = 0
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, version)
         append(client, "db.t", rows([0]))
         table = catalog.load_table("db.t")
@@ -149,14 +165,8 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
         def step(number: int) -> None:
             ids, kind = rng.sample(range(40), rng.randint(1, 6)), rng.random()
             table.refresh()
-            if kind < 0.4:
-                upsert(client, "db.t", rows(ids, f"{number}:"), keys=["id"], mode=rng.choice([*MODES, None]))
-            elif kind < 0.5 and version == 2:
-                table.delete(In("id", ids))
-            elif kind < 0.6:
-                delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
-            elif kind < 0.7:
-                compact(client, "db.t", policy=CompactionPolicy(3000, 2))
+            if kind < ROW_CHANGES:
+                change_rows(client, table, rng, kind, ids, number, version)
             elif kind < 0.78:
                 table.manage_snapshots().create_branch(rng.choice(snapshots(table)), f"b{number}").commit()
             elif kind < 0.86:
@@ -195,25 +205,23 @@ def test_random_histories_with_branches_tags_and_expirations_keep_needed_files(
 
 
 def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         first = snapshots(table)[0]
         rows_of_first = read(client, first)
-        commit, calls = server.Expiration._commit, []
+        commit, calls = expiration_service.Expiration._commit, []
 
-        async def answer_late(self: server.Expiration, *arguments: Any) -> Any:
+        async def answer_late(self: expiration_service.Expiration, *arguments: Any) -> Any:
             if not calls:
                 calls.append(1)
                 created = {"type": "assert-table-uuid", "uuid": str(table.metadata.table_uuid)}
                 update = {"action": "set-snapshot-ref", "ref-name": "kept", "type": "tag", "snapshot-id": first}
-                await served.server.components.engine_commits.commit_table(
-                    arguments[0], ("db",), "t", [created], [update]
-                )
+                await server.components.engine_commits.commit_table(arguments[0], ("db",), "t", [created], [update])
             return await commit(self, *arguments)
 
-        monkeypatch.setattr(server.Expiration, "_commit", answer_late)
+        monkeypatch.setattr(expiration_service.Expiration, "_commit", answer_late)
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
         table.refresh()
         assert table.refs()["kept"].snapshot_id == first
@@ -222,43 +230,45 @@ def test_reference_that_is_created_during_an_expiration_keeps_its_snapshot(
 
 
 def test_housekeeping_continues_an_interrupted_deletion(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The storage fails for some files. Housekeeping finds the rest, although files before them are missing."""
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog, 8)
-        objects = served.server.components.objects
+        objects = server.components.objects
         delete_object = type(objects).delete
         for works in (0, 2, 5, 9):
             for number in range(6):
                 upsert(client, "db.t", rows([1, number], f"{works}:"), keys=["id"], mode="copy-on-write")
             left = [works]
 
-            async def unwilling(self: Any, location: str, left: list[int] = left) -> None:
+            async def refuse_deletion(self: Any, location: str, left: list[int] = left) -> None:
                 left[0] -= 1
                 if left[0] < 0:
                     raise StorageError("the storage refuses the deletion")
                 await delete_object(self, location)
 
             with monkeypatch.context() as context:
-                context.setattr(type(objects), "delete", unwilling)
+                context.setattr(type(objects), "delete", refuse_deletion)
                 assert expire(client, "db.t", older_than_ms=1 << 60, retain_last=1).files_failed > 0
             table.refresh()
             assert list_stored_files(table) > list_needed_files(table)
             upsert(client, "db.t", rows([3], f"{works}"), keys=["id"])
-            assert served.run(served.server.components.expiration.resume()) == 0, (
+            assert server.run(server.components.expiration.resume()) == 0, (
                 "the server that began the deletion may still be running"
             )
-            monkeypatch.setattr(server, "_RESUMED_AFTER_MS", -1)
-            assert served.run(served.server.components.expiration.resume()) == 1
+            monkeypatch.setattr(expiration_service, "_RESUMED_AFTER_MS", -1)
+            assert server.run(server.components.expiration.resume()) == 1
             monkeypatch.undo()
             table.refresh()
             assert list_stored_files(table) == list_needed_files(table)
-        assert {instant.state for instant in instants(served)} == {InstantState.COMPLETED}
+        assert {instant.state for instant in instants(server)} == {InstantState.COMPLETED}
 
 
-def test_unreadable_manifest_of_a_remaining_snapshot_stops_the_expiration(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_unreadable_manifest_of_a_remaining_snapshot_stops_the_expiration(
+    client: IndexClient, server: ServerThread
+) -> None:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         (manifest, *_) = table.metadata.snapshots[-1].manifests(table.io)
         path_of(manifest.manifest_path).unlink()
@@ -269,8 +279,10 @@ def test_unreadable_manifest_of_a_remaining_snapshot_stops_the_expiration(client
         assert (list_stored_files(table), len(snapshots(table))) == (before, 5)
 
 
-def test_expiration_keeps_files_that_a_second_registered_table_may_need(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_expiration_keeps_files_that_a_second_registered_table_may_need(
+    client: IndexClient, server: ServerThread
+) -> None:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         catalog.register_table("db.again", table.metadata_location)
         before = list_stored_files(table)
@@ -280,8 +292,8 @@ def test_expiration_keeps_files_that_a_second_registered_table_may_need(client: 
         assert (list_stored_files(table), len(snapshots(table))) == (before, 1)
 
 
-def test_expiration_keeps_a_snapshot_that_a_plan_reads(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_expiration_keeps_a_snapshot_that_a_plan_reads(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         second = snapshots(table)[1]
         plan = client.plan_table("db.t", "id >= 0", at=At(second))
@@ -293,8 +305,8 @@ def test_expiration_keeps_a_snapshot_that_a_plan_reads(client: IndexClient, serv
         assert catalog.load_table(("db", plan.name)).scan().to_arrow().num_rows == rows_of_plan
 
 
-def test_expiration_can_be_forbidden_and_names_invalid_properties(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_expiration_can_be_forbidden_and_names_invalid_properties(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog, 2)
         for properties, message in (
             ({"history.expire.max-snapshot-age-ms": "soon"}, "history.expire.max-snapshot-age-ms .* 'soon'"),
@@ -312,9 +324,9 @@ def test_expiration_can_be_forbidden_and_names_invalid_properties(client: IndexC
 
 
 def test_expiration_above_the_limits_is_refused_before_it_removes_anything(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog, 6)
         before = list_stored_files(table)
         for limit in ("FILES_MAX", "MANIFESTS_MAX"):
@@ -327,112 +339,114 @@ def test_expiration_above_the_limits_is_refused_before_it_removes_anything(
 
 
 def test_table_that_is_registered_during_an_expiration_keeps_its_files(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         before, location = list_stored_files(table), table.metadata_location
-        commit = server.Expiration._commit
+        commit = expiration_service.Expiration._commit
 
-        async def answer_late(self: server.Expiration, *arguments: Any) -> Any:
+        async def answer_late(self: expiration_service.Expiration, *arguments: Any) -> Any:
             instant = await commit(self, *arguments)
             body = {"name": "again", "metadata-location": location}
-            path = f"{served.url}/v1/namespaces/db/register"
-            async with served.server.http.post(path, json=body) as answer:
+            path = f"{server.url}/v1/namespaces/db/register"
+            async with server.http.post(path, json=body) as answer:
                 assert answer.status == 200, await answer.text()
             return instant
 
-        monkeypatch.setattr(server.Expiration, "_commit", answer_late)
+        monkeypatch.setattr(expiration_service.Expiration, "_commit", answer_late)
         expire(client, "db.t", older_than_ms=1 << 60)
         assert list_stored_files(table) == before
         assert len(snapshots(catalog.load_table("db.again"))) == 5
 
 
 def test_plan_that_is_made_during_an_expiration_keeps_its_files(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         first = snapshots(table)[0]
-        commit, plans = server.Expiration._commit, []
+        commit, plans = expiration_service.Expiration._commit, []
 
-        async def answer_late(self: server.Expiration, *arguments: Any) -> Any:
+        async def answer_late(self: expiration_service.Expiration, *arguments: Any) -> Any:
             if not plans:
                 body = {"predicate": "id >= 0", "snapshot-id": first, "case-sensitive": True}
-                async with served.server.http.post(f"{served.url}/api/v1/tables/db/t/plan-tables", json=body) as answer:
+                async with server.http.post(f"{server.url}/api/v1/tables/db/t/plan-tables", json=body) as answer:
                     plans.append((await answer.json())["name"])
             return await commit(self, *arguments)
 
-        monkeypatch.setattr(server.Expiration, "_commit", answer_late)
+        monkeypatch.setattr(expiration_service.Expiration, "_commit", answer_late)
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 3
         assert catalog.load_table(("db", plans[0])).scan().to_arrow().num_rows > 0
 
 
 def test_expiration_succeeds_while_writers_keep_committing(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A writer commits during each attempt of the expiration, until the expiration takes the commit lock."""
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
-        plan, attempts = server.Expiration._plan, []
+        plan, attempts = expiration_service.Expiration._plan, []
 
-        async def overtake(self: server.Expiration, *arguments: Any) -> Any:
+        async def overtake(self: expiration_service.Expiration, *arguments: Any) -> Any:
             removal = await plan(self, *arguments)
             attempts.append(1)
             commits.append(asyncio.create_task(set_property(len(attempts))))
             # After the expiration has taken the lock, the writer's commit waits. Before that, the commit always
             # comes first.
-            await asyncio.wait(commits[-1:], timeout=0.2 if len(attempts) > server._LOCKED_FROM else 60)
+            await asyncio.wait(commits[-1:], timeout=0.2 if len(attempts) > expiration_service._LOCKED_FROM else 60)
             return removal
 
         async def set_property(number: int) -> int:
             update = {"action": "set-properties", "updates": {"n": str(number)}}
             body = {"requirements": [], "updates": [update]}
-            async with served.server.http.post(f"{served.url}/v1/namespaces/db/tables/t", json=body) as answer:
+            async with server.http.post(f"{server.url}/v1/namespaces/db/tables/t", json=body) as answer:
                 return int(answer.status)
 
         async def statuses() -> list[int]:
             return await asyncio.gather(*commits)
 
         commits: list[asyncio.Task[int]] = []
-        monkeypatch.setattr(server.Expiration, "_plan", overtake)
-        monkeypatch.setattr(server, "_LOCKED_S", 10.0)
+        monkeypatch.setattr(expiration_service.Expiration, "_plan", overtake)
+        monkeypatch.setattr(expiration_service, "_LOCKED_S", 10.0)
         assert expire(client, "db.t", older_than_ms=1 << 60).snapshots == 4
         table.refresh()
         assert list_stored_files(table) == list_needed_files(table)
-        assert len(attempts) == server._LOCKED_FROM + 1
-        assert served.run(statuses()) == [200] * len(attempts)
+        assert len(attempts) == expiration_service._LOCKED_FROM + 1
+        assert server.run(statuses()) == [200] * len(attempts)
 
 
 @pytest.mark.parametrize("obstacle", ["gc.enabled", "entries"])
 def test_continued_deletion_obeys_the_current_rules(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, obstacle: str
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, obstacle: str
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog, 6)
         before = list_stored_files(table)
 
-        async def unwilling(*_: Any) -> None:
+        async def refuse_deletion(*_: Any) -> None:
             raise StorageError("the storage refuses the deletion")
 
-        monkeypatch.setattr(server, "SNAPSHOTS_MAX", 2)
+        monkeypatch.setattr(expiration_service, "SNAPSHOTS_MAX", 2)
         with monkeypatch.context() as context:
-            context.setattr(type(served.server.components.objects), "delete", unwilling)
+            context.setattr(type(server.components.objects), "delete", refuse_deletion)
             assert expire(client, "db.t", older_than_ms=1 << 60).files_failed > 0
         table.refresh()
         if obstacle == "gc.enabled":
             with table.transaction() as transaction:
                 transaction.set_properties({"gc.enabled": "false"})
         monkeypatch.setattr(unused_files, "ENTRIES_MAX", 0)
-        monkeypatch.setattr(server, "_RESUMED_AFTER_MS", -1)
-        assert served.run(served.server.components.housekeeping.round())["expirations_resumed"] == 3
-        assert {instant.state for instant in instants(served)} == {InstantState.COMPLETED}
+        monkeypatch.setattr(expiration_service, "_RESUMED_AFTER_MS", -1)
+        assert server.run(server.components.housekeeping.round())["expirations_resumed"] == 3
+        assert {instant.state for instant in instants(server)} == {InstantState.COMPLETED}
         assert list_stored_files(table) == (before if obstacle == "gc.enabled" else list_needed_files(table))
 
 
 @pytest.mark.parametrize("years", [1, 30])
-def test_expiration_accepts_ages_as_long_as_iceberg_allows(client: IndexClient, served: Served, years: int) -> None:
-    with catalog_at(served.url) as catalog:
+def test_expiration_accepts_ages_as_long_as_iceberg_allows(
+    client: IndexClient, server: ServerThread, years: int
+) -> None:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog, 3)
         age = {"history.expire.max-snapshot-age-ms": str(years * 31_536_000_000)}
         with table.transaction() as transaction:

@@ -85,9 +85,9 @@ def test_clustered_table_keeps_about_as_many_files_as_explain_estimated(client: 
     promised: dict[str, tuple[int, int]] = {}
     for column, wheres in conditions.items():
         for where in wheres:
-            actual_layouts = layouts(client.explain("db.t", where))
-            if (column,) in actual_layouts:
-                promised[where] = actual_layouts[column,]
+            reported_layouts = layouts(client.explain("db.t", where))
+            if (column,) in reported_layouts:
+                promised[where] = reported_layouts[column,]
             else:
                 promised[where] = FILES, FILES
     assert sum(estimate < FILES for estimate, _ in promised.values()) >= 8, promised

@@ -35,7 +35,7 @@ from seamark.connector.write.compaction import compact
 from seamark.connector.write.upserts import MERGE_ON_READ, delete
 from seamark.formats.iceberg.files.parquet import Unreadable
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed, quick
 
 SCHEMA = Schema(
@@ -83,8 +83,8 @@ def rows(rng: random.Random, ids: range) -> pa.Table:
     return pa.Table.from_pylist(values, schema=ARROW)
 
 
-def create(served: Served, version: int) -> None:
-    with catalog_at(served.url) as catalog:
+def create(server: ServerThread, version: int) -> None:
+    with catalog_at(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         properties = {"format-version": str(version), **PROPERTIES}
         catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=properties)
@@ -112,9 +112,9 @@ def store_as_required(path: str, names: list[str]) -> None:
     pq.write_table(table.cast(pa.schema(fields)), path, store_schema=False)
 
 
-def test_merge_copies_row_groups_with_required_columns(client: IndexClient, served: Served) -> None:
+def test_merge_copies_row_groups_with_required_columns(client: IndexClient, server: ServerThread) -> None:
     """A merge with files whose column is optional encodes the required columns again."""
-    create(served, 2)
+    create(server, 2)
     rng = random.Random(3)
     for start in range(0, 2700, 900):
         append(client, "db.t", rows(rng, range(start, start + 900)))
@@ -135,22 +135,22 @@ def test_merge_copies_row_groups_with_required_columns(client: IndexClient, serv
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
 def test_random_merges_and_drops_change_only_the_dropped_columns(
-    client: IndexClient, served: Served, version: int
+    client: IndexClient, server: ServerThread, version: int
 ) -> None:
     seed = first_seed()
     rng = random.Random(f"{seed} {version}")
-    create(served, version)
+    create(server, version)
     lineage = version == 3
-    copied, next_id, known_keys = 0, 0, set[str]()
+    copied, next_id, paths_before = 0, 0, set[str]()
     for _ in range(6):
         for _ in range(rng.randint(2, 4)):
             size = rng.choice([5, 300, 900])
             append(client, "db.t", rows(rng, range(next_id, next_id + size)))
             next_id += size
             if rng.random() < 0.6:
-                for path in _paths(client) - known_keys:
+                for path in _paths(client) - paths_before:
                     store_as_required(path, rng.sample(["id", "price", "payload"], rng.randint(1, 2)))
-            known_keys = _paths(client)
+            paths_before = _paths(client)
         if rng.random() < 0.7:
             removed_numbers = rng.sample(range(next_id), rng.choice([3, 60]))
             delete(client, "db.t", keys=pa.table({"id": removed_numbers}), mode=MERGE_ON_READ)
@@ -172,20 +172,20 @@ def test_random_merges_and_drops_change_only_the_dropped_columns(
                     row["place"]["note"] = None
         assert not report.errors, (seed, report.errors)
         copied += report.row_groups_copied
-        known_keys = _paths(client)
+        paths_before = _paths(client)
         assert read(client, lineage=lineage) == before, (seed, choice)
     assert copied > 0, seed
     files = client.files("db.t", content="data").to_pylist()
     for file in files:
         path = file["file_path"].removeprefix("file://")
         assert file["record_count"] == pq.read_metadata(path).num_rows
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         if version == 2:
             assert sorted(catalog.load_table("db.t").scan().to_arrow()["id"].to_pylist()) == sorted(before)
 
 
-def test_required_missing_and_partition_columns_are_not_dropped(client: IndexClient, served: Served) -> None:
-    create(served, 2)
+def test_required_missing_and_partition_columns_are_not_dropped(client: IndexClient, server: ServerThread) -> None:
+    create(server, 2)
     append(client, "db.t", rows(random.Random(1), range(10)))
     for column, reason in (
         ("nothing", "no column"),
@@ -201,9 +201,9 @@ def test_required_missing_and_partition_columns_are_not_dropped(client: IndexCli
 
 
 def test_rows_that_are_deleted_during_a_rewrite_stay_deleted(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    create(served, 3)
+    create(server, 3)
     for number in range(3):
         append(client, "db.t", rows(random.Random(number), range(number * 500, number * 500 + 500)))
     before = read(client)
@@ -226,9 +226,9 @@ def test_rows_that_are_deleted_during_a_rewrite_stay_deleted(
 
 @pytest.mark.parametrize("number", range(3))
 def test_failed_merge_leaves_the_table_unchanged_and_no_new_file(
-    client: IndexClient, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+    client: IndexClient, server: ServerThread, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
-    create(served, 2)
+    create(server, 2)
     for part in range(3):
         append(client, "db.t", rows(random.Random(part), range(part * 500, part * 500 + 500)))
     before, files = read(client), _paths(client)
@@ -250,11 +250,11 @@ def test_failed_merge_leaves_the_table_unchanged_and_no_new_file(
 
 
 def test_partitions_that_are_copied_together_share_an_index_file_and_fail_together(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    create(served, 2)
-    with catalog_at(served.url) as catalog, catalog.load_table("db.t").transaction() as change:
+    create(server, 2)
+    with catalog_at(server.url) as catalog, catalog.load_table("db.t").transaction() as change:
         change.set_properties({"seamark.index.ids": "bitmap(id)"})
     for part in range(3):
         append(client, "db.t", rows(random.Random(part), range(part * 900, part * 900 + 900)))
@@ -266,12 +266,12 @@ def test_partitions_that_are_copied_together_share_an_index_file_and_fail_togeth
     assert str(broken) in report.errors[0]
     assert {path for path in folder.rglob("*") if path.is_file()} == on_disk
     broken.write_bytes(content)
-    known_count = len(client.index("db.t", "ids").json["index-files"])
+    count_before = len(client.index("db.t", "ids").json["index-files"])
     report = merge_files(client, "db.t")
     assert (report.commits, report.files_before, report.files_after, report.row_groups_copied) == (1, 6, 2, 6)
     assert read(client) == before
     after = client.index("db.t", "ids")
-    assert (after.lag_files, len(after.json["index-files"]) - known_count) == (0, 1)
+    assert (after.lag_files, len(after.json["index-files"]) - count_before) == (0, 1)
     assert client.explain("db.t", "id = 1203").files == 1
 
 
@@ -287,8 +287,8 @@ def _paths(client: IndexClient) -> set[str]:
     return set(client.files("db.t", content="data")["file_path"].to_pylist())
 
 
-def test_nan_counts_of_copied_row_groups_are_correct_or_absent(client: IndexClient, served: Served) -> None:
-    create(served, 2)
+def test_nan_counts_of_copied_row_groups_are_correct_or_absent(client: IndexClient, server: ServerThread) -> None:
+    create(server, 2)
     rng = random.Random(7)
     nans = 0
     for number in range(4):
@@ -301,15 +301,15 @@ def test_nan_counts_of_copied_row_groups_are_correct_or_absent(client: IndexClie
     counted = 0
     for task in plan(client, opened, stats=["price"]):
         counts = task.file["nan-value-counts"]
-        known_values = dict(zip(counts["keys"], counts["values"], strict=True))
+        counts_by_key = dict(zip(counts["keys"], counts["values"], strict=True))
         read = pq.read_table(task.path.removeprefix("file://"), columns=["price"])["price"].to_pylist()
-        assert known_values[4] == sum(price != price for price in read)
-        counted += known_values[4]
+        assert counts_by_key[4] == sum(price != price for price in read)
+        counted += counts_by_key[4]
     assert counted == nans > 0
 
 
-def test_merge_refuses_encrypted_files_without_keys_and_keeps_them(client: IndexClient, served: Served) -> None:
-    create(served, 2)
+def test_merge_refuses_encrypted_files_without_keys_and_keeps_them(client: IndexClient, server: ServerThread) -> None:
+    create(server, 2)
     append(client, "db.t", rows(random.Random(1), range(600)))
     append(client, "db.t", rows(random.Random(1), range(600, 1200)))
     before = client.files("db.t").num_rows
@@ -343,8 +343,8 @@ class _Kms(encryption.KmsClient):
         return bytes.fromhex(wrapped_key.decode())
 
 
-def test_bounds_of_merged_files_include_their_rows(client: IndexClient, served: Served) -> None:
-    create(served, 2)
+def test_bounds_of_merged_files_include_their_rows(client: IndexClient, server: ServerThread) -> None:
+    create(server, 2)
     for number in range(4):
         append(client, "db.t", rows(random.Random(number), range(number * 400, number * 400 + 400)))
     report = merge_files(client, "db.t")

@@ -19,7 +19,7 @@ from seamark.connector.jobs.server_jobs import expire
 from seamark.connector.write.compaction import compact
 from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, create, rows
 
 
@@ -28,16 +28,16 @@ def problems(client: IndexClient) -> list[str]:
 
 
 def run_health(client: IndexClient, *arguments: str) -> str:
-    done = CliRunner().invoke(cli, ["health", "db.t", *arguments], env={"SEAMARK_URL": client.url})
-    assert done.exit_code == 0, done.output
-    return " ".join(done.output.split())
+    result = CliRunner().invoke(cli, ["health", "db.t", *arguments], env={"SEAMARK_URL": client.url})
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("spec", [PartitionSpec(), BY_PART], ids=["unpartitioned", "by part"])
 def test_health_finds_each_problem_until_its_remedy_has_run(
-    client: IndexClient, served: Served, spec: PartitionSpec
+    client: IndexClient, server: ServerThread, spec: PartitionSpec
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, spec)
         assert client.health("db.t")["snapshot-id"] is None
         assert problems(client) == []
@@ -67,19 +67,19 @@ def test_health_finds_each_problem_until_its_remedy_has_run(
         assert json.loads(output[output.index("{\n") :])["problems"] == [], "the JSON follows the logs of the server"
 
 
-def test_health_says_whether_the_server_repairs_a_problem_itself(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_health_says_whether_the_server_repairs_a_problem_itself(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, **{"seamark_compaction_enabled": "true"})
         for number in range(6):
             upsert(client, "db.t", rows([number]), keys=["id"])
         (problem,) = client.health("db.t")["problems"]
-        assert problem["enabled"] is (served.server.components.settings.services_workers > 0)
+        assert problem["enabled"] is (server.components.settings.services_workers > 0)
         with pytest.raises(NoSuchResource):
             client.health("db.none")
 
 
-def test_health_reports_many_manifests(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_health_reports_many_manifests(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         properties: dict[str, Any] = {"commit_manifest-merge_enabled": "false"}
         create(catalog, 2, **properties)
         table = catalog.load_table("db.t")
@@ -88,8 +88,8 @@ def test_health_reports_many_manifests(client: IndexClient, served: Served) -> N
         assert "small manifests" in problems(client)
 
 
-def test_health_judges_files_of_a_sorted_table_as_compaction_does(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_health_judges_files_of_a_sorted_table_as_compaction_does(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, **{"write_target-file-size-bytes": "5000"})
         for number in range(6):
             upsert(client, "db.t", rows([number]), keys=["id"])

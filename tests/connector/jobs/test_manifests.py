@@ -37,7 +37,7 @@ from seamark.metaserver.commit.rewriting import manifest_rewrite
 from seamark.metaserver.commit.rewriting.manifest_rewrite import ManifestRewrite
 from tests.connector.jobs.test_orphan_files import all_files
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, create, read, rows
 from tests.seeds import first_seed, seeds_by_version
 
@@ -49,7 +49,7 @@ def entries(table: Table) -> Counter[tuple[Any, ...]]:
     """Return the fields of each live entry of the current snapshot that a rewrite must keep."""
     snapshot = table.current_snapshot()
     assert snapshot is not None
-    found: Counter[tuple[Any, ...]] = Counter()
+    entries: Counter[tuple[Any, ...]] = Counter()
     for manifest in snapshot.manifests(table.io):
         next_row_id = manifest.first_row_id if hasattr(manifest, "first_row_id") else None
         for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=True):
@@ -57,7 +57,7 @@ def entries(table: Table) -> Counter[tuple[Any, ...]]:
             row_id = getattr(file, "first_row_id", None)
             if row_id is None and next_row_id is not None:
                 row_id, next_row_id = next_row_id, next_row_id + file.record_count
-            found[
+            entries[
                 manifest.partition_spec_id,
                 file.content,
                 file.file_path,
@@ -68,12 +68,12 @@ def entries(table: Table) -> Counter[tuple[Any, ...]]:
                 tuple(sorted((file.lower_bounds or {}).items())),
                 row_id,
             ] += 1
-    return found
+    return entries
 
 
 def lineage(client: IndexClient) -> Counter[tuple[Any, ...]]:
-    held_rows = scan(client, "db.t", ["id", "_row_id", "_last_updated_sequence_number"]).to_arrow()
-    return Counter(tuple(row.values()) for row in held_rows.to_pylist())
+    rows_read = scan(client, "db.t", ["id", "_row_id", "_last_updated_sequence_number"]).to_arrow()
+    return Counter(tuple(row.values()) for row in rows_read.to_pylist())
 
 
 def count_read_manifests(table: Table, column: str, value: int) -> int:
@@ -93,10 +93,10 @@ def count_read_manifests(table: Table, column: str, value: int) -> int:
 
 @pytest.mark.parametrize(("case", "version"), seeds_by_version(range(2), fast=1))
 def test_rewrites_in_random_histories_keep_the_live_entries(
-    client: IndexClient, served: Served, version: int, case: int
+    client: IndexClient, server: ServerThread, version: int, case: int
 ) -> None:
     rng, rewritten = random.Random(first_seed() * 10 + case), 0
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         more = {"commit_manifest_target-size-bytes": str(rng.choice((9000, 20_000, 8 << 20)))}
         create(catalog, version, rng.choice((PartitionSpec(), BY_PART, BY_BUCKET)), **NO_MERGE, **more)
         for step in range(20):
@@ -137,8 +137,8 @@ def test_rewrites_in_random_histories_keep_the_live_entries(
         assert rewritten > 1
 
 
-def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE, **{"commit_manifest_target-size-bytes": "6500"})
         for number in range(30):
             append(client, "db.t", rows(range(number * 30, number * 30 + 30)))
@@ -156,14 +156,14 @@ def test_plan_of_a_partition_reads_few_manifests_after_a_rewrite(client: IndexCl
 
 
 def test_rewrite_keeps_the_changes_of_concurrent_writers(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The writers commit after the manifests are written and before the rewrite commits.
 
     After an append, the rewrite is still valid. A change that removes a file replaces one of the manifests, so
     the rewrite reads the manifests again, at most three times.
     """
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE)
         for number in range(6):
             append(client, "db.t", rows([number, number + 100]))
@@ -178,7 +178,7 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         monkeypatch.setattr(ManifestRewrite, "_commit", run_after_writer)
         # The writer must commit while the lock is free; in the server, this happens just before the lock is
         # taken.
-        rewrite = served.server.components.manifest_rewrite
+        rewrite = server.components.manifest_rewrite
         monkeypatch.setattr(rewrite, "_publisher", _Unlocked(rewrite._publisher))
         works.append(lambda: append(client, "db.t", rows([7])))
         report = rewrite_manifests(client, "db.t", min_count=2)
@@ -203,7 +203,7 @@ def test_rewrite_keeps_the_changes_of_concurrent_writers(
         assert run_manifests(client, ("db", "t")) == {}
         rows_before = read(client)
         assert rows_before.total() == 12 + 1 + 10
-        served.run(rewrite._cleanup.close())
+        server.run(rewrite._cleanup.close())
         paths: set[Path] = set()
         for snapshot in catalog.load_table("db.t").metadata.snapshots:
             paths.add(Path(snapshot.manifest_list.removeprefix("file://")))
@@ -226,8 +226,8 @@ class _Unlocked:
         return getattr(self._publisher, name)
 
 
-def test_policy_sets_the_number_of_manifests_that_is_too_high(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_policy_sets_the_number_of_manifests_that_is_too_high(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, **NO_MERGE, **{"seamark_manifests_min-count": "5"})
         for number in range(4):
             append(client, "db.t", rows([number]))
@@ -244,20 +244,20 @@ def test_policy_sets_the_number_of_manifests_that_is_too_high(client: IndexClien
             rewrite_manifests(client, "db.t")
 
 
-def test_rewrite_of_a_version_1_table_is_refused(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_rewrite_of_a_version_1_table_is_refused(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 1)
         with pytest.raises(InvalidRequest, match="format version 1"):
             rewrite_manifests(client, "db.t")
 
 
-def test_commands_print_what_they_did(client: IndexClient, served: Served) -> None:
+def test_commands_print_what_they_did(client: IndexClient, server: ServerThread) -> None:
     def run_command(*arguments: str) -> str:
-        done = CliRunner().invoke(cli, ["run", *arguments], env={"SEAMARK_URL": client.url})
-        assert done.exit_code == 0, done.output
-        return " ".join(done.output.split())
+        result = CliRunner().invoke(cli, ["run", *arguments], env={"SEAMARK_URL": client.url})
+        assert result.exit_code == 0, result.output
+        return " ".join(result.output.split())
 
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, BY_PART, **NO_MERGE)
         assert "has no snapshot" in run_command("statistics", "db.t")
         for number in range(4):
@@ -272,16 +272,16 @@ def test_commands_print_what_they_did(client: IndexClient, served: Served) -> No
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_rewrite_repairs_bounds_that_break_readers(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     """Commits from before the server's correction have such bounds: DuckDB cuts a lower bound within a character."""
     text = "El cliente llamó por teléfono"
-    with monkeypatch.context() as patched, closing(seamark.duckdb.connect(served.url)) as con:
+    with monkeypatch.context() as patched, closing(seamark.duckdb.connect(server.url)) as con:
         patched.setattr(ManifestCorrections, "correct", _repair_nothing)
         con.execute(f"CREATE TABLE sea.db.t (id BIGINT, t VARCHAR) WITH ('format-version' = {version})")
         for number in range(2):
             con.execute(f"INSERT INTO sea.db.t VALUES ({number}, '{text}')")
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         assert lower_bounds(catalog.load_table("db.t")) == [text.encode()[:16]] * 2
         pages = client.plan("db.t", {"stats-fields": ["t"]})
         assert [task["data-file"].get("lower-bounds") for page in pages for task in page["file-scan-tasks"]] == [

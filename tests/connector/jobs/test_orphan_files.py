@@ -11,11 +11,9 @@ import random
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from pyiceberg.expressions import In
 from pyiceberg.table import Table
 
 from seamark.commands.main import cli
@@ -24,15 +22,23 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.jobs.jobs import run_indexing, run_orphan_files
 from seamark.connector.jobs.server_jobs import expire, remove_orphan_files
 from seamark.connector.write.appends import append
-from seamark.connector.write.compaction import CompactionPolicy, compact
-from seamark.connector.write.upserts import MODES, delete, upsert
+from seamark.connector.write.upserts import upsert
 from seamark.formats.runtime.errors import StorageError
 from seamark.metaserver.commit.expiration import expiration
-from seamark.metaserver.commit.expiration import orphan_files as server
+from seamark.metaserver.commit.expiration import orphan_files as orphan_removal
 from seamark.metaserver.store.port import InstantFilter
-from tests.connector.jobs.test_expiration import history, list_needed_files, list_stored_files, path_of, read, snapshots
+from tests.connector.jobs.test_expiration import (
+    ROW_CHANGES,
+    change_rows,
+    history,
+    list_needed_files,
+    list_stored_files,
+    path_of,
+    read,
+    snapshots,
+)
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import create, rows
 from tests.seeds import examples, seeds_by_version
 
@@ -89,10 +95,10 @@ def metadata_files(table: Table) -> set[Path]:
     return {path for path in (*log, path_of(table.metadata_location)) if path.exists()}
 
 
-def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
-        kept_all_files = all_files(table)
+        files_before = all_files(table)
         orphans, other_put_files = {put_file(table, name) for name in NAMES}, {put_file(table, name) for name in OTHERS}
         young = put_file(table, "data/young.parquet", days=2)
         age_all(table)
@@ -101,11 +107,11 @@ def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClie
         assert {path_of(location) for location in planned.locations} == orphans
         assert (planned.files, planned.size_bytes) == (len(orphans), 400 * len(orphans))
         assert planned.listed == len(all_files(table))
-        assert all_files(table) == kept_all_files | orphans | other_put_files | {young}
+        assert all_files(table) == files_before | orphans | other_put_files | {young}
         assert remove_orphan_files(client, "db.t") == planned
-        assert all_files(table) == kept_all_files | other_put_files | {young}
+        assert all_files(table) == files_before | other_put_files | {young}
         assert run_orphan_files(client, ("db", "t")) == {}
-        (instant,) = served.run(served.server.components.store.instants(InstantFilter(action=server.ACTION), 100))
+        (instant,) = server.run(server.components.store.instants(InstantFilter(action=orphan_removal.ACTION), 100))
         assert instant.summary["deleted-files"] == len(orphans)
 
 
@@ -114,14 +120,14 @@ def test_exactly_the_aged_files_that_nothing_names_are_removed(client: IndexClie
     [*seeds_by_version((0, 1)), *(pytest.param(2, version, marks=pytest.mark.slow) for version in (2, 3))],
 )
 def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
 ) -> None:
     rng = random.Random(f"{seed} {version}")
-    monkeypatch.setattr(server, "FILES_MAX", rng.choice([3, 1000]))
-    monkeypatch.setattr(server, "_BATCH", rng.choice([2, 100]))
-    monkeypatch.setattr(server, "_LISTED", rng.choice([5, 1000]))
+    monkeypatch.setattr(orphan_removal, "FILES_MAX", rng.choice([3, 1000]))
+    monkeypatch.setattr(orphan_removal, "_BATCH", rng.choice([2, 100]))
+    monkeypatch.setattr(orphan_removal, "_LISTED", rng.choice([5, 1000]))
     removed = 0
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, version)
         append(client, "db.t", rows([0]))
         table = catalog.load_table("db.t")
@@ -130,14 +136,8 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
         for number in range(examples(30, 18)):
             ids, kind = rng.sample(range(40), rng.randint(1, 6)), rng.random()
             table.refresh()
-            if kind < 0.4:
-                upsert(client, "db.t", rows(ids, f"{number}:"), keys=["id"], mode=rng.choice([*MODES, None]))
-            elif kind < 0.5 and version == 2:
-                table.delete(In("id", ids))
-            elif kind < 0.6:
-                delete(client, "db.t", keys=pa.table({"id": ids}), mode=rng.choice([*MODES, None]))
-            elif kind < 0.7:
-                compact(client, "db.t", policy=CompactionPolicy(3000, 2))
+            if kind < ROW_CHANGES:
+                change_rows(client, table, rng, kind, ids, number, version)
             elif kind < 0.8:
                 table.manage_snapshots().create_branch(rng.choice(snapshots(table)), f"b{number}").commit()
             elif kind < 0.9:
@@ -153,6 +153,8 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
                 contents.setdefault(snapshot_id, read(client, snapshot_id))
             if rng.random() < 0.25 or number == 29:
                 age_all(table)
+                # The newest file of a table confirms the ages of the others.
+                put_file(table, "_seamark/newest", 0)
                 keep = list_needed_files(table) | metadata_files(table)
                 names = {path.name for path in keep}
                 expected = {
@@ -168,32 +170,32 @@ def test_removals_in_random_histories_keep_every_file_that_a_snapshot_names(
 
 
 def test_removal_keeps_an_old_file_that_a_concurrent_commit_adds(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         late = path_of(table.location()) / "data" / "late.parquet"
         pq.write_table(rows([77]), late)
         orphan = put_file(table, "data/orphan.parquet")
         age_all(table)
-        find = server.OrphanRemoval._find
+        find = orphan_removal.OrphanRemoval._find
 
-        async def slow(self: server.OrphanRemoval, *arguments: Any) -> Any:
+        async def slow(self: orphan_removal.OrphanRemoval, *arguments: Any) -> Any:
             actual = await find(self, *arguments)
             assert {path_of(info.location) for info in actual[0]} == {late, orphan}
             await asyncio.to_thread(table.add_files, [f"file://{late}"])
             return actual
 
-        monkeypatch.setattr(server.OrphanRemoval, "_find", slow)
+        monkeypatch.setattr(orphan_removal.OrphanRemoval, "_find", slow)
         assert remove_orphan_files(client, "db.t").files == 1
         assert late.exists()
         assert not orphan.exists()
 
 
 def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         client.put_index("db.t", "ids", kind="bloom", columns=["id"])
         assert run_indexing(client, ("db", "t"))
@@ -201,11 +203,11 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
             transaction.set_properties({"write.metadata.previous-versions-max": "1"})
         before = path_of(catalog.load_table("db.t").metadata_location)
 
-        async def unwilling(*arguments: Any) -> None:
+        async def refuse_deletion(*arguments: Any) -> None:
             raise StorageError("the storage refuses the deletion")
 
         with monkeypatch.context() as context:
-            context.setattr(type(served.server.components.objects), "delete", unwilling)
+            context.setattr(type(server.components.objects), "delete", refuse_deletion)
             assert expire(client, "db.t", older_than_ms=1 << 60).files_failed > 0
         for number in range(3):
             upsert(client, "db.t", rows([number]), keys=["id"])
@@ -219,7 +221,7 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
         assert before.exists()
         assert indexed <= all_files(table)
         monkeypatch.setattr(expiration, "_RESUMED_AFTER_MS", -1)
-        assert served.run(served.server.components.expiration.resume()) == 1
+        assert server.run(server.components.expiration.resume()) == 1
         remove_orphan_files(client, "db.t")
         assert not before.exists()
         table.refresh()
@@ -227,9 +229,9 @@ def test_removal_keeps_files_of_an_interrupted_expiration_and_of_indexes(
 
 
 def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
-    client: IndexClient, served: Served
+    client: IndexClient, server: ServerThread
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         shared = path_of(table.location()).parent / "shared"
         properties = {"write.data.path": f"file://{shared}"}
@@ -246,9 +248,9 @@ def test_removal_keeps_files_in_folders_of_other_tables_and_in_shared_folders(
         assert read(client, catalog.load_table("db.two").current_snapshot().snapshot_id, "db.two")
 
 
-def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, served: Served) -> None:
+def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, server: ServerThread) -> None:
     """An admin has allowed another table to name files in this table's folder."""
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         file = path_of(table.location()) / "data" / "of-two.parquet"
         pq.write_table(rows([77]), file)
@@ -273,22 +275,22 @@ def test_removal_keeps_files_that_another_table_may_name(client: IndexClient, se
     ],
 )
 def test_spellings_of_a_name_have_the_same_hash(named: str, stored_as: str) -> None:
-    assert server._hash_name(named) == server._hash_name(stored_as)
-    assert server._hash_name(named) != server._hash_name(stored_as + ".parquet")
+    assert orphan_removal._hash_name(named) == orphan_removal._hash_name(stored_as)
+    assert orphan_removal._hash_name(named) != orphan_removal._hash_name(stored_as + ".parquet")
 
 
 def test_failed_deletions_are_reported_and_a_repeated_job_continues(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         orphan = put_file(table, "data/orphan.parquet")
 
-        async def unwilling(*arguments: Any) -> None:
+        async def refuse_deletion(*arguments: Any) -> None:
             raise StorageError("the storage refuses the deletion")
 
         with monkeypatch.context() as context:
-            context.setattr(type(served.server.components.objects), "delete", unwilling)
+            context.setattr(type(server.components.objects), "delete", refuse_deletion)
             totals = remove_orphan_files(client, "db.t")
             assert (totals.files, totals.files_failed) == (0, 1)
             with pytest.raises(RuntimeError, match="did not delete 1 files"):
@@ -297,8 +299,8 @@ def test_failed_deletions_are_reported_and_a_repeated_job_continues(
         assert remove_orphan_files(client, "db.t").files == 1
 
 
-def test_unreadable_manifest_stops_the_removal(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_unreadable_manifest_stops_the_removal(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog)
         orphan = put_file(table, "data/orphan.parquet")
         (manifest, *_) = table.metadata.snapshots[0].manifests(table.io)
@@ -308,8 +310,8 @@ def test_unreadable_manifest_stops_the_removal(client: IndexClient, served: Serv
         assert orphan.exists()
 
 
-def test_refused_removal_names_the_reason(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_refused_removal_names_the_reason(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         table = history(client, catalog, 2)
         orphan = put_file(table, "data/orphan.parquet")
         for properties, message in (
@@ -333,17 +335,17 @@ def test_refused_removal_names_the_reason(client: IndexClient, served: Served) -
         assert orphan.exists()
 
 
-def test_orphan_files_command_lists_and_removes_files(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_orphan_files_command_lists_and_removes_files(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         orphan = put_file(history(client, catalog), "data/orphan.parquet")
 
         def call(*arguments: str) -> str:
-            result = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", served.url, *arguments])
+            result = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", server.url, *arguments])
             assert result.exit_code == 0, result.output
             return result.output
 
         assert f"file://{orphan}" in call("--dry-run").splitlines()
         assert "0 orphan files" in call("--older-than", "60d")
         assert "1 orphan file (400 B) of db.t was removed" in call("--older-than", "36h")
-        refused = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", served.url, "--older-than", "1h"])
+        refused = CliRunner().invoke(cli, ["run", "orphan-files", "db.t", "--url", server.url, "--older-than", "1h"])
         assert (refused.exit_code, "less than one day" in refused.output) == (2, True)

@@ -26,9 +26,8 @@ from seamark.metaserver.services.watch import TableWatch
 from seamark.metaserver.store.model import Entry
 from seamark.metaserver.store.operations import CreateNamespace
 from tests.api.client import SCHEMA as COLUMNS
-from tests.api.client import Api
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import SCHEMA, rows
 
 NAMES = [*(f"{prefix}x" for prefix in PREFIXES), "owner", "seamark.index.i", "location"]
@@ -67,9 +66,9 @@ def test_values_of_a_policy_are_checked(properties: dict[str, str], wrong: str |
 
 
 @pytest.fixture
-def nested_client(client: IndexClient, served: Served) -> IndexClient:
+def nested_client(client: IndexClient, server: ServerThread) -> IndexClient:
     """Return a client of a server with a table `a.b.t` of six small files."""
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         catalog.create_namespace(("a",))
         catalog.create_namespace(("a", "b"))
         catalog.create_table(("a", "b", "t"), SCHEMA)
@@ -90,8 +89,8 @@ def sources(client: IndexClient) -> dict[str, tuple[str, str, Any]]:
 def test_policy_command_sets_properties_of_a_namespace_and_a_table(nested_client: IndexClient) -> None:
     assert sources(nested_client)["seamark.compaction.enabled"] == ("false", "setting", None)
     assert sources(nested_client)["seamark.compaction.min-files"] == ("5", "default", None)
-    done = call(nested_client, "a", "--namespace", "--set", "seamark.compaction.enabled=true")
-    assert done.exit_code == 0, done.output
+    result = call(nested_client, "a", "--namespace", "--set", "seamark.compaction.enabled=true")
+    assert result.exit_code == 0, result.output
     assert sources(nested_client)["seamark.compaction.enabled"] == ("true", "namespace", ["a"])
     call(nested_client, "a.b", "--namespace", "--set", "seamark.compaction.enabled=false")
     assert sources(nested_client)["seamark.compaction.enabled"] == ("false", "namespace", ["a", "b"])
@@ -132,9 +131,9 @@ def test_nearest_policies_are_kept_if_there_are_too_many() -> None:
     assert {depth for number, depth in numbers.items() if number < 320} == {"3"}
 
 
-def test_tables_below_a_thousand_namespaces_are_examined(served: Served) -> None:
+def test_tables_below_a_thousand_namespaces_are_examined(server: ServerThread) -> None:
     """A writer of one namespace can create a thousand. The services of all tables then failed."""
-    parts = served.server.components
+    parts = server.components
     watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
     seen_names: list[str] = []
 
@@ -146,34 +145,34 @@ def test_tables_below_a_thousand_namespaces_are_examined(served: Served) -> None
         deep = ("deep", *("a",) * (LEVELS_MAX - 1))
         names = [CreateNamespace(deep[:count], {}) for count in range(1, LEVELS_MAX + 1)]
         await parts.store.transact(names)
-        answer = await Api(served.server)(
+        answer = await server.api(
             "POST", f"/v1/namespaces/{'%1F'.join(deep)}/tables", {"name": "t0", "schema": COLUMNS}
         )
         assert answer.status == 200, answer.raw
 
-    served.run(make())
-    served.run(watch.sweep(look))
+    server.run(make())
+    server.run(watch.sweep(look))
     # The clean-up of earlier runs by pytest is recursive, and fails at this depth.
-    subprocess.run(["rm", "-rf", served.home], check=True)
+    subprocess.run(["rm", "-rf", server.home], check=True)
     assert "t0" in seen_names
 
 
-def test_services_and_jobs_follow_the_policy_of_a_namespace(nested_client: IndexClient, served: Served) -> None:
-    parts = served.server.components
+def test_services_and_jobs_follow_the_policy_of_a_namespace(nested_client: IndexClient, server: ServerThread) -> None:
+    parts = server.components
     watch = TableWatch(parts.store, parts.timeline, parts.catalog.documents.peek, parts.clock)
-    seen: dict[str, dict[str, str]] = {}
+    policies: dict[str, dict[str, str]] = {}
 
     def look(entry: Entry, metadata: Any) -> float:
-        seen[entry.name] = metadata.properties
+        policies[entry.name] = metadata.properties
         return NEVER
 
     call(nested_client, "a", "--namespace", "--set", "seamark.compaction.min-files=7")
     call(nested_client, "a.b", "--namespace", "--set", "history.expire.max-snapshot-age-ms=1")
-    served.run(watch.sweep(look))
-    assert seen["t"]["seamark.compaction.min-files"] == "7"
-    assert seen["t"]["history.expire.max-snapshot-age-ms"] == "1"
-    actual = served.run(watch.find(("a", "b"), "t"))
-    assert actual[1].properties == seen["t"]
+    server.run(watch.sweep(look))
+    assert policies["t"]["seamark.compaction.min-files"] == "7"
+    assert policies["t"]["history.expire.max-snapshot-age-ms"] == "1"
+    actual = server.run(watch.find(("a", "b"), "t"))
+    assert actual[1].properties == policies["t"]
     assert compact(nested_client, "a.b.t", dry_run=True).files_before == 0
     assert expire(nested_client, "a.b.t", dry_run=True).snapshots == 5
     assert nested_client.health("a.b.t")["expired-snapshots"] == 5

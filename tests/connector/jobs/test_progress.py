@@ -17,7 +17,7 @@ from seamark.connector.jobs.statistics import compute_statistics
 from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import create, rows
 
 
@@ -36,8 +36,10 @@ def jobs() -> dict[str, Callable[[IndexClient], object]]:
 
 
 @pytest.mark.parametrize("name", list(jobs()))
-def test_job_reports_all_the_files_and_bytes_that_it_expected(client: IndexClient, served: Served, name: str) -> None:
-    with catalog_at(served.url) as catalog:
+def test_job_reports_all_the_files_and_bytes_that_it_expected(
+    client: IndexClient, server: ServerThread, name: str
+) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, PartitionSpec())
         for number in range(6):
             append(client, "db.t", rows(range(9 * number, 9 * number + 9)))
@@ -49,10 +51,10 @@ def test_job_reports_all_the_files_and_bytes_that_it_expected(client: IndexClien
         jobs()[name](client)
     assert seen_progress[0] == WorkProgress(0, 6, 0, size_bytes)
     assert seen_progress[-1] == WorkProgress(6, 6, size_bytes, size_bytes)
-    done = [one.bytes_done for one in seen_progress]
-    assert done == sorted(done)
+    bytes_done = [one.bytes_done for one in seen_progress]
+    assert bytes_done == sorted(bytes_done)
     if name != "compaction":  # Compaction copies the files of a partition together.
-        assert len(set(done)) > 3
+        assert len(set(bytes_done)) > 3
 
 
 def test_batch_counts_once_with_or_without_progress_of_its_files() -> None:

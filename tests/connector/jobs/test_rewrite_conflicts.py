@@ -32,15 +32,15 @@ from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.protocol.wire import RECHECK_AFTER
 from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, create, read, read_stock, rows
 from tests.seeds import first_seed, quick
 
 SMALL = CompactionPolicy(1 << 20, 2)
 
 
-def test_second_rewrite_job_of_a_table_is_refused_and_due_again(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_second_rewrite_job_of_a_table_is_refused_and_due_again(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
     with rewrite_lease(client, "db.t", job="a merge"):
         for service in ("compaction", "bucket-splitting"):
@@ -53,8 +53,8 @@ def test_second_rewrite_job_of_a_table_is_refused_and_due_again(client: IndexCli
     assert JOBS["compaction"](client, ("db", "t")) == {}
 
 
-def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
     for number in range(3):
         append(client, "db.t", rows([number]))
@@ -82,8 +82,8 @@ def test_statement_waits_for_a_running_rewrite_until_its_timeout(client: IndexCl
         holder.result(60)
 
 
-def test_files_settle_by_age_after_rows_were_changed(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_files_settle_by_age_after_rows_were_changed(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
     for number in range(3):
         append(client, "db.t", rows(range(10 * number, 10 * number + 10)))
@@ -109,7 +109,7 @@ def test_files_settle_by_age_after_rows_were_changed(client: IndexClient, served
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
 def test_rewrite_commits_the_partitions_without_a_conflict(
-    client: IndexClient, served: Served, version: int, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, version: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Writers change random rows of random partitions during a compaction.
 
@@ -118,7 +118,7 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
     """
     rng = random.Random(f"{first_seed()} {version}")
     parts = 0
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         for number in range(6):
             create(catalog, version, rng.choice([BY_PART, BY_PART, PartitionSpec()]))
             model = {key: f"{number}{key}" for key in range(60)}
@@ -158,14 +158,14 @@ def test_rewrite_commits_the_partitions_without_a_conflict(
     assert parts
 
 
-def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClient, served: Served) -> None:
+def test_engine_commit_after_a_concurrent_compaction_succeeds(client: IndexClient, server: ServerThread) -> None:
     """PyIceberg loads the table, a job replaces its files, and then PyIceberg commits deletes or overwrites.
 
     PyIceberg does not have to repeat its commit, no row is lost, and no deleted row comes back.
     """
     rng = random.Random(first_seed())
     undone = 0
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
         model: dict[int, str] = {}
         for number in range(8):

@@ -27,10 +27,10 @@ from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.iceberg.metadata.compaction import UNDONE_KEPT_MS
 from tests.connector.jobs.test_manifests import NO_MERGE, entries
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, create, read, rows
 from tests.seeds import examples, first_seed, quick
-from tests.server.rig import LateClock
+from tests.server.rig import OffsetClock
 
 LINEAGE = ["id", "_row_id", "_last_updated_sequence_number"]
 
@@ -45,12 +45,12 @@ def lineage(client: IndexClient) -> set[tuple[Any, ...]]:
 
 @pytest.mark.parametrize("version", quick([3, 2], 1))
 def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
-    client: IndexClient, served: Served, version: int
+    client: IndexClient, server: ServerThread, version: int
 ) -> None:
     """Whether or not the rollback is possible, the rows are those of the model, and each row keeps its id."""
     rng = random.Random(f"{first_seed()} {version}")
     outcomes = Counter[str]()
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         for _ in range(examples(12, 9)):
             spec = rng.choice([PartitionSpec(), BY_PART])
             create(catalog, version, spec)
@@ -106,9 +106,9 @@ def test_rows_stay_the_same_in_random_histories_with_a_job_and_its_rollback(
 
 
 def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
-    client: IndexClient, served: Served
+    client: IndexClient, server: ServerThread
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
     append(client, "db.t", rows(range(3)))
     with pytest.raises(InvalidRequest, match="The branch has no snapshot"):
@@ -119,8 +119,8 @@ def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
     before = paths(client)
     compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
     job = open_table(client, "db.t", CURRENT).snapshot_id
-    done = undo_job(client, "db.t")
-    assert (done.undone_id, done.files_restored, done.files_removed) == (job, 2, 1)
+    report = undo_job(client, "db.t")
+    assert (report.undone_id, report.files_restored, report.files_removed) == (job, 2, 1)
     assert paths(client) == before
     with pytest.raises(InvalidRequest, match="The branch has no snapshot"):
         undo_job(client, "db.t")
@@ -128,8 +128,8 @@ def test_undo_reverts_the_newest_job_and_an_invalid_request_names_the_reason(
         undo_job(client, "db.t", job)
 
 
-def test_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
     for number in range(3):
         append(client, "db.t", rows([number]))
@@ -142,10 +142,10 @@ def test_job_whose_old_files_may_be_deleted_is_not_undone(client: IndexClient, s
 
 def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
     """An engine that read the table before the undo would otherwise treat the restored files as removed."""
-    clock = LateClock()
-    served = Served(tmp_path, warehouse=tmp_path.as_uri(), clock=clock)
-    served.start()
-    with closing(IndexClient(served.url)) as client, catalog_at(served.url) as catalog:
+    clock = OffsetClock()
+    server = ServerThread(tmp_path, warehouse=tmp_path.as_uri(), clock=clock)
+    server.start()
+    with closing(IndexClient(server.url)) as client, catalog_at(server.url) as catalog:
         create(catalog, 2)
         for number in range(3):
             append(client, "db.t", rows([number]))
@@ -162,12 +162,12 @@ def test_undone_snapshot_does_not_expire_within_an_hour(tmp_path: Path) -> None:
         clock.ahead_ms = UNDONE_KEPT_MS
         assert expire(client, "db.t", older_than_ms=1 << 45, retain_last=1).snapshots == 1
         assert read(client).total() == 4
-    served.stop()
+    server.stop()
 
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
-    client: IndexClient, served: Served, version: int
+    client: IndexClient, server: ServerThread, version: int
 ) -> None:
     """In random histories, all live entries stay the same.
 
@@ -175,7 +175,7 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
     """
     rng = random.Random(f"{first_seed()} {version}")
     outcomes = Counter[str]()
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         for later in ("nothing", "append", "delete"):
             create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **NO_MERGE)
             for number in range(rng.randint(3, 6)):
@@ -193,11 +193,11 @@ def test_undo_of_a_manifest_rewrite_keeps_later_commits_or_is_refused(
             kept_entries, rows_before = entries(now), read(client)
             lived = lineage(client) if version == 3 else set()
             try:
-                done = undo_job(client, "db.t")
+                report = undo_job(client, "db.t")
             except Conflict:
                 outcomes[f"refused after {later}"] += 1
             else:
-                assert done.undone_id == rewritten
+                assert report.undone_id == rewritten
                 outcomes[f"undone after {later}"] += 1
                 manifests = manifests_of(catalog.load_table("db.t"))
                 assert before <= manifests
@@ -224,17 +224,17 @@ def entries_by_state(table: Table) -> tuple[set[Any], set[Any]]:
     """
     head = table.current_snapshot()
     assert head is not None
-    found: tuple[set[Any], set[Any]] = set(), set()
+    referenced: tuple[set[Any], set[Any]] = set(), set()
     for snapshot in table.metadata.snapshots:
         for manifest in snapshot.manifests(table.io):
             for entry in manifest.fetch_manifest_entry(table.io, discard_deleted=False):
                 file = entry.data_file
                 key = file.file_path, getattr(file, "content_offset", None)
                 if entry.status == ManifestEntryStatus.DELETED:
-                    found[1].add(key)
+                    referenced[1].add(key)
                 elif snapshot.snapshot_id == head.snapshot_id:
-                    found[0].add(key)
-    return found
+                    referenced[0].add(key)
+    return referenced
 
 
 def contents_of(table: Table) -> dict[int, Any]:

@@ -31,7 +31,7 @@ from seamark.connector.jobs.statements import (
 )
 from seamark.connector.write.appends import append
 from tests.connector.jobs.test_file_merges import create, read, rows
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.faults.rigs.mortal_statement import run_killed_at
 from tests.seeds import first_seed
 
@@ -128,21 +128,21 @@ def test_spacing_quotes_and_comments_do_not_change_the_parsed_statement() -> Non
         assert parse_statement(text) == expected, (seed, text)
 
 
-def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient, served: Served) -> None:
-    create(served, 2)
+def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient, server: ServerThread) -> None:
+    create(server, 2)
     rng = random.Random(1)
     for first in range(0, 1200, 400):
         append(client, "db.t", rows(rng, range(first, first + 400)))
     before = read(client)
     merge = parse_statement("ALTER TABLE db.t PARTITION (part = 0) MERGE FILES TARGET SIZE '1MB'")
     assert merge is not None
-    done = run_statement(client, merge, utc=False)
-    assert (done.files_before, done.files_after, done.commits) == (3, 1, 1)
+    report = run_statement(client, merge, utc=False)
+    assert (report.files_before, report.files_after, report.commits) == (3, 1, 1)
     assert read(client) == before
     drop = parse_statement("ALTER TABLE db.t PARTITION (part = 0) DROP COLUMNS (PAYLOAD, place.note)")
     assert drop is not None
     # The Trino proxy runs the statement in this way.
-    job = StatementJob(served.url, None, drop, utc=True)
+    job = StatementJob(server.url, None, drop, utc=True)
     argv = [sys.executable, "-m", "seamark.connector.jobs.statement_runs"]
     output = subprocess.run(argv, input=msgspec.json.encode(job), capture_output=True, check=True, timeout=120).stdout
     answer = msgspec.json.decode(output, type=StatementAnswer)
@@ -157,8 +157,8 @@ def test_drop_columns_sets_null_only_in_the_named_partitions(client: IndexClient
     assert read(client) == before
 
 
-def test_statement_that_the_table_refuses_reports_the_reason(client: IndexClient, served: Served) -> None:
-    create(served, 2)
+def test_statement_that_the_table_refuses_reports_the_reason(client: IndexClient, server: ServerThread) -> None:
+    create(server, 2)
     append(client, "db.t", rows(random.Random(1), range(10)))
     for name, reason in (("fixed", "is required"), ("part", "is the source of a partition field")):
         with pytest.raises(InvalidRequest, match=reason):
@@ -177,10 +177,10 @@ def test_statement_that_the_table_refuses_reports_the_reason(client: IndexClient
     ],
 )
 def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
-    client: IndexClient, served: Served, statement: str, version: int, step: int
+    client: IndexClient, server: ServerThread, statement: str, version: int, step: int
 ) -> None:
     """The process of the statement dies before or after every `step`th of its writes and requests."""
-    create(served, version)
+    create(server, version)
     rng = random.Random(first_seed())
     for first in range(0, 2400, 800):
         append(client, "db.t", rows(rng, range(first, first + 800)))
@@ -190,7 +190,7 @@ def test_killed_statement_leaves_the_table_intact_and_its_files_are_removed(
             row["payload"] = None
     parsed = parse_statement(statement)
     assert parsed is not None
-    job = StatementJob(served.url, None, parsed, utc=True)
+    job = StatementJob(server.url, None, parsed, utc=True)
     killed, number, answer = 0, rng.randint(1, step), None
     while answer is None:
         answer = run_killed_at(number, job)

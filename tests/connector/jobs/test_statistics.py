@@ -29,7 +29,7 @@ from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.runtime.errors import BadRequest
 from tests.connector.jobs.test_orphan_files import age_all
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, create, rows
 from tests.connector.write.test_upserts import create as create_table
 from tests.seeds import first_seed
@@ -43,8 +43,8 @@ def counts(catalog: RestCatalog, table: str = "db.t") -> dict[int, int]:
 
 
 def exact(client: IndexClient, table: str = "db.t") -> list[int]:
-    held_rows = scan(client, table).to_arrow()
-    return [len(set(held_rows[name].to_pylist()) - {None}) for name in held_rows.column_names]
+    rows_read = scan(client, table).to_arrow()
+    return [len(set(rows_read[name].to_pylist()) - {None}) for name in rows_read.column_names]
 
 
 def files_of(catalog: RestCatalog) -> set[Path]:
@@ -55,11 +55,11 @@ def files_of(catalog: RestCatalog) -> set[Path]:
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
-    client: IndexClient, served: Served, version: int
+    client: IndexClient, server: ServerThread, version: int
 ) -> None:
     """Values of removed rows count until a tenth of the rows is removed, so the upper bound includes them."""
     rng, incremental = random.Random(first_seed()), 0
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, version, rng.choice((PartitionSpec(), BY_PART)))
         ever: set[int] = set()
         for step in range(14):
@@ -92,8 +92,10 @@ def test_statistics_in_random_histories_are_within_the_error_of_the_sketches(
         assert incremental, "no statistics were computed from earlier ones"
 
 
-def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(
+    client: IndexClient, server: ServerThread
+) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, BY_PART)
         append(client, "db.t", rows(range(30_000)))
         assert compute_statistics(client, "db.t").files == 3
@@ -103,21 +105,23 @@ def test_incremental_statistics_read_only_new_files_and_equal_a_full_run(client:
         report = compute_statistics(client, "db.t")
         assert (report.files, report.files_total, report.rows, report.columns_read) == (6, 9, 2000, 0)
         assert (planned.files, planned.rows) == (report.files, report.rows)
-        one = counts(catalog)
+        count = counts(catalog)
         assert compute_statistics(client, "db.t", full=True).files == 9
-        assert counts(catalog) == one
+        assert counts(catalog) == count
         # Files that replace counted files are read only if rows were added before the replacement.
         compact(client, "db.t", policy=CompactionPolicy(1 << 30, 2))
         assert compute_statistics(client, "db.t").files == 0
-        assert counts(catalog) == one
+        assert counts(catalog) == count
         append(client, "db.t", rows(range(32_000, 33_000)))
         compact(client, "db.t", policy=CompactionPolicy(1 << 30, 2))
         assert compute_statistics(client, "db.t").files == 3
         assert exact(client)[0] == pytest.approx(counts(catalog)[1], rel=0.05)
 
 
-def test_columns_with_removed_values_or_a_changed_type_are_read_completely(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_columns_with_removed_values_or_a_changed_type_are_read_completely(
+    client: IndexClient, server: ServerThread
+) -> None:
+    with catalog_at(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         schema = Schema(
             NestedField(1, "id", LongType(), required=False), NestedField(2, "n", IntegerType(), required=False)
@@ -142,8 +146,10 @@ def test_columns_with_removed_values_or_a_changed_type_are_read_completely(clien
         assert counts(catalog) == {1: 1001, 2: 501, 3: 1}
 
 
-def test_policy_decides_when_and_for_which_columns_statistics_are_computed(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_policy_decides_when_and_for_which_columns_statistics_are_computed(
+    client: IndexClient, server: ServerThread
+) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, **{"seamark_statistics_columns": "id, gone", "seamark_statistics_changed-percent": "20"})
         assert compute_statistics(client, "db.t").snapshot_id is None
         append(client, "db.t", rows(range(100)))
@@ -161,8 +167,8 @@ def test_policy_decides_when_and_for_which_columns_statistics_are_computed(clien
             compute_statistics(client, "db.t")
 
 
-def test_damaged_or_missing_statistics_are_computed_again(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_damaged_or_missing_statistics_are_computed_again(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
         append(client, "db.t", rows(range(100)))
         compute_statistics(client, "db.t")
@@ -180,8 +186,10 @@ def test_damaged_or_missing_statistics_are_computed_again(client: IndexClient, s
                 update.remove_statistics(catalog.load_table("db.t").metadata.current_snapshot_id)
 
 
-def test_expiration_and_orphan_removal_keep_statistics_of_live_snapshots(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_expiration_and_orphan_removal_keep_statistics_of_live_snapshots(
+    client: IndexClient, server: ServerThread
+) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, BY_PART)
         for number in range(3):
             append(client, "db.t", rows(range(number * 10, number * 10 + 10)))
@@ -204,12 +212,12 @@ def test_expiration_and_orphan_removal_keep_statistics_of_live_snapshots(client:
 
 
 def test_refused_statistics_commit_leaves_no_file(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: Any) -> None:
         raise Conflict("refused")
 
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, BY_PART)
         append(client, "db.t", rows(range(10)))
         folder = Path(catalog.load_table("db.t").location().removeprefix("file://"))
@@ -222,9 +230,9 @@ def test_refused_statistics_commit_leaves_no_file(
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_partition_statistics_contain_the_totals_of_each_partition(
-    client: IndexClient, served: Served, version: int
+    client: IndexClient, server: ServerThread, version: int
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, version, BY_PART)
         append(client, "db.t", rows(range(300)))
         delete(client, "db.t", keys=pa.table({"id": [0, 1, 3]}), mode="merge-on-read")
@@ -243,9 +251,11 @@ def test_partition_statistics_contain_the_totals_of_each_partition(
         assert [row["last_updated_snapshot_id"] == snapshot.snapshot_id for row in values] == [True, True, False]
 
 
-def test_partition_statistics_accept_decimals_that_truncation_makes_longer(client: IndexClient, served: Served) -> None:
+def test_partition_statistics_accept_decimals_that_truncation_makes_longer(
+    client: IndexClient, server: ServerThread
+) -> None:
     fields = [{"id": 1, "name": "price", "required": False, "type": "decimal(9, 2)"}]
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create_table(client, spec=[("truncate[10]", 1)], fields=fields)
         prices = [Decimal("-9999999.99"), Decimal("1.25"), None]
         append(client, "db.t", pa.table({"price": pa.array(prices, pa.decimal128(9, 2))}))

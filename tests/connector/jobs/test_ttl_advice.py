@@ -25,16 +25,16 @@ from seamark.metaserver.catalog.column_usage import COLUMNS_MAX, ColumnRead, col
 from seamark.metaserver.store.model import ALL_AGES, EVERY_COLUMN, NAMED_COLUMNS
 from seamark.metaserver.store.operations import AddColumnReads
 from tests.connector.jobs.test_column_ttl import create
-from tests.connector.served import Served
-from tests.days import lasting_today
+from tests.connector.server_thread import ServerThread
+from tests.days import today_for_seconds
 from tests.seeds import first_seed
 
 COLUMNS = {"id": 1, "at": 2, "payload": 3, "ext": 4, "tags": 5}
 
 
-def fill(client: IndexClient, served: Served, transform: Any, ages_d: range, kind: str = "date") -> date:
+def fill(client: IndexClient, server: ServerThread, transform: Any, ages_d: range, kind: str = "date") -> date:
     """Append a row for each age in days, and return today's date."""
-    arrow, today = create(served, kind, transform), lasting_today()
+    arrow, today = create(server, kind, transform), today_for_seconds()
     rows = []
     for number, age_d in enumerate(ages_d):
         day = today - timedelta(days=age_d)
@@ -44,21 +44,23 @@ def fill(client: IndexClient, served: Served, transform: Any, ages_d: range, kin
     return today
 
 
-def record_reads(client: IndexClient, served: Served, *columns: int, days: int = 40, age_d: int = ALL_AGES) -> None:
+def record_reads(
+    client: IndexClient, server: ServerThread, *columns: int, days: int = 40, age_d: int = ALL_AGES
+) -> None:
     """Record that the columns were read some days ago."""
-    entry = served.run(served.server.components.catalog.tables.load(("db",), "t")).entry
-    today = served.server.components.catalog.column_usage.today
+    entry = server.run(server.components.catalog.tables.load(("db",), "t")).entry
+    today = server.components.catalog.column_usage.today
     reads = tuple((column, age_d, 1) for column in (*columns, -2))
-    served.run(served.server.components.store.transact([AddColumnReads(entry.uuid, today - days, reads)]))
+    server.run(server.components.store.transact([AddColumnReads(entry.uuid, today - days, reads)]))
 
 
 def list_advised_ages(client: IndexClient, days: int = 30) -> dict[str, int]:
     return {one["column"]: one["older-than-days"] for one in advise_ttl(client, "db.t", days)["advice"]}
 
 
-def test_column_is_advised_from_the_age_that_no_read_reached(client: IndexClient, served: Served) -> None:
-    today = fill(client, served, DayTransform(), range(0, 400, 10))
-    record_reads(client, served, 1)
+def test_column_is_advised_from_the_age_that_no_read_reached(client: IndexClient, server: ServerThread) -> None:
+    today = fill(client, server, DayTransform(), range(0, 400, 10))
+    record_reads(client, server, 1)
     assert list_advised_ages(client) == {"id": 7, "payload": 7, "ext": 7, "tags": 7}
     # Partitions of up to 35 days ago; the oldest of them ended 29 days ago.
     recent = f"at >= DATE '{today - timedelta(days=35)}'"
@@ -79,19 +81,19 @@ def test_column_is_advised_from_the_age_that_no_read_reached(client: IndexClient
     assert payload["statement"] in " ".join(output.output.split())
     statement = parse_statement(payload["statement"])
     assert statement is not None
-    done = run_statement(client, statement, utc=True)
-    assert done.files_before == 36
+    report = run_statement(client, statement, utc=True)
+    assert report.files_before == 36
     rows = scan(client, "db.t", ["at"], "payload IS NOT NULL").to_arrow()["at"].to_pylist()
     assert min(rows) == today - timedelta(days=30)
     assert "payload" not in list_advised_ages(client)
 
 
-def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexClient, served: Served) -> None:
+def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexClient, server: ServerThread) -> None:
     seed = first_seed()
     rng = random.Random(seed)
     kind = rng.choice(["date", "timestamp"])
-    today = fill(client, served, rng.choice([DayTransform(), MonthTransform()]), range(0, 900, 30), kind)
-    record_reads(client, served, 1, age_d=0)
+    today = fill(client, server, rng.choice([DayTransform(), MonthTransform()]), range(0, 900, 30), kind)
+    record_reads(client, server, 1, age_d=0)
     read: dict[str, date] = {}
     for _ in range(12):
         oldest = today - timedelta(days=rng.randrange(900))
@@ -103,18 +105,18 @@ def test_random_reads_prevent_advice_for_their_columns_and_ages(client: IndexCli
         for column, age_d in list_advised_ages(client).items():
             first_read = read.get(column)
             assert first_read is None or first_read > today - timedelta(days=age_d) - timedelta(days=31), (seed, column)
-    for one in advise_ttl(client, "db.t")["advice"]:
-        statement = parse_statement(one["statement"])
+    for advice in advise_ttl(client, "db.t")["advice"]:
+        statement = parse_statement(advice["statement"])
         assert statement is not None
         run_statement(client, statement, utc=True)
-        kept_values = set(scan(client, "db.t", ["at"], f"{one['column']} IS NULL").to_arrow()["at"].to_pylist())
-        lost = {value if kind == "date" else value.date() for value in kept_values}
-        assert all(one["column"] not in read or day < read[one["column"]] for day in lost), (seed, one)
+        dropped_entries = set(scan(client, "db.t", ["at"], f"{advice['column']} IS NULL").to_arrow()["at"].to_pylist())
+        lost = {value if kind == "date" else value.date() for value in dropped_entries}
+        assert all(advice["column"] not in read or day < read[advice["column"]] for day in lost), (seed, advice)
 
 
-def test_scan_reports_count_and_lower_the_confidence_without_columns(client: IndexClient, served: Served) -> None:
-    fill(client, served, DayTransform(), range(0, 100, 10))
-    record_reads(client, served, 1)
+def test_scan_reports_count_and_lower_the_confidence_without_columns(client: IndexClient, server: ServerThread) -> None:
+    fill(client, server, DayTransform(), range(0, 100, 10))
+    record_reads(client, server, 1)
 
     def report(**fields: Any) -> None:
         columns = {
@@ -146,8 +148,8 @@ def test_scan_reports_count_and_lower_the_confidence_without_columns(client: Ind
     assert list_advised_ages(client) == {}
 
 
-def test_missing_advice_has_a_reason(client: IndexClient, served: Served) -> None:
-    fill(client, served, DayTransform(), range(0, 100, 10))
+def test_missing_advice_has_a_reason(client: IndexClient, server: ServerThread) -> None:
+    fill(client, server, DayTransform(), range(0, 100, 10))
     assert "has not seen a read" in advise_ttl(client, "db.t")["reason"]
     scan(client, "db.t", ["id"]).to_arrow()
     assert "for 0 days" in advise_ttl(client, "db.t")["reason"]
@@ -155,10 +157,12 @@ def test_missing_advice_has_a_reason(client: IndexClient, served: Served) -> Non
         advise_ttl(client, "db.t", 0)
 
 
-def test_counters_are_bounded_and_excess_reads_count_for_every_column(client: IndexClient, served: Served) -> None:
-    fill(client, served, DayTransform(), range(0, 100, 10))
-    usage = served.server.components.catalog.column_usage
-    uuid = served.run(served.server.components.catalog.tables.load(("db",), "t")).entry.uuid
+def test_counters_are_bounded_and_excess_reads_count_for_every_column(
+    client: IndexClient, server: ServerThread
+) -> None:
+    fill(client, server, DayTransform(), range(0, 100, 10))
+    usage = server.components.catalog.column_usage
+    uuid = server.run(server.components.catalog.tables.load(("db",), "t")).entry.uuid
     usage._limit = 6
     for number in range(5):
         for _ in range(2):
@@ -167,7 +171,7 @@ def test_counters_are_bounded_and_excess_reads_count_for_every_column(client: In
     usage.add(ColumnRead("of no table", columns_of((1,)), 0), "ron")
     usage.add(ColumnRead("of a table that the database refuses", columns_of((1 << 63,)), 0), "ron")
     assert len(usage._counts) == 7
-    actual = served.run(usage.of_table(uuid))
+    actual = server.run(usage.of_table(uuid))
     # Rita has half of the limit. Her further reads count as reads of every column, in partitions of
     # every age.
     assert {(one.column_id, one.oldest_age_d): one.reads for one in actual} == {

@@ -23,7 +23,7 @@ from seamark.connector.write.replacements import Batches
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from tests.connector.jobs.test_file_merges import create, read, rows
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed
 
 
@@ -43,12 +43,12 @@ def partitions(files: Sequence[Any]) -> Counter[str]:
 
 @pytest.mark.parametrize("number", [0, 1, *(pytest.param(n, marks=pytest.mark.slow) for n in range(2, 12))])
 def test_merged_files_contain_the_rows_that_the_tasks_wrote(
-    client: IndexClient, served: Served, tmp_path: Path, number: int
+    client: IndexClient, server: ServerThread, tmp_path: Path, number: int
 ) -> None:
     seed = first_seed() + number
     rng = random.Random(seed)
     version, mode = rng.choice([2, 3]), rng.choice([APPEND, OVERWRITE, OVERWRITE_PARTITIONS])
-    create(served, version)
+    create(server, version)
     if rng.random() < 0.5:
         client.put_index("db.t", "ids", kind="bloom", columns=["id"])
     append(client, "db.t", rows(rng, range(1_000_000, 1_000_100)))
@@ -88,12 +88,12 @@ def test_merged_files_contain_the_rows_that_the_tasks_wrote(
         assert client.explain("db.t", "id = -5").files == 0
 
 
-def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexClient, served: Served) -> None:
-    create(served, 2)
+def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexClient, server: ServerThread) -> None:
+    create(server, 2)
     rng = random.Random(1)
-    one = rows(rng, range(20_000)).filter(pa.array([number % 2 == 0 for number in range(20_000)]))
+    even_rows = rows(rng, range(20_000)).filter(pa.array([number % 2 == 0 for number in range(20_000)]))
     other_rows = [rows(rng, range(first, first + 1, 1)) for first in (50_001, 50_003)]
-    into, parts = write_with_tasks(client, APPEND, [one, *other_rows])
+    into, parts = write_with_tasks(client, APPEND, [even_rows, *other_rows])
     merged = merge_written(client, "db.t", into.target, parts)
     large = [file["file-path"] for file in parts[0].files]
     assert len(large) >= 1
@@ -109,8 +109,10 @@ def test_merge_keeps_large_files_and_single_files_of_partitions(client: IndexCli
     assert calls == []
 
 
-def test_failed_merge_keeps_the_files_that_the_tasks_wrote(client: IndexClient, served: Served, tmp_path: Path) -> None:
-    create(served, 2)
+def test_failed_merge_keeps_the_files_that_the_tasks_wrote(
+    client: IndexClient, server: ServerThread, tmp_path: Path
+) -> None:
+    create(server, 2)
     into, parts = write_with_tasks(client, APPEND, [rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)])
 
     def failing() -> Any:
@@ -119,14 +121,14 @@ def test_failed_merge_keeps_the_files_that_the_tasks_wrote(client: IndexClient, 
     def runner(batches: Batches) -> Iterator[tuple[Sequence[ScanTask], Any]]:
         yield from ((batch, failing) for batch, _ in batches)
 
-    found = merge_written(client, "db.t", into.target, parts, runner=runner)
-    assert found == WrittenFiles.join(parts)
-    into.commit(client, found)
+    report = merge_written(client, "db.t", into.target, parts, runner=runner)
+    assert report == WrittenFiles.join(parts)
+    into.commit(client, report)
     assert sorted(read(client)) == list(range(27))
 
 
-def test_interrupted_merge_leaves_no_file(client: IndexClient, served: Served, tmp_path: Path) -> None:
-    create(served, 2)
+def test_interrupted_merge_leaves_no_file(client: IndexClient, server: ServerThread, tmp_path: Path) -> None:
+    create(server, 2)
     into, parts = write_with_tasks(
         client, APPEND, [rows(random.Random(n), range(n * 900, n * 900 + 900)) for n in range(3)]
     )
@@ -142,10 +144,10 @@ def test_interrupted_merge_leaves_no_file(client: IndexClient, served: Served, t
     assert list_stored_files(tmp_path) == set()
 
 
-def test_table_whose_columns_changed_during_the_write_is_not_merged(client: IndexClient, served: Served) -> None:
-    create(served, 2)
+def test_table_whose_columns_changed_during_the_write_is_not_merged(client: IndexClient, server: ServerThread) -> None:
+    create(server, 2)
     into, parts = write_with_tasks(client, APPEND, [rows(random.Random(n), range(n * 9, n * 9 + 9)) for n in range(3)])
-    with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_schema() as update:
+    with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_schema() as update:
         update.rename_column("payload", "other")
     assert open_table(client, "db.t", At()).schema != into.target.schema
     assert merge_written(client, "db.t", into.target, parts) == WrittenFiles.join(parts)

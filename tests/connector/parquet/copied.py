@@ -64,12 +64,12 @@ def merge(
         try:
             for path in paths:
                 source = opened.enter_context(SourceFile(str(path), storage or Storage(), keys=keys))
-                found = match_leaves(target.leaves, source.leaves)
-                if found.reason or min(found.columns) < 0:
-                    raise ValueError(found.reason or "a column is missing")
+                leaves = match_leaves(target.leaves, source.leaves)
+                if leaves.reason or min(leaves.columns) < 0:
+                    raise ValueError(leaves.reason or "a column is missing")
                 for number, group in enumerate(source.footer.groups):
                     if group.rows:
-                        assembler.add([Pick(source, number, found.columns, range(len(target.leaves)))])
+                        assembler.add([Pick(source, number, leaves.columns, range(len(target.leaves)))])
             assembler.close()
         except BaseException:
             assembler.abort()

@@ -128,27 +128,27 @@ def test_merged_file_has_the_rows_of_its_files(tmp_path: Path, number: int) -> N
         write(rng, tmp_path / f"{part}.parquet", rows.select(columns))
         parts.append(rows)
         paths.append(tmp_path / f"{part}.parquet")
-    kept_names = rng.sample(names, rng.randint(1, len(names)))
+    selected_names = rng.sample(names, rng.randint(1, len(names)))
     out = tmp_path / "out.parquet"
-    merge(paths, out, pa.schema([schema.field(name) for name in kept_names]))
-    expected = pa.concat_tables(parts).select(kept_names)
+    merge(paths, out, pa.schema([schema.field(name) for name in selected_names]))
+    expected = pa.concat_tables(parts).select(selected_names)
     with pq.ParquetFile(out, page_checksum_verification=True) as file:
         actual = file.read()
     assert actual.cast(expected.schema).equals(expected), seed
-    counts = ", ".join(f'count("{name}")' for name in kept_names)
+    counts = ", ".join(f'count("{name}")' for name in selected_names)
     counted = duckdb.sql(f"SELECT {counts} FROM '{out}'").fetchall()[0]
     assert counted == tuple(len(column) - column.null_count for column in expected.columns), seed
     assert duckdb.sql(f"SELECT * FROM '{out}'").to_arrow_table().num_rows == expected.num_rows
     session = datafusion.SessionContext()
     session.register_parquet("t", str(out))
-    read = pa.Table.from_batches(session.sql(f'SELECT "{kept_names[0]}" FROM t').collect())
+    read = pa.Table.from_batches(session.sql(f'SELECT "{selected_names[0]}" FROM t').collect())
     assert sorted(map(repr, read.column(0).to_pylist())) == sorted(map(repr, expected.column(0).to_pylist())), seed
-    if "long" in kept_names and expected["long"].drop_null():
-        wanted = expected["long"].drop_null()[0].as_py()
-        matching = sum(value == wanted for value in expected["long"].to_pylist())
+    if "long" in selected_names and expected["long"].drop_null():
+        first_value = expected["long"].drop_null()[0].as_py()
+        matching = sum(value == first_value for value in expected["long"].to_pylist())
         for engine in (
-            duckdb.sql(f"SELECT count(*) FROM '{out}' WHERE long = {wanted}").fetchall()[0],
-            tuple(session.sql(f"SELECT count(*) FROM t WHERE long = {wanted}").collect()[0].column(0).to_pylist()),
+            duckdb.sql(f"SELECT count(*) FROM '{out}' WHERE long = {first_value}").fetchall()[0],
+            tuple(session.sql(f"SELECT count(*) FROM t WHERE long = {first_value}").collect()[0].column(0).to_pylist()),
         ):
             assert engine == (matching,), seed
 

@@ -98,8 +98,8 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
     rng = random.Random(seed)
     names = rng.sample(list(KINDS), rng.randint(1, 6))
     schema = with_ids(pa.schema([pa.field(name, KINDS[name][0], rng.random() < 0.8) for name in names]))
-    kept_names = rng.sample(names, rng.randint(1, len(names)))
-    target = pa.schema([schema.field(name) for name in kept_names])
+    selected_names = rng.sample(names, rng.randint(1, len(names)))
+    target = pa.schema([schema.field(name) for name in selected_names])
     parts, paths, schemes = [], [], []
     for part in range(rng.randint(1, 4)):
         parts.append(random_rows(rng, schema, rng.choice([1, 50, 500])))
@@ -114,7 +114,7 @@ def test_merged_file_has_the_rows_of_its_encrypted_files(tmp_path: Path, number:
     choice = rng.choice([*schemes, None])
     keys = encrypted.keys({"kf": "other"} if rng.random() < 0.5 else None)
     merge(paths, out, target, keys=keys, encryption=None if choice is None else keys.create_encryption(choice))
-    expected = pa.concat_tables(parts).select(kept_names)
+    expected = pa.concat_tables(parts).select(selected_names)
     table = pq.read_table(out) if choice is None else encrypted.read(out)
     assert table.cast(expected.schema).equals(expected), seed
     with SourceFile(str(out), Storage(), keys=keys) as merged:
@@ -139,13 +139,13 @@ def _check_indexes(merged: SourceFile, groups: list[tuple[SourceFile, Any]]) -> 
                 continue
             results = []
 
-            class _Nowhere:
+            class _CountingOutput:
                 at = 0
 
                 def write(self, data: bytes) -> None:
                     self.at += len(data)
 
-            results = merged.reencrypt(copied, column, None, _Nowhere()).pages  # type: ignore[arg-type]
+            results = merged.reencrypt(copied, column, None, _CountingOutput()).pages  # type: ignore[arg-type]
             ends = [begin for begin, _, _ in results[1:]] + [int(copied.ends[column])]
             same = [(begin, begin, end - begin) for (begin, _, _), end in zip(results, ends, strict=True)]
             table = reencryption.MovedPages(same).table()
@@ -182,9 +182,15 @@ def test_file_is_encrypted_with_given_keys_of_the_footer_and_of_columns(
             footer, [footer, FileKey(KEY, b"m")], signed=signed, ctr_pages=ctr_pages, aad_prefix=b"x"
         ),
     )
-    given_keys = GivenKeys(footer.key, {"text": KEY})
-    again = FileKey(KEY, None)
-    merge([second], out, SIMPLE, keys=given_keys, encryption=FileEncryption(again, [again, again], signed=signed))
+    caller_keys = GivenKeys(footer.key, {"text": KEY})
+    same_key = FileKey(KEY, None)
+    merge(
+        [second],
+        out,
+        SIMPLE,
+        keys=caller_keys,
+        encryption=FileEncryption(same_key, [same_key, same_key], signed=signed),
+    )
     table = pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY))
     assert table.equals(pa.concat_tables([rows, rows]))
     with pytest.raises(Unreadable, match="no key was given for the column text"):
@@ -192,16 +198,16 @@ def test_file_is_encrypted_with_given_keys_of_the_footer_and_of_columns(
 
 
 def test_duckdb_and_seamark_read_each_others_encrypted_files(tmp_path: Path) -> None:
-    one, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
+    source, out = tmp_path / "1.parquet", tmp_path / "out.parquet"
     con = duckdb.connect()
     con.sql("SET force_mbedtls_unsafe = 'true'")
     con.sql(f"PRAGMA add_parquet_key('k', '{KEY.decode()}')")
     con.sql(
         "COPY (SELECT range AS long, 'd' || range % 9 AS text FROM range(5000)) TO "
-        f"'{one}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ENCRYPTION_CONFIG {{footer_key: 'k'}})"
+        f"'{source}' (FORMAT parquet, FIELD_IDS {{long: 1, text: 101}}, ENCRYPTION_CONFIG {{footer_key: 'k'}})"
     )
     key = FileKey(KEY, None)
-    merge([one, one], out, SIMPLE, keys=GivenKeys(KEY), encryption=FileEncryption(key, [key, key]))
+    merge([source, source], out, SIMPLE, keys=GivenKeys(KEY), encryption=FileEncryption(key, [key, key]))
     text = f"SELECT count(*), sum(long), max(text) FROM read_parquet('{out}', encryption_config = {{footer_key: 'k'}})"
     assert con.sql(text).fetchall() == [(10_000, 24_995_000, "d8")]
     assert pq.read_table(out, decryption_properties=pe.create_decryption_properties(KEY)).num_rows == 10_000
@@ -364,10 +370,10 @@ def test_encrypted_file_contains_no_value_of_an_encrypted_column(tmp_path: Path)
         assert bloom is not None
         assert bloom[1] not in data
         assert (b"text" in data) == signed
-        given_keys = GivenKeys(KEY, {"text": column.key})
-        with SourceFile(str(out), Storage(), keys=given_keys) as copied:
+        caller_keys = GivenKeys(KEY, {"text": column.key})
+        with SourceFile(str(out), Storage(), keys=caller_keys) as copied:
             assert copied.bloom(copied.footer.groups[0], 1) == bloom
-        merge([out], tmp_path / "plain.parquet", SIMPLE, keys=given_keys)
+        merge([out], tmp_path / "plain.parquet", SIMPLE, keys=caller_keys)
         assert pq.read_table(tmp_path / "plain.parquet").equals(rows)
         out.unlink()
         (tmp_path / "plain.parquet").unlink()

@@ -93,8 +93,8 @@ def test_row_groups_with_matching_rows_are_read() -> None:
         file = pq.read_metadata(pa.BufferReader(out.getvalue()))
         groups = RowGroups(file, rows.schema, where)
         for group in range(file.num_row_groups):
-            there = matches[group * GROUP_ROWS : (group + 1) * GROUP_ROWS]
+            group_matches = matches[group * GROUP_ROWS : (group + 1) * GROUP_ROWS]
             may_match = groups.may_match(group)
-            assert may_match or not there.any(), f"seed {seed}/{number}: group {group} of {text}"
+            assert may_match or not group_matches.any(), f"seed {seed}/{number}: group {group} of {text}"
             left_out += not may_match
     assert left_out > 500

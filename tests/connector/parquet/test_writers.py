@@ -222,10 +222,10 @@ def test_random_files_of_all_writers_are_merged_into_one(tmp_path: Path, number:
         paths.append(tmp_path / f"{part}-{writer}.parquet")
         WRITERS[writer](rng, parts[-1], paths[-1])
         assert pq.read_metadata(paths[-1]).num_rows == rows
-    kept_names = rng.sample(names, rng.randint(1, len(names)))
+    selected_names = rng.sample(names, rng.randint(1, len(names)))
     out = tmp_path / "out.parquet"
-    merge(paths, out, pa.schema([schema.field(name) for name in kept_names]))
-    expected = texts(pa.concat_tables(parts).select(kept_names))
+    merge(paths, out, pa.schema([schema.field(name) for name in selected_names]))
+    expected = texts(pa.concat_tables(parts).select(selected_names))
     for name, read in READERS.items():
         assert texts(read(out)) == expected, (seed, name, paths)
 

@@ -77,12 +77,12 @@ def check(data: bytes, of: pa.Table, names: Sequence[str], rng: np.random.Genera
     first = read = 0
     for number in range(file.metadata.num_row_groups):
         rows = file.metadata.row_group(number).num_rows
-        wanted = some_rows(rng, rows)
-        actual = pages.read(number, names, wanted)
+        wanted_rows = some_rows(rng, rows)
+        actual = pages.read(number, names, wanted_rows)
         if actual is not None:
             read += 1
-            expected = of.select(names).take(pa.array(first + wanted))
-            assert pa.Table.from_batches([actual]).equals(expected.combine_chunks()), (message, number, wanted)
+            expected = of.select(names).take(pa.array(first + wanted_rows))
+            assert pa.Table.from_batches([actual]).equals(expected.combine_chunks()), (message, number, wanted_rows)
         first += rows
     return read
 

@@ -24,7 +24,7 @@ from seamark.connector.read.tables import ScanTask
 from seamark.formats.iceberg.files.parquet import Unreadable
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
 from seamark.formats.iceberg.types import schema as ours
-from tests.connector.read.test_reading_schemas import new_table
+from tests.connector.read.test_reading_schemas import create_new_table
 from tests.seeds import first_seed
 
 ARROW = pa.schema([pa.field("id", pa.int64(), metadata={"PARQUET:field_id": "1"})])
@@ -38,7 +38,7 @@ DELETES = pa.schema(
 
 
 def _plan(folder: Path) -> ReadPlan:
-    return ReadPlan(new_table(SCHEMA, PartitionSpec(0, ()), folder), SCHEMA, ("id",), positions=True)
+    return ReadPlan(create_new_table(SCHEMA, PartitionSpec(0, ()), folder), SCHEMA, ("id",), positions=True)
 
 
 def _task(path: Path, values: list[int], deleted: list[int] | None = None) -> ScanTask:

@@ -43,7 +43,7 @@ from tests.api.indexes.test_bitmaps import (
 )
 from tests.api.rest.stored import Snapshot, StoredTable, some_row
 from tests.connector import lake
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.iceberg.expressions.test_sql import BOUND_TO, COLUMNS, NESTED, predicate, table
 from tests.planner.lakes.lake import Row
 
@@ -58,8 +58,8 @@ def read_task(
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[SeamarkClient]:
-    new_client = SeamarkClient(served.url)
+def client(server: ServerThread) -> Iterator[SeamarkClient]:
+    new_client = SeamarkClient(server.url)
     yield new_client
     new_client.close()
 
@@ -161,19 +161,19 @@ def normal(row: Any) -> tuple[Any, ...]:
     ],
 )
 def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
-    served: Served, client: SeamarkClient, version: int, partitioned: bool, seed: int
+    server: ServerThread, client: SeamarkClient, version: int, partitioned: bool, seed: int
 ) -> None:
     rng = random.Random(seed)
 
     async def make() -> StoredTable:
-        new_table = await StoredTable.create(served.api, version=version, partitioned=partitioned)
+        new_table = await StoredTable.create(server.api, version=version, partitioned=partitioned)
         await history(new_table, rng, 6)
         for name in ("id", "price"):
             await new_table.index(f"by_{name}", "bitmap", [name], new_table.snapshots[-1].data[: rng.randint(1, 9)])
         return new_table
 
-    stored_table = served.run(make())
-    seen: Counter[str] = Counter()
+    stored_table = server.run(make())
+    outcomes: Counter[str] = Counter()
     for turn in range(40):
         snapshot = rng.choice(stored_table.snapshots)
         tree = some_tree(rng, 3, (0, 1, 2, 3))
@@ -187,19 +187,21 @@ def test_scans_of_random_tables_return_the_written_rows_without_deleted_ones(
             if where is None or is_expected:
                 values = dict(zip(NAMES, row, strict=True)) | {FILE: path, POSITION: at}
                 rows.append(normal(values[name] for name in names))
-        got = [normal(value.values()) for value in actual.to_arrow().to_pylist()] if names else None
+        actual_rows = [normal(value.values()) for value in actual.to_arrow().to_pylist()] if names else None
         message = f"seed {seed}, turn {turn}: {where} of snapshot {snapshot.id}, {names}"
-        if got is None:
+        if actual_rows is None:
             assert sum(batch.num_rows for batch in actual) == len(rows), message
         else:
-            assert sorted(got, key=repr) == sorted(rows, key=repr), message
-        seen["some" if rows else "none"] += 1
-    assert min(seen["some"], seen["none"]) > 1, seen
+            assert sorted(actual_rows, key=repr) == sorted(rows, key=repr), message
+        outcomes["some" if rows else "none"] += 1
+    assert min(outcomes["some"], outcomes["none"]) > 1, outcomes
 
 
-def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(served: Served, client: SeamarkClient) -> None:
+def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(
+    server: ServerThread, client: SeamarkClient
+) -> None:
     async def make() -> StoredTable:
-        new_table = await StoredTable.create(served.api)
+        new_table = await StoredTable.create(server.api)
         rows = [(n, f"n{n}", float(n % 10), 1) for n in range(1000)]
         random.Random(5).shuffle(rows)
         files = [new_table.data_file(rows, group_rows=20)]
@@ -210,7 +212,7 @@ def test_exact_bitmap_chooses_rows_without_reading_the_filters_columns(served: S
         await new_table.index("by_id", "bitmap", ["id"], files)
         return new_table
 
-    stored_table = served.run(make())
+    stored_table = server.run(make())
     path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
     spoil(path, keep=lambda group, column: column != "id")  # No byte of the filter's column is read.
     actual = scan(client, "db.t", ["name"], "id IN (7, 500)")
@@ -246,15 +248,15 @@ def spoil(path: Path, keep: Any) -> None:
     ],
 )
 def test_row_groups_that_statistics_rule_out_are_not_read(
-    served: Served, client: SeamarkClient, where: str, groups: set[int]
+    server: ServerThread, client: SeamarkClient, where: str, groups: set[int]
 ) -> None:
     async def make() -> StoredTable:
-        new_table = await StoredTable.create(served.api)
+        new_table = await StoredTable.create(server.api)
         rows = [(n, None if n == 500 else f"n{n:04}", n / 10, 1) for n in range(1000)]
         await new_table.commit([new_table.data_file(rows, group_rows=10)])
         return new_table
 
-    stored_table = served.run(make())
+    stored_table = server.run(make())
     whole = [row for row in scan(client, "db.t", where=where).to_arrow().to_pylist() if row["id"] // 10 in groups]
     path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
     spoil(path, keep=lambda group, _: group in groups)
@@ -266,15 +268,17 @@ def test_row_groups_that_statistics_rule_out_are_not_read(
         scan(client, "db.t").to_arrow()
 
 
-def test_only_the_filters_columns_are_read_in_row_groups_without_a_match(served: Served, client: SeamarkClient) -> None:
+def test_only_the_filters_columns_are_read_in_row_groups_without_a_match(
+    server: ServerThread, client: SeamarkClient
+) -> None:
     async def make() -> StoredTable:
-        new_table = await StoredTable.create(served.api)
+        new_table = await StoredTable.create(server.api)
         rows = [(2 * (n % 100), f"n{n}", None, 1) for n in range(1000)]
         rows[777] = (51, "here", None, 1)
         await new_table.commit([new_table.data_file(rows, group_rows=100)])
         return new_table
 
-    stored_table = served.run(make())
+    stored_table = server.run(make())
     path = Path(stored_table.snapshots[-1].data[0].path.removeprefix("file://"))
     spoil(path, keep=lambda group, column: column == "id" or group == 7)
     actual = scan(client, "db.t", ["name", "id"], "id = 51")
@@ -282,13 +286,13 @@ def test_only_the_filters_columns_are_read_in_row_groups_without_a_match(served:
     assert (actual.counts.row_groups, actual.counts.row_groups_skipped) == (1, 9)
 
 
-def test_spans_divide_a_file_by_its_row_groups(served: Served, client: SeamarkClient) -> None:
+def test_spans_divide_a_file_by_its_row_groups(server: ServerThread, client: SeamarkClient) -> None:
     async def make() -> StoredTable:
-        new_table = await StoredTable.create(served.api)
+        new_table = await StoredTable.create(server.api)
         await new_table.commit([new_table.data_file([(n, "a", 1.5, 1) for n in range(500)], group_rows=50)])
         return new_table
 
-    served.run(make())
+    server.run(make())
     opened = open_table(client, "db.t", At())
     (task,) = plan(client, opened)
     expected = pickle.loads(pickle.dumps(plan_read(opened, ["id"], TRUE)))
@@ -307,18 +311,18 @@ def test_spans_divide_a_file_by_its_row_groups(served: Served, client: SeamarkCl
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
-    served: Served, client: SeamarkClient, version: int
+    server: ServerThread, client: SeamarkClient, version: int
 ) -> None:
     async def make() -> StoredTable:
-        new_table = await StoredTable.create(served.api, version=version)
+        new_table = await StoredTable.create(server.api, version=version)
         await history(new_table, random.Random(version), 6)
         return new_table
 
-    stored_table = served.run(make())
+    stored_table = server.run(make())
     last = len(stored_table.snapshots)
     for first in range(1, last):
         before, after = open_table(client, "db.t", At(snapshot_id=first)), open_table(client, "db.t", At())
-        now = {one.path: one for one in plan(client, after)}
+        now = {row_id.path: row_id for row_id in plan(client, after)}
         reader = TaskReader(plan_read(before, [FILE, POSITION], TRUE), before.storage)
         removed = set()
         for task in plan(client, before):
@@ -326,19 +330,19 @@ def test_rows_that_only_one_of_two_delete_sets_removes_can_be_read(
             for batch in reader.read(part):
                 removed |= set(zip(*batch.to_pydict().values(), strict=True))
         rows = [
-            {(path, at) for path, at, _ in stored_table.live_rows(stored_table.snapshots[one - 1])}
-            for one in (first, last)
+            {(path, at) for path, at, _ in stored_table.live_rows(stored_table.snapshots[row_id - 1])}
+            for row_id in (first, last)
         ]
         assert removed == rows[0] - rows[1]
 
 
-def test_limit_bounds_the_rows_and_the_files_that_are_read(served: Served, client: SeamarkClient) -> None:
+def test_limit_bounds_the_rows_and_the_files_that_are_read(server: ServerThread, client: SeamarkClient) -> None:
     async def make() -> StoredTable:
-        new_table = await StoredTable.create(served.api)
+        new_table = await StoredTable.create(server.api)
         await new_table.commit([new_table.data_file([(n, "a", 1.5, 1) for n in range(100)]) for _ in range(3)])
         return new_table
 
-    served.run(make())
+    server.run(make())
     for limit, files in ((0, 0), (1, 1), (100, 1), (101, 2), (1000, 3)):
         actual = scan(client, "db.t", limit=limit)
         assert actual.to_arrow().num_rows == min(limit, 300)
@@ -347,13 +351,13 @@ def test_limit_bounds_the_rows_and_the_files_that_are_read(served: Served, clien
     assert sorted(table["id"].to_pylist()) == [0, 0, 0, 1, 1, 1]
 
 
-def test_scan_that_cannot_be_exact_is_refused(served: Served, client: SeamarkClient) -> None:
+def test_scan_that_cannot_be_exact_is_refused(server: ServerThread, client: SeamarkClient) -> None:
     async def make() -> StoredTable:
-        new_table = await StoredTable.create(served.api)
+        new_table = await StoredTable.create(server.api)
         await new_table.commit([new_table.data_file([(1, "a", 1.5, 1)])])
         return new_table
 
-    served.run(make())
+    server.run(make())
     for where, expected in (
         ("upper(name) = 'A' AND id = 1", "by all parts of this predicate: UPPER"),
         ("nothing = 1", "Cannot find column 'nothing'"),
@@ -371,15 +375,15 @@ def test_scan_that_cannot_be_exact_is_refused(served: Served, client: SeamarkCli
         scan(client, "db.t", at=At(as_of_ms=1))
 
 
-def test_error_names_the_file_that_cannot_be_read(served: Served, client: SeamarkClient) -> None:
+def test_error_names_the_file_that_cannot_be_read(server: ServerThread, client: SeamarkClient) -> None:
     async def make() -> StoredTable:
-        new_table = await StoredTable.create(served.api)
+        new_table = await StoredTable.create(server.api)
         files = [new_table.data_file([(1, "a", 1.5, 1)])]
         await new_table.commit(files)
         await new_table.commit(deletes=[new_table.position_deletes([(files[0].path, 0)])])
         return new_table
 
-    stored_table = served.run(make())
+    stored_table = server.run(make())
     opened = open_table(client, "db.t", At())
     expected = plan_read(opened, None, TRUE)
     (task,) = plan(client, opened)
@@ -401,9 +405,9 @@ def test_error_names_the_file_that_cannot_be_read(served: Served, client: Seamar
     assert stored_table.snapshots
 
 
-def test_nan_is_above_all_numbers_also_if_bounds_leave_files_out(served: Served, client: SeamarkClient) -> None:
+def test_nan_is_above_all_numbers_also_if_bounds_leave_files_out(server: ServerThread, client: SeamarkClient) -> None:
     kind = pa.schema([("id", pa.int64()), ("f", pa.float64())])
-    with lake.catalog_at(served.url) as catalog:
+    with lake.catalog_at(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         table = catalog.create_table("db.n", schema=kind)
         for start in (0, 10):
@@ -418,18 +422,18 @@ def test_nan_is_above_all_numbers_also_if_bounds_leave_files_out(served: Served,
         assert sorted(scan(client, "db.n", ["id"], where).to_arrow()["id"].to_pylist()) == ids, where
 
 
-def test_scan_reads_the_snapshot_branch_or_tag_that_it_names(served: Served, client: SeamarkClient) -> None:
+def test_scan_reads_the_snapshot_branch_or_tag_that_it_names(server: ServerThread, client: SeamarkClient) -> None:
     async def make() -> StoredTable:
-        new_table = await StoredTable.create(served.api)
+        new_table = await StoredTable.create(server.api)
         for n in range(3):
             await new_table.commit([new_table.data_file([(n, "a", 1.5, 1)])])
         ref = {"action": "set-snapshot-ref", "ref-name": "dev", "type": "branch", "snapshot-id": 1}
         tag = {"action": "set-snapshot-ref", "ref-name": "v2", "type": "tag", "snapshot-id": 2}
-        answer = await served.api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [ref, tag]})
+        answer = await server.api("POST", "/v1/namespaces/db/tables/t", {"requirements": [], "updates": [ref, tag]})
         assert answer.status == 200
         return new_table
 
-    served.run(make())
+    server.run(make())
 
     def ids(at: At) -> list[int]:
         return sorted(scan(client, "db.t", ["id"], at=at).to_arrow()["id"].to_pylist())

@@ -58,8 +58,8 @@ def test_few_rows_of_a_table_with_deletes_are_read_by_pages(client: IndexClient,
     append(client, "db.t", make_rows(model))
     removed_ids = source.sample(ids, 300)
     delete(client, "db.t", keys=pa.table({"id": pa.array(removed_ids, pa.int64())}), mode=mode)
-    for one in removed_ids:
-        del model[one]
+    for removed_id in removed_ids:
+        del model[removed_id]
     changed = dict.fromkeys(source.sample(sorted(model), 200), ("new", -1.0))
     upsert(client, "db.t", make_rows(changed), keys=["id"], mode=mode)
     model |= changed

@@ -44,7 +44,7 @@ from seamark.formats.iceberg.metadata.metadata import TableMetadata
 from seamark.formats.iceberg.metadata.partition import PartitionField, PartitionSpec
 from seamark.formats.iceberg.types import schema as ours
 from tests.connector import lake
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 
 
 def create_evolved_table(url: str) -> None:
@@ -134,9 +134,11 @@ def normalize_rows(table: pa.Table) -> list[str]:
     return [repr({name: one.bytes if isinstance(one, uuid.UUID) else one for name, one in row.items()}) for row in rows]
 
 
-def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(served: Served, client: SeamarkClient) -> None:
-    create_evolved_table(served.url)
-    with lake.catalog_at(served.url) as catalog:
+def test_files_of_older_schemas_are_read_with_the_schema_of_the_snapshot(
+    server: ServerThread, client: SeamarkClient
+) -> None:
+    create_evolved_table(server.url)
+    with lake.catalog_at(server.url) as catalog:
         table = catalog.load_table("db.e")
         assert len(table.schemas()) == 4
         for snapshot in (None, *(one.snapshot_id for one in table.metadata.snapshots)):
@@ -177,15 +179,15 @@ def test_column_that_an_older_file_lacks_has_its_default_or_partition_value(tmp_
         0,
     )
     spec = PartitionSpec(0, (PartitionField("part", "identity", 1, (), 1000),))
-    metadata = new_table(schema, spec, tmp_path)
+    metadata = create_new_table(schema, spec, tmp_path)
     file = {"file-path": f"file://{path}", "file-format": "parquet", "record-count": 2, "spec-id": 0}
     expected = ReadPlan(metadata, schema, ("part", "b", "late", "st"))
     for partition, part in ((["1.25"], Decimal("1.25")), ([None], None)):
         (batch,) = TaskReader(expected, Storage()).read(ScanTask({**file, "partition": partition}, ()))
         assert batch.to_pylist() == [{"part": part, "b": b, "late": "new", "st": None} for b in (1, 2)]
     where = bind(parse_sql("late = 'new' AND b > 1", schema).expression, schema, (), case_sensitive=True)
-    some = ReadPlan(metadata, schema, ("late",), where)
-    (batch,) = TaskReader(some, Storage()).read(ScanTask({**file, "partition": [None]}, ()))
+    filtered_plan = ReadPlan(metadata, schema, ("late",), where)
+    (batch,) = TaskReader(filtered_plan, Storage()).read(ScanTask({**file, "partition": [None]}, ()))
     assert batch.to_pylist() == [{"late": "new"}]
 
 
@@ -203,7 +205,7 @@ def test_file_without_ids_is_read_by_the_name_mapping_or_refused(tmp_path: Path)
         {"field-id": 2, "names": ["st"], "fields": [
             {"field-id": 3, "names": ["x"], "fields": [{"field-id": 5, "names": ["element"]}]}]},
     ]  # fmt: skip
-    metadata = new_table(schema, PartitionSpec(0, ()), tmp_path)
+    metadata = create_new_table(schema, PartitionSpec(0, ()), tmp_path)
     with pytest.raises(Unreadable, match="no field ids, and the table has no name mapping"):
         list(TaskReader(ReadPlan(metadata, schema, ("id",)), Storage()).read(ScanTask(file, ())))
     mapped = msgspec.structs.replace(metadata, properties={"schema.name-mapping.default": json.dumps(mapping)})
@@ -211,7 +213,7 @@ def test_file_without_ids_is_read_by_the_name_mapping_or_refused(tmp_path: Path)
     assert batch.to_pylist() == [{"st": {"x": [5, None]}, "id": 1}, {"st": None, "id": None}]
 
 
-def new_table(schema: ours.Schema, spec: PartitionSpec, folder: Path) -> TableMetadata:
+def create_new_table(schema: ours.Schema, spec: PartitionSpec, folder: Path) -> TableMetadata:
     return TableMetadata(
         format_version=3,
         table_uuid="u",
@@ -246,7 +248,7 @@ def test_column_that_cannot_be_converted_is_refused_by_name(
     fields = [pa.field("b", array.type, metadata={"PARQUET:field_id": "2"})]
     pq.write_table(pa.table([array], schema=pa.schema(fields)), path)
     schema = ours.Schema((ours.Field(2, "now", False, kind),), 0)
-    metadata = new_table(schema, PartitionSpec(0, ()), tmp_path)
+    metadata = create_new_table(schema, PartitionSpec(0, ()), tmp_path)
     file = {"file-path": f"file://{path}", "file-format": "parquet", "record-count": 1, "spec-id": 0, "partition": []}
     with pytest.raises(Unreadable, match=f"its column for now .*{expected}"):
         list(TaskReader(ReadPlan(metadata, schema, ("now",)), Storage()).read(ScanTask(file, ())))

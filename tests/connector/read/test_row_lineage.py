@@ -16,7 +16,7 @@ from seamark.connector.read.lineage import NAMES
 from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, delete, upsert
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_upserts import COLUMNS, FIELDS, create, rows
 from tests.seeds import quick
 
@@ -48,21 +48,21 @@ class Model:
 
     def check(self, client: SeamarkClient, kept_ids: set[int], changed: set[int], new: set[int], note: str) -> None:
         """Check that `kept` rows keep everything, `changed` rows their ids, and `new` rows have unused ids."""
-        actual_lineage = lineage(client)
-        assert actual_lineage.keys() == self.rows.keys() == kept_ids | changed | new, note
+        lineage_rows = lineage(client)
+        assert lineage_rows.keys() == self.rows.keys() == kept_ids | changed | new, note
         now = sequence(client)
         for id_ in kept_ids:
-            assert actual_lineage[id_] == self.ids[id_], f"{note}: row {id_} was only copied"
+            assert lineage_rows[id_] == self.ids[id_], f"{note}: row {id_} was only copied"
         for id_ in changed:
-            assert actual_lineage[id_] == (self.ids[id_][0], now), f"{note}: row {id_} was updated"
+            assert lineage_rows[id_] == (self.ids[id_][0], now), f"{note}: row {id_} was updated"
         for id_ in new:
-            row_id, number = actual_lineage[id_]
+            row_id, number = lineage_rows[id_]
             assert number == now, f"{note}: row {id_} is new"
             assert row_id is not None, note
             assert row_id not in self.used, f"{note}: row {id_} has an id that another row had"
             self.used.add(row_id)
-        self.ids = {one: (row_id or 0, number or 0) for one, (row_id, number) in actual_lineage.items()}
-        assert len({row_id for row_id, _ in actual_lineage.values()}) == len(actual_lineage), note
+        self.ids = {one: (row_id or 0, number or 0) for one, (row_id, number) in lineage_rows.items()}
+        assert len({row_id for row_id, _ in lineage_rows.values()}) == len(lineage_rows), note
         read = scan(client, "db.t", COLUMNS).to_arrow().to_pylist()
         assert {one["id"]: tuple(one.values()) for one in read} == self.rows, note
 
@@ -79,12 +79,14 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
         note = f"seed {seed}, spec {spec}, step {step}"
         some_numbers = rng.sample(range(50), 8)
         lands = {number: rng.choice(("de", "fr", None)) for number in some_numbers}
-        known = {number for number in some_numbers if number in model.rows}
+        live_numbers = {number for number in some_numbers if number in model.rows}
         mode = rng.choice((COPY_ON_WRITE, COPY_ON_WRITE, MERGE_ON_READ))
         match rng.choice(("append", "upsert", "upsert", "combined", "partial", "delete")):
             case "append":
                 new_rows = {
-                    number: (number, lands[number], step, "new") for number in some_numbers if number not in known
+                    number: (number, lands[number], step, "new")
+                    for number in some_numbers
+                    if number not in live_numbers
                 }
                 append(client, "db.t", rows(*new_rows.values()))
                 model.rows |= new_rows
@@ -93,35 +95,39 @@ def test_rows_keep_their_ids_when_they_move_to_other_files(
             case "upsert":
                 new_rows = {number: (number, lands[number], step, "whole") for number in some_numbers}
                 upsert(client, "db.t", rows(*new_rows.values()), keys=["id"], mode=mode)
-                remaining_rows = set(model.rows) - known
+                remaining_rows = set(model.rows) - live_numbers
                 model.rows |= new_rows
-                changed = known if mode == COPY_ON_WRITE else set()
+                changed = live_numbers if mode == COPY_ON_WRITE else set()
                 model.check(client, remaining_rows, changed, set(new_rows) - changed, f"{note}, {mode}")
             case "combined":
                 new_rows = {
                     number: (number, lands[number], rng.choice((step - 3, step + 1)), "later")
                     for number in some_numbers
                 }
-                stale = {one for one in known if model.rows[one][2] > new_rows[one][2]}
+                stale = {one for one in live_numbers if model.rows[one][2] > new_rows[one][2]}
                 upsert(client, "db.t", rows(*new_rows.values()), keys=["id"], precombine="ts", mode=mode)
-                remaining_rows = set(model.rows) - known | stale
+                remaining_rows = set(model.rows) - live_numbers | stale
                 model.rows |= {one: row for one, row in new_rows.items() if one not in stale}
                 if len(stale) < len(new_rows):
                     model.check(
-                        client, remaining_rows, known - stale, set(new_rows) - known, f"{note}, combined, {mode}"
+                        client,
+                        remaining_rows,
+                        live_numbers - stale,
+                        set(new_rows) - live_numbers,
+                        f"{note}, combined, {mode}",
                     )
             case "partial":
                 new_rows = {number: (number, lands[number], step, None) for number in some_numbers}
                 upsert(client, "db.t", rows(*new_rows.values()), keys=["id"], columns=["ts"], mode=mode)
-                remaining_rows, new = set(model.rows) - known, set(new_rows) - known
+                remaining_rows, new = set(model.rows) - live_numbers, set(new_rows) - live_numbers
                 for number in some_numbers:
-                    was = model.rows.get(number, (number, None, None, None))
-                    model.rows[number] = (number, was[1], step, was[3])
-                model.check(client, remaining_rows, known, new, f"{note}, partial, {mode}")
+                    old_row = model.rows.get(number, (number, None, None, None))
+                    model.rows[number] = (number, old_row[1], step, old_row[3])
+                model.check(client, remaining_rows, live_numbers, new, f"{note}, partial, {mode}")
             case "delete":
                 delete(client, "db.t", keys=pa.table({"id": some_numbers}), mode=mode)
-                model.rows = {one: row for one, row in model.rows.items() if one not in known}
-                if known:
+                model.rows = {one: row for one, row in model.rows.items() if one not in live_numbers}
+                if live_numbers:
                     model.check(client, set(model.rows), set(), set(), f"{note}, delete, {mode}")
 
 
@@ -140,17 +146,17 @@ def test_rows_from_before_an_upgrade_receive_ids_when_they_are_rewritten(client:
     assert lineage(client) == {1: (first[1][0], 4), 2: first[2], 3: (first[3][0], 4)}
 
 
-def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, served: Served) -> None:
+def test_files_have_lineage_columns_only_if_rows_need_them(client: IndexClient, server: ServerThread) -> None:
     """Files with only new rows, and files of tables without lineage, have no lineage columns."""
     for version, expected in ((2, set()), (3, set(NAMES))):
         create(client, f"t{version}", version=version)
-        before = set(served.home.rglob("*.parquet"))
+        before = set(server.home.rglob("*.parquet"))
         upsert(client, f"db.t{version}", rows((1, "de", 1, "a"), (2, "de", 1, "b")), keys=["id"], mode=COPY_ON_WRITE)
-        (added,) = set(served.home.rglob("*.parquet")) - before
+        (added,) = set(server.home.rglob("*.parquet")) - before
         assert pq.read_schema(added).names == list(COLUMNS)
-        before = set(served.home.rglob("*.parquet"))
+        before = set(server.home.rglob("*.parquet"))
         upsert(client, f"db.t{version}", rows((2, "fr", 2, "B"), (3, "x", 2, "c")), keys=["id"], mode=COPY_ON_WRITE)
-        (copied,) = set(served.home.rglob("*.parquet")) - before
+        (copied,) = set(server.home.rglob("*.parquet")) - before
         schema = pq.read_schema(copied)
         assert set(schema.names) == {*COLUMNS, *expected}
         if expected:

@@ -12,13 +12,13 @@ from seamark.connector.client.errors import InvalidRequest, NoSuchResource, Serv
 from seamark.connector.client.row_answers import keys_stream, lookup_of
 from seamark.connector.client.values import At
 from tests.api.rest.stored import StoredTable
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 
 
 @pytest.fixture
-def stored_table(served: Served) -> StoredTable:
+def stored_table(server: ServerThread) -> StoredTable:
     async def make() -> StoredTable:
-        new_table = await StoredTable.create(served.api)
+        new_table = await StoredTable.create(server.api)
         files = [new_table.data_file([(10 * n + at, "a", None, 1) for at in range(10)]) for n in range(3)]
         await new_table.commit(files)
         await new_table.commit(deletes=[new_table.position_deletes([(files[0].path, 5)])])
@@ -26,13 +26,13 @@ def stored_table(served: Served) -> StoredTable:
         await new_table.index("marks", "bitmap", ["id"], files)
         return new_table
 
-    table: StoredTable = served.run(make())
+    table: StoredTable = server.run(make())
     return table
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[SeamarkClient]:
-    new_client = SeamarkClient(served.url)
+def client(server: ServerThread) -> Iterator[SeamarkClient]:
+    new_client = SeamarkClient(server.url)
     yield new_client
     new_client.close()
 
@@ -64,7 +64,9 @@ def test_bitmap_returns_the_rows_of_a_predicate_file_by_file(client: SeamarkClie
     assert [(one.roaring, one.positions.tolist()) for one in every] == [(None, list(range(10)))] * 3
 
 
-def test_client_follows_the_pages_of_a_bitmap(served: Served, client: SeamarkClient, stored_table: StoredTable) -> None:
+def test_client_follows_the_pages_of_a_bitmap(
+    server: ServerThread, client: SeamarkClient, stored_table: StoredTable
+) -> None:
     bodies = []
     request = client._request
 

@@ -24,8 +24,8 @@ def test_data_file_is_removed_with_its_last_row_and_its_deletes(client: IndexCli
     create(client, version=version)
     append(client, "db.t", rows((1, "de", 1, "a"), (2, "de", 1, "b"), (3, "de", 1, "c")))
     append(client, "db.t", rows((4, "de", 1, "d"), (5, "de", 1, "e")))
-    some = delete(client, "db.t", keys=pa.table({"id": [1, 4]}), mode=MERGE_ON_READ)
-    assert (some.files_written, some.files_removed) == (1, 0)
+    row_delete = delete(client, "db.t", keys=pa.table({"id": [1, 4]}), mode=MERGE_ON_READ)
+    assert (row_delete.files_written, row_delete.files_removed) == (1, 0)
     assert tasks(client) == [(2, 1), (3, 1)]
     report = upsert(client, "db.t", rows((2, "fr", 2, "B"), (3, "fr", 2, "C")), keys=["id"], mode=MERGE_ON_READ)
     assert (report.updated, report.files_written, report.files_removed) == (2, 1, 1)
@@ -46,13 +46,13 @@ def test_removal_of_a_file_is_repeated_after_a_concurrent_delete(
     whole = {"where": "id > 0", "mode": MERGE_ON_READ}
     send, other_answers = IndexClient._request, [1]
 
-    def racing(self: IndexClient, method: str, path: str, *arguments: object, **more: object) -> object:
+    def delete_before_commit(self: IndexClient, method: str, path: str, *arguments: object, **more: object) -> object:
         if path.endswith("/commit") and other_answers:
             other_answers.pop()
             delete(self, "db.t", keys=pa.table({"id": [1]}), mode=MERGE_ON_READ)
         return send(self, method, path, *arguments, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(IndexClient, "_request", racing)
+    monkeypatch.setattr(IndexClient, "_request", delete_before_commit)
     with pytest.raises(Refused, match="deletes"):
         delete(client, "db.t", **whole, attempts=1)  # type: ignore[arg-type]
     assert read_rows(client) == [(2, "de", 1, "b")]

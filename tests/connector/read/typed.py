@@ -101,9 +101,9 @@ def _integers_viewed_as(arrow: pa.DataType) -> Callable[[Sequence[Any]], pa.Arra
 def _decimals(precision: int, scale: int) -> Callable[[Sequence[Any]], pa.Array]:
     kind = pa.decimal128(precision, scale)
 
-    def decimal_array(given: Sequence[Any]) -> pa.Array:
+    def decimal_array(values: Sequence[Any]) -> pa.Array:
         # Decimals are made from tuples, because decimal's own arithmetic rounds to 28 digits.
-        exact = (None if v is None else Decimal((int(v < 0), tuple(map(int, str(abs(v)))), -scale)) for v in given)
+        exact = (None if v is None else Decimal((int(v < 0), tuple(map(int, str(abs(v)))), -scale)) for v in values)
         return pa.array(list(exact), kind)
 
     return decimal_array
@@ -131,15 +131,15 @@ _ARROW: dict[str, Callable[[Sequence[Any]], pa.Array]] = {
 }
 
 
-def array(kind: str, given: Sequence[Any]) -> pa.Array:
+def array(kind: str, values: Sequence[Any]) -> pa.Array:
     """Return an Arrow column of values and nulls.
 
     Decimals may have any precision and scale.
     """
     if kind not in _ARROW and kind.startswith("decimal("):
         precision, scale = kind.removeprefix("decimal(").removesuffix(")").split(",")
-        return _decimals(int(precision), int(scale))(given)
-    return _ARROW[kind](given)
+        return _decimals(int(precision), int(scale))(values)
+    return _ARROW[kind](values)
 
 
 def to_plain(kind: str, column: pa.Array | pa.ChunkedArray) -> list[Any]:

@@ -3,7 +3,7 @@
 They have nulls in NOT IN, rows that outer joins keep, names that hide others, and conditions above windows,
 groups and set operations. Their tables are in the schema `db`.
 
-The statements have the same meaning in DuckDB, as `plain_database` opens it, and in Trino. Those in
+The statements have the same meaning in DuckDB, as `open_plain_database` opens it, and in Trino. Those in
 `hand_made_spark.sql` are for Spark; their schema `{db}` also has the tables of
 `tests/engines/spark/star.py`, and `{old}` is a snapshot of `sales`.
 """
@@ -147,7 +147,7 @@ def open_plain() -> duckdb.DuckDBPyConnection:
     return plain
 
 
-def plain_database() -> duckdb.DuckDBPyConnection:
+def open_plain_database() -> duckdb.DuckDBPyConnection:
     """Return a DuckDB connection from `open_plain` with the tables."""
     plain = open_plain()
     plain.execute("CREATE SCHEMA db")

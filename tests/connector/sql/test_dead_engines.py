@@ -40,10 +40,10 @@ def test_missing_java_is_reported_differently_from_missing_spark(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = ["run", "compact", "shop.orders", "--on", "local", "--url", "http://127.0.0.1:1"]
-    done = CliRunner().invoke(cli, command)
-    assert done.exit_code == 2
-    assert JDK in done.output
-    assert "pip install" not in done.output
+    result = CliRunner().invoke(cli, command)
+    assert result.exit_code == 2
+    assert JDK in result.output
+    assert "pip install" not in result.output
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
     assert f"JAVA_HOME is {tmp_path}, which has no bin/java" in (missing_java() or "")
 
@@ -52,13 +52,13 @@ def test_missing_java_is_reported_differently_from_missing_spark(
 def test_java_outside_the_path_is_left_to_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Java comes from JAVA_HOME or from Spark's spark-env.sh, which only spark-submit reads."""
 
-    class Started:
+    class RecordingSubmit:
         def __init__(self, *_: object) -> None: ...
 
         async def run(self, *_: object) -> None:
             raise JobFailed("spark-submit was started")
 
-    monkeypatch.setattr(launching, "SparkSubmit", Started)
+    monkeypatch.setattr(launching, "SparkSubmit", RecordingSubmit)
     for path in ("jdk/bin/java", "spark/bin/spark-submit", "spark/conf/spark-env.sh"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch(0o755)

@@ -30,7 +30,7 @@ from seamark.connector.sql.types import from_iceberg
 from tests.connector.analysis.statements import Statements, quote
 from tests.connector.analysis.test_scans_oracle import partners_of
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import comparable
 from tests.connector.sql.hand_made import (
     FOUND_FAULTS,
@@ -39,7 +39,7 @@ from tests.connector.sql.hand_made import (
     files_of,
     iceberg_types,
     open_plain,
-    plain_database,
+    open_plain_database,
 )
 from tests.seeds import first_seed
 
@@ -48,23 +48,23 @@ _STAR = re.compile(r"SELECT (DISTINCT )?\*|\.\*", re.IGNORECASE)
 
 
 @pytest.fixture(scope="module")
-def plain() -> Iterator[duckdb.DuckDBPyConnection]:
-    with plain_database() as plain:
-        yield plain
+def connection() -> Iterator[duckdb.DuckDBPyConnection]:
+    with open_plain_database() as connection:
+        yield connection
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    served = Served(tmp_path_factory.mktemp("hand_made"))
-    served.start()
-    with catalog_at(served.url) as catalog:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
+    server = ServerThread(tmp_path_factory.mktemp("hand_made"))
+    server.start()
+    with catalog_at(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         for name, schema in TABLES.items():
             table = catalog.create_table(f"db.{name}", schema=schema)
             for rows in files_of(name):
                 table.append(rows)
-    yield served
-    served.stop()
+    yield server
+    server.stop()
 
 
 def to_comparable(value: Any) -> Any:
@@ -84,7 +84,7 @@ def answer(connection: duckdb.DuckDBPyConnection, text: str) -> Counter[str]:
     return rows_of(connection.execute(text).to_arrow_table())
 
 
-def test_translated_statement_returns_the_rows_of_the_original(plain: duckdb.DuckDBPyConnection) -> None:
+def test_translated_statement_returns_the_rows_of_the_original(connection: duckdb.DuckDBPyConnection) -> None:
     kinds = {table: {name: from_iceberg(kind) for name, kind in iceberg_types(table).items()} for table in TABLES}
     translated = 0
     for text in STATEMENTS:
@@ -95,8 +95,8 @@ def test_translated_statement_returns_the_rows_of_the_original(plain: duckdb.Duc
         for table in query.tables:
             columns = ", ".join(f"{name} AS c{number}" for number, name in enumerate(table.columns))
             name = table.node.name
-            plain.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {columns} FROM db.{name}")
-        assert answer(plain, query.text) == answer(plain, text), f"{text}\n{query.text}"
+            connection.execute(f"CREATE OR REPLACE TEMP VIEW {table.name} AS SELECT {columns} FROM db.{name}")
+        assert answer(connection, query.text) == answer(connection, text), f"{text}\n{query.text}"
         translated += 1
     assert translated > 0.85 * len(STATEMENTS)
 
@@ -114,10 +114,10 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
         with open_plain() as connection:
             for text in statements.make_tables():
                 connection.execute(text)
-            stored = {one.name.lower(): one for one in statements.tables}
+            stored = {column_names.name.lower(): column_names for column_names in statements.tables}
             kinds = {
-                name: {column: from_iceberg(kind) for column, kind in one.columns.items()}
-                for name, one in stored.items()
+                name: {column: from_iceberg(kind) for column, kind in column_names.columns.items()}
+                for name, column_names in stored.items()
             }
             for _ in range(40):
                 text = statements.query(rng.choice([1, 1, 2, 2, 3]))
@@ -147,7 +147,7 @@ def test_translated_random_statements_return_the_rows_of_the_originals(lakes: in
     [(True, 4), pytest.param(True, 1, marks=pytest.mark.slow), pytest.param(False, 1, marks=pytest.mark.slow)],
 )
 def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
-    plain: duckdb.DuckDBPyConnection, is_known: bool, step: int
+    connection: duckdb.DuckDBPyConnection, is_known: bool, step: int
 ) -> None:
     columns = {table: iceberg_types(table) for table in TABLES}
     left_out = 0
@@ -160,12 +160,12 @@ def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
             condition = "TRUE" if scan.predicate is None else f"({scan.predicate})"
             partners = "".join(partners_of(random.Random(f"{number}/{at}"), scans, (at,)))
             rows = f"SELECT * FROM db.{scan.table} AS j1 WHERE {condition}{partners}"
-            plain.execute(f"CREATE OR REPLACE TABLE db.p{at} AS {rows}")
-            left_out += plain.execute(
+            connection.execute(f"CREATE OR REPLACE TABLE db.p{at} AS {rows}")
+            left_out += connection.execute(
                 f"SELECT (SELECT count(*) FROM db.{scan.table}) > count(*) FROM db.p{at}"
             ).fetchall()[0][0]
             new.append(read_from_view(scan, f"p{at}"))
-        assert answer(plain, splice(text, new)) == answer(plain, text), f"{text}\n{scans}"
+        assert answer(connection, splice(text, new)) == answer(connection, text), f"{text}\n{scans}"
     assert left_out > (200 if is_known else 100) / step
 
 
@@ -173,10 +173,10 @@ def test_statements_return_the_same_rows_on_the_rows_that_the_analysis_keeps(
     "statements", [FOUND_FAULTS, pytest.param(STATEMENTS, marks=pytest.mark.slow)], ids=["found faults", "all"]
 )
 def test_statements_return_the_rows_of_plain_duckdb_with_and_without_plans(
-    served: Served, plain: duckdb.DuckDBPyConnection, statements: tuple[str, ...]
+    server: ServerThread, connection: duckdb.DuckDBPyConnection, statements: tuple[str, ...]
 ) -> None:
     left_out = 0
-    with SqlSession(served.url) as session:
+    with SqlSession(server.url) as session:
         for text in statements:
             try:
                 result = session.sql(text)
@@ -186,36 +186,36 @@ def test_statements_return_the_rows_of_plain_duckdb_with_and_without_plans(
                 continue
             left_out += sum(table.considered_files - table.files for table in result.explanation.tables)
             rows = rows_of(result.to_arrow())
-            assert rows == answer(plain, text), text
+            assert rows == answer(connection, text), text
             with patch.object(reads, "scans_of", lambda *_, **__: ()):
                 assert rows_of(session.sql(text).to_arrow()) == rows, text
     assert left_out > 10
 
 
-def test_conditions_on_times_leave_files_out(served: Served) -> None:
-    with SqlSession(served.url) as session:
+def test_conditions_on_times_leave_files_out(server: ServerThread) -> None:
+    with SqlSession(server.url) as session:
         for condition in ("ts > TIMESTAMP '2020-03-03 00:00:00'", "z > TIMESTAMP '2020-03-06 00:00:00 UTC' AND id > 0"):
             (table,) = session.explain(f"SELECT id FROM db.a WHERE {condition}").tables
             assert table.files < table.considered_files, condition
 
 
-def test_unnamed_column_is_numbered_among_the_columns_of_the_result(served: Served) -> None:
-    with SqlSession(served.url) as session:
+def test_unnamed_column_is_numbered_among_the_columns_of_the_result(server: ServerThread) -> None:
+    with SqlSession(server.url) as session:
         assert session.sql("SELECT *, k + 1 FROM db.c").schema.names == ["k", "n", "s", "d", "_col4"]
 
 
-def test_order_by_prefers_names_of_select_to_names_of_from(served: Served) -> None:
+def test_order_by_prefers_names_of_select_to_names_of_from(server: ServerThread) -> None:
     """Trino does so also within an expression, where DuckDB takes the column of FROM."""
-    with SqlSession(served.url) as session:
+    with SqlSession(server.url) as session:
         rows = session.sql("SELECT -k AS k FROM db.c WHERE k IS NOT NULL ORDER BY k + 0 LIMIT 2").to_arrow()
         assert rows.column(0).to_pylist() == [-4, -3]
         with pytest.raises(InvalidRequest, match="ambiguous"):
             session.sql("SELECT n AS k, k FROM db.c ORDER BY length(k)")
 
 
-def test_upper_keeps_a_character_without_a_single_capital(served: Served) -> None:
+def test_upper_keeps_a_character_without_a_single_capital(server: ServerThread) -> None:
     """Java has no single capital of ß; DuckDB has one."""
-    with SqlSession(served.url) as session:
+    with SqlSession(server.url) as session:
         query = "SELECT upper(s), upper(s || 'ßxß'), upper('ẞß') FROM db.c WHERE upper(s) = 'STRAßE' OR s IS NULL"
         rows = {tuple(row.values()) for row in session.sql(query).to_arrow().to_pylist()}
         assert rows == {("STRAßE", "STRAßEßXß", "ẞß"), (None, None, "ẞß")}

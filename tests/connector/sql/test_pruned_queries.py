@@ -16,25 +16,25 @@ from seamark.connector.sql import reads, statement
 from seamark.connector.sql.session import SqlSession
 from seamark.formats.iceberg.expressions.sql_parser import parse_statements
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import rows_of
 from tests.connector.sql.random_queries import SCHEMA, TABLES, RandomQueries, random_rows
 from tests.seeds import examples, first_seed
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    served = Served(tmp_path_factory.mktemp("pruned"))
-    served.start()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
+    server = ServerThread(tmp_path_factory.mktemp("pruned"))
+    server.start()
     rng = random.Random(5)
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         for name in TABLES:
             table = catalog.create_table(f"db.{name}", schema=SCHEMA)
             for _ in range(4):
                 table.append(random_rows(rng, 12))
             table.delete("id = 3")
-    yield served
-    served.stop()
+    yield server
+    server.stop()
 
 
 def check(url: str, seed: int, queries: int) -> Counter[str]:
@@ -54,19 +54,19 @@ def check(url: str, seed: int, queries: int) -> Counter[str]:
     return counts
 
 
-def test_pruned_queries_return_the_rows_of_whole_tables(served: Served) -> None:
-    counts = check(served.url, first_seed(), examples(60, 20))
+def test_pruned_queries_return_the_rows_of_whole_tables(server: ServerThread) -> None:
+    counts = check(server.url, first_seed(), examples(60, 20))
     assert counts["files left out"] > 0
 
 
 @pytest.mark.slow
-def test_a_thousand_pruned_queries_return_the_rows_of_whole_tables(served: Served) -> None:
-    counts = check(served.url, first_seed(), 1000)
+def test_a_thousand_pruned_queries_return_the_rows_of_whole_tables(server: ServerThread) -> None:
+    counts = check(server.url, first_seed(), 1000)
     assert counts["files left out"] > 100
 
 
-def test_join_with_a_small_table_leaves_files_of_a_large_table_out(served: Served) -> None:
-    with SqlSession(served.url) as session:
+def test_join_with_a_small_table_leaves_files_of_a_large_table_out(server: ServerThread) -> None:
+    with SqlSession(server.url) as session:
         text = "SELECT count(*) FROM db.t1 a JOIN db.t2 b ON a.id = b.id WHERE b.name = 'nothing has this name'"
         actual = session.sql(text)
         assert actual.explanation.tables[0].joins == (("id", 0),)
@@ -82,7 +82,7 @@ def test_join_with_a_small_table_leaves_files_of_a_large_table_out(served: Serve
         ("DELETE FROM db.t1 WHERE id = 4711", 2),
     ],
 )
-def test_statement_is_parsed_once(served: Served, text: str, parses: int) -> None:
+def test_statement_is_parsed_once(server: ServerThread, text: str, parses: int) -> None:
     """DELETE and UPDATE are parsed once more, as the query of the rows that they change."""
     count = Counter[str]()
 
@@ -91,7 +91,7 @@ def test_statement_is_parsed_once(served: Served, text: str, parses: int) -> Non
         return parse_statements(*args, **options)
 
     with (
-        SqlSession(served.url) as session,
+        SqlSession(server.url) as session,
         patch.object(statement, "parse_statements", parse),
         patch.object(scans, "parse_statements", parse),
     ):
@@ -100,15 +100,15 @@ def test_statement_is_parsed_once(served: Served, text: str, parses: int) -> Non
     assert count["parses"] == parses
 
 
-def test_tag_is_read_as_the_snapshot_that_it_names(served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_tag_is_read_as_the_snapshot_that_it_names(server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         numbers = {}
         for name in TABLES:
             table = catalog.load_table(f"db.{name}")
             numbers[name] = table.snapshots()[2].snapshot_id
             table.manage_snapshots().create_tag(numbers[name], "it's").commit()
     queries = RandomQueries(random.Random(first_seed() + 1), "db")
-    with SqlSession(served.url) as session:
+    with SqlSession(server.url) as session:
         for number in range(examples(30, 8)):
             text = queries.query()
             for name in TABLES:

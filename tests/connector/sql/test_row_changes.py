@@ -18,7 +18,7 @@ from seamark.connector.sql.changes import divide_row_change
 from seamark.connector.sql.scopes import UnsupportedInDuckDB
 from seamark.connector.sql.session import SqlSession
 from seamark.connector.write.appends import append
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 
 TIMES = {
     "timestamp": ["1969-12-31 12:00:00", "1969-12-01 00:00:00", "1950-02-28 23:59:59.999999", "2024-05-05 00:00:00"],
@@ -27,8 +27,8 @@ TIMES = {
 
 
 @pytest.fixture
-def session(served: Served) -> Iterator[SqlSession]:
-    with SqlSession(served.url) as session:
+def session(server: ServerThread) -> Iterator[SqlSession]:
+    with SqlSession(server.url) as session:
         yield session
 
 

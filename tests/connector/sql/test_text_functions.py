@@ -17,7 +17,7 @@ from seamark.connector.duckdb.queries import rewrite_query
 from seamark.connector.sql import reads
 from seamark.connector.sql.session import SqlResult, SqlSession
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.sql.comparing import rows_of
 from tests.index.case_folding.texts import random_texts, with_other_case
 from tests.seeds import examples, first_seed
@@ -27,9 +27,9 @@ FILES = 12
 
 
 def seamark_command(url: str, *arguments: str) -> str:
-    done = CliRunner().invoke(cli, list(arguments), env={"SEAMARK_URL": url}, prog_name="seamark")
-    assert done.exit_code == 0, done.output
-    return done.output
+    result = CliRunner().invoke(cli, list(arguments), env={"SEAMARK_URL": url}, prog_name="seamark")
+    assert result.exit_code == 0, result.output
+    return result.output
 
 
 def create_table(url: str, texts_of_file: Callable[[int], list[str | None]], files: int = FILES) -> None:
@@ -62,14 +62,14 @@ def read_whole() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("indexed", ["lower(email)", "upper(email)"])
-def test_index_on_lower_or_upper_serves_both_functions(served: Served, indexed: str) -> None:
-    create_table(served.url, emails)
+def test_index_on_lower_or_upper_serves_both_functions(server: ServerThread, indexed: str) -> None:
+    create_table(server.url, emails)
     text = "SELECT id FROM db.people WHERE lower(email) = 'person.number7@example.com'"
-    advice = seamark_command(served.url, "explain", "db.people", text.partition("WHERE ")[2])
+    advice = seamark_command(server.url, "explain", "db.people", text.partition("WHERE ")[2])
     assert "seamark index create db.people --kind bloom --columns 'lower(email)'" in advice
-    with SqlSession(served.url) as session:
+    with SqlSession(server.url) as session:
         assert session.explain(text).tables[0].files == FILES
-        create_index(served.url, indexed)
+        create_index(server.url, indexed)
         for where, ids in (
             ("lower(email) = 'person.number7@example.com'", [701]),
             ("'PERSON.NUMBER7@EXAMPLE.COM' = upper(email)", [701]),
@@ -86,37 +86,37 @@ def test_index_on_lower_or_upper_serves_both_functions(served: Served, indexed: 
         assert changed.to_arrow().to_pylist() == [{"rows": 1}]
         assert ids_of(session.sql("SELECT id FROM db.people WHERE upper(email) = 'X'")) == [701]
     shown_seamark_command = seamark_command(
-        served.url, "index", "show", "db.people", f"{indexed.partition('(')[0]}_email_bloom"
+        server.url, "index", "show", "db.people", f"{indexed.partition('(')[0]}_email_bloom"
     )
     assert indexed in shown_seamark_command
 
 
-def test_bitmap_index_on_lower_serves_prefix_patterns(served: Served) -> None:
-    create_table(served.url, emails)
-    create_index(served.url, "lower(email)", "bitmap")
-    with SqlSession(served.url) as session:
+def test_bitmap_index_on_lower_serves_prefix_patterns(server: ServerThread) -> None:
+    create_table(server.url, emails)
+    create_index(server.url, "lower(email)", "bitmap")
+    with SqlSession(server.url) as session:
         actual = session.sql("SELECT id FROM db.people WHERE lower(email) LIKE 'person.number7%'")
         assert ids_of(actual) == [701]
         assert actual.explanation.tables[0].files == 1
 
 
-def test_duckdb_reads_the_files_that_the_index_keeps(served: Served) -> None:
-    create_table(served.url, emails)
-    create_index(served.url, "lower(email)")
+def test_duckdb_reads_the_files_that_the_index_keeps(server: ServerThread) -> None:
+    create_table(server.url, emails)
+    create_index(server.url, "lower(email)")
     text = "SELECT id FROM sea.db.people WHERE lower(email) = 'person.number7@example.com'"
-    with closing(seamark.duckdb.connect(served.url)) as connection:
+    with closing(seamark.duckdb.connect(server.url)) as connection:
         assert "db.people=1/12" in rewrite_query(connection, text, None, lease_s=60, max_kept_fraction=0.9).summary
         assert seamark.duckdb.sql(connection, text).fetchall() == [(701,)]
 
 
-def test_random_texts_of_all_scripts_are_found_in_any_case(served: Served) -> None:
+def test_random_texts_of_all_scripts_are_found_in_any_case(server: ServerThread) -> None:
     seed = first_seed()
     rng = random.Random(seed)
     texts = [random_texts(rng, 6) for _ in range(FILES)]
-    create_table(served.url, lambda number: [*texts[number]])
-    create_index(served.url, "lower(email)")
+    create_table(server.url, lambda number: [*texts[number]])
+    create_index(server.url, "lower(email)")
     left_out = 0
-    with SqlSession(served.url) as session:
+    with SqlSession(server.url) as session:
         for _ in range(examples(150, 40)):
             function = rng.choice(["lower", "upper"])
             sought = [with_other_case(rng, rng.choice(rng.choice(texts))) for _ in range(rng.choice([1, 1, 3]))]

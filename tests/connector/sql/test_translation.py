@@ -334,8 +334,8 @@ def test_all_22_queries_of_tpc_h_are_translated_and_run_in_duckdb() -> None:
 
 def test_merge_is_translated_for_spark_only_if_its_meaning_stays() -> None:
     text = "MERGE INTO s.t USING s.u AS u ON t.id = u.id WHEN MATCHED THEN UPDATE SET x = u.x + 1"
-    actual_spark_text = spark_text(parse(text).tree, "sea", "lake", None)
-    assert actual_spark_text.startswith("MERGE INTO `lake`.s.t USING `lake`.s.u AS u ON")
+    translated = spark_text(parse(text).tree, "sea", "lake", None)
+    assert translated.startswith("MERGE INTO `lake`.s.t USING `lake`.s.u AS u ON")
     for expression in ("u.x / 2", "CAST(u.name AS integer)", "length(u.name)"):
         with pytest.raises(InvalidRequest, match="may mean something else"):
             spark_text(parse(text.replace("u.x + 1", expression)).tree, "sea", "lake", None)

@@ -53,7 +53,7 @@ class Seamark:
     wait_s: float = 0.0
     version: str = "1"
     tables: Mapping[str, KnownTable] = field(default_factory=dict)
-    asked: list[TablePlanRequest] = field(default_factory=list)
+    requests: list[TablePlanRequest] = field(default_factory=list)
     looked_at: list[tuple[str, ...]] = field(default_factory=list)
     views: dict[str | Name, View] = field(default_factory=dict)
     """Views by name, with or without the schema. `plan_view` names the n-th `v~plan~n`, or raises an error."""
@@ -63,8 +63,8 @@ class Seamark:
     leased: list[tuple[Name, list[int], int | None]] = field(default_factory=list)
 
     async def plan_table(self, request: TablePlanRequest) -> TablePlanResponse:
-        number = len(self.asked)
-        self.asked.append(request)
+        number = len(self.requests)
+        self.requests.append(request)
         if self._view(request.table) is not None:
             raise NoSuchResource("Table does not exist", status=404, kind="NoSuchTableException")
         await asyncio.sleep(self.wait_s)

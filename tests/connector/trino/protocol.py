@@ -13,7 +13,7 @@ from typing import Any
 from aiohttp import web
 
 from seamark.connector.trino.protocol.accepted_logins import TARGET
-from tests.connector.trino.rig import Fake, fake_server
+from tests.connector.trino.rig import FakeServer, fake_server
 
 PLAN_ID = 4711471147
 """The id of each plan that the played Seamark makes."""
@@ -42,8 +42,8 @@ class Trino:
     statements.
     """
 
-    fake: Fake
-    asked: list[str] = field(default_factory=list)
+    fake: FakeServer
+    requests: list[str] = field(default_factory=list)
     fetched: list[tuple[int, int]] = field(default_factory=list)
     deleted: list[tuple[int, int]] = field(default_factory=list)
     judged: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
     scripts: dict[int, list[Page]] = {}
     numbers = itertools.count()
 
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         path = request.rel_url.raw_path
         if path == TARGET:
             trino.logins.append(request.headers.get("Authorization", ""))
@@ -89,7 +89,7 @@ async def fake_trino(play: Callable[[str], list[Page]]) -> AsyncIterator[Trino]:
             return web.json_response(trino.rules, status=200 if trino.rules else 410)
         if request.method == "POST" and path == "/v1/statement":
             number, token = next(numbers), 0
-            trino.asked.append(body.decode())
+            trino.requests.append(body.decode())
             scripts[number] = play(body.decode())
         else:
             number, token = int(path.split("/")[-3]), int(path.split("/")[-1])
@@ -123,8 +123,8 @@ class Seamark:
     `asked` contains (path, body) of each plan request, and `renewed` contains that of each lease request.
     """
 
-    fake: Fake
-    asked: list[tuple[str, Any]] = field(default_factory=list)
+    fake: FakeServer
+    requests: list[tuple[str, Any]] = field(default_factory=list)
     renewed: list[tuple[str, Any]] = field(default_factory=list)
 
     @property
@@ -140,13 +140,13 @@ Plan = dict[str, Any] | int
 async def fake_seamark(plan: Callable[[str, Any], Plan] | None = None, *, wait_s: float = 0) -> AsyncIterator[Seamark]:
     """Yield a Seamark. `plan` receives the table (`db/t`) and the body of each request."""
 
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         path, _, route = request.rel_url.raw_path.removeprefix("/api/v1/tables/").rpartition("/")
         plan_request = json.loads(body)
         if route == "plan-snapshots":
             seamark.renewed.append((path, plan_request))
             return web.json_response({"found": 1})
-        seamark.asked.append((path, plan_request))
+        seamark.requests.append((path, plan_request))
         await asyncio.sleep(wait_s)
         new_plan = plan(path, plan_request) if plan is not None else {}
         if isinstance(new_plan, int):

@@ -20,37 +20,37 @@ CATALOG = "lake"
 
 
 @dataclass
-class Fake:
+class FakeServer:
     """A scripted server.
 
-    `seen` has the method, target, headers and body of each request.
+    `requests` has the method, target, headers and body of each request.
     """
 
     url: str = ""
-    seen: list[tuple[str, str, Any, bytes]] = field(default_factory=list)
+    requests: list[tuple[str, str, Any, bytes]] = field(default_factory=list)
 
     def bodies(self, method: str = "POST") -> list[str]:
-        return [body.decode() for one, _, _, body in self.seen if one == method]
+        return [body.decode() for one, _, _, body in self.requests if one == method]
 
 
 @asynccontextmanager
 async def fake_server(
-    answer: Callable[[Fake, web.BaseRequest, bytes], Awaitable[web.StreamResponse]],
-) -> AsyncIterator[Fake]:
-    """Yield a server. `answer` receives each request after its body was read and recorded in `seen`."""
-    fake = Fake()
+    answer: Callable[[FakeServer, web.BaseRequest, bytes], Awaitable[web.StreamResponse]],
+) -> AsyncIterator[FakeServer]:
+    """Yield a server. `answer` receives each request after its body was read and recorded in `requests`."""
+    fake = FakeServer()
 
     async def handle(request: web.BaseRequest) -> web.StreamResponse:
         body = await request.read()
-        fake.seen.append((request.method, request.rel_url.raw_path_qs, request.headers, body))
+        fake.requests.append((request.method, request.rel_url.raw_path_qs, request.headers, body))
         return await answer(fake, request, body)
 
-    async with listening(handle) as fake.url:
+    async with serve_requests(handle) as fake.url:
         yield fake
 
 
 @asynccontextmanager
-async def listening(handle: Handler) -> AsyncIterator[str]:
+async def serve_requests(handle: Handler) -> AsyncIterator[str]:
     server = web.Server(
         handle, handler_cancellation=True, auto_decompress=False, access_log=None, max_field_size=1 << 20
     )

@@ -13,7 +13,7 @@ from seamark.connector.trino.protocol import accepted_logins as module
 from seamark.connector.trino.protocol.accepted_logins import LOGINS_MAX, REMEMBERED_S, AcceptedLogins
 from seamark.connector.trino.protocol.coordinators import Coordinator
 from tests.connector.trino.protocol import END, ROWS, Page, fake_seamark, fake_trino
-from tests.connector.trino.rig import Fake, Rig, fake_server, run_proxy
+from tests.connector.trino.rig import FakeServer, Rig, fake_server, run_proxy
 
 STATEMENT = "SELECT x FROM lake.db.t WHERE x = 1"
 TRINO = Coordinator("http://trino", "")
@@ -35,11 +35,11 @@ async def test_plans_are_made_only_for_accepted_logins_which_are_checked_once() 
         trino.login_status = lambda credentials: 410 if credentials == "Basic right" else 401
         for _ in range(2):
             assert await _ask(rig, "Basic wrong") == "unchanged; Trino has not accepted the login"
-        assert seamark.asked == seamark.fake.seen == []
-        assert trino.asked == [STATEMENT, STATEMENT]  # Trino itself refuses these statements.
+        assert seamark.requests == seamark.fake.requests == []
+        assert trino.requests == [STATEMENT, STATEMENT]  # Trino itself refuses these statements.
         for _ in range(3):
             assert await _ask(rig, "Basic right") in ("rewritten", "planned")
-        assert len(seamark.asked) == 3
+        assert len(seamark.requests) == 3
         assert trino.logins == ["Basic wrong", "Basic wrong", "Basic right"]
         assert await _ask(rig, "Basic wrong") == "unchanged; Trino has not accepted the login"
         assert await _ask(rig, "Basic right", "SELECT 1") != "unchanged; Trino has not accepted the login"
@@ -52,13 +52,13 @@ async def test_answer_with_another_status_accepts_no_login(status: int) -> None:
     async with fake_trino(_play) as trino, fake_seamark() as seamark, run_proxy(trino.url, seamark=seamark.url) as rig:
         trino.login_status = lambda credentials: status
         assert await _ask(rig, "Bearer x") == "unchanged; Trino has not accepted the login"
-        assert seamark.fake.seen == []
+        assert seamark.fake.requests == []
 
 
 async def test_login_of_single_use_is_not_checked() -> None:
     async with fake_trino(_play) as trino, fake_seamark() as seamark, run_proxy(trino.url, seamark=seamark.url) as rig:
         assert await _ask(rig, "Negotiate abc==") == "unchanged; Trino has not accepted the login"
-        assert (trino.logins, seamark.fake.seen, trino.asked) == ([], [], [STATEMENT])
+        assert (trino.logins, seamark.fake.requests, trino.requests) == ([], [], [STATEMENT])
 
 
 async def test_slow_login_check_delays_a_statement_only_shortly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,11 +75,11 @@ class _Trino:
     """A Trino that counts the login checks."""
 
     def __init__(self, status: int = 410) -> None:
-        self.asked: list[CIMultiDict[str]] = []
+        self.requests: list[CIMultiDict[str]] = []
         self.status = status
 
     async def send(self, method: str, coordinator: Coordinator, target: str, headers: CIMultiDict[str]) -> Any:
-        self.asked.append(headers)
+        self.requests.append(headers)
         await asyncio.sleep(0)
         return _Response(self.status)
 
@@ -103,7 +103,7 @@ async def test_login_is_checked_again_after_a_minute_and_for_other_credentials()
     logins = AcceptedLogins(trino.send, lambda: now_s[0])
     first = CIMultiDict({"Authorization": "Basic a", "X-Trino-User": "ann", "X-Trino-Source": "x"})
     assert all(await asyncio.gather(*(logins.accepts(TRINO, first) for _ in range(5))))
-    assert len(trino.asked) == 1
+    assert len(trino.requests) == 1
     other_requests = (
         {"Authorization": "Basic b"},
         {"X-Trino-User": "bob"},
@@ -115,16 +115,16 @@ async def test_login_is_checked_again_after_a_minute_and_for_other_credentials()
     )
     for number, other in enumerate(other_requests):
         assert await logins.accepts(TRINO, CIMultiDict({**first, **other}))
-        assert len(trino.asked) == 2 + number
+        assert len(trino.requests) == 2 + number
     assert await logins.accepts(Coordinator("http://other", ""), first)
-    count = len(trino.asked)
+    count = len(trino.requests)
     assert await logins.accepts(TRINO, CIMultiDict({**first, "X-Trino-Source": "y", "X-Trino-Session": "a=1"}))
     now_s[0] += REMEMBERED_S - 1
     assert await logins.accepts(TRINO, first)
-    assert len(trino.asked) == count
+    assert len(trino.requests) == count
     now_s[0] += 1
     assert await logins.accepts(TRINO, first)
-    assert len(trino.asked) == count + 1
+    assert len(trino.requests) == count + 1
     assert not logins._asking
     assert not any(b"Basic" in key for key in logins._until_s)
 
@@ -138,7 +138,7 @@ async def test_number_of_remembered_logins_is_bounded() -> None:
 
 
 async def test_answers_do_not_reveal_the_software_version() -> None:
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"Server": "trino"})
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:

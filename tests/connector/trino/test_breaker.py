@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from seamark.connector.trino.protocol.circuit_breaker import BACKOFF_MAX_S, BACKOFF_S, FAILURES_MAX, Breaker
 
 
-class Hands:
+class ManualClock:
     """A clock that a test moves."""
 
     def __init__(self) -> None:
@@ -21,8 +21,8 @@ class Hands:
         return self.now_s
 
 
-def open_breaker(hands: Hands) -> Breaker:
-    breaker = Breaker(hands)
+def open_breaker(clock: ManualClock) -> Breaker:
+    breaker = Breaker(clock)
     for _ in range(FAILURES_MAX):
         assert breaker.allow_request()
         breaker.record_failure()
@@ -30,7 +30,7 @@ def open_breaker(hands: Hands) -> Breaker:
 
 
 def test_breaker_opens_only_after_failures_in_a_row() -> None:
-    breaker = Breaker(Hands())
+    breaker = Breaker(ManualClock())
     for _ in range(10):
         for _ in range(FAILURES_MAX - 1):
             breaker.record_failure()
@@ -43,9 +43,9 @@ def test_breaker_opens_only_after_failures_in_a_row() -> None:
 
 
 def test_one_request_tries_and_its_success_closes_the_breaker() -> None:
-    hands = Hands()
-    breaker = open_breaker(hands)
-    hands.now_s += BACKOFF_S
+    clock = ManualClock()
+    breaker = open_breaker(clock)
+    clock.now_s += BACKOFF_S
     assert [breaker.allow_request() for _ in range(3)] == [True, False, False]
     breaker.record_success()
     assert breaker.allow_request()
@@ -53,51 +53,51 @@ def test_one_request_tries_and_its_success_closes_the_breaker() -> None:
 
 
 def test_each_failed_trial_doubles_the_pause_up_to_a_maximum() -> None:
-    hands = Hands()
-    breaker = open_breaker(hands)
+    clock = ManualClock()
+    breaker = open_breaker(clock)
     waits = []
     for _ in range(10):
-        begun_s = hands.now_s
+        begun_s = clock.now_s
         while not breaker.allow_request():
-            hands.now_s += BACKOFF_S / 4
-        waits.append(hands.now_s - begun_s)
+            clock.now_s += BACKOFF_S / 4
+        waits.append(clock.now_s - begun_s)
         breaker.record_failure()
     assert waits[:4] == [BACKOFF_S, 2 * BACKOFF_S, 4 * BACKOFF_S, 8 * BACKOFF_S]
     assert waits[-1] == BACKOFF_MAX_S
 
 
 def test_failures_of_requests_from_before_it_opened_change_nothing() -> None:
-    hands = Hands()
-    breaker = open_breaker(hands)
+    clock = ManualClock()
+    breaker = open_breaker(clock)
     for _ in range(100):
         breaker.record_failure()
-    hands.now_s += BACKOFF_S
+    clock.now_s += BACKOFF_S
     assert breaker.allow_request()
 
 
 def test_trial_without_a_result_is_followed_by_another() -> None:
-    hands = Hands()
-    breaker = open_breaker(hands)
-    hands.now_s += BACKOFF_S
+    clock = ManualClock()
+    breaker = open_breaker(clock)
+    clock.now_s += BACKOFF_S
     assert breaker.allow_request()
-    hands.now_s += BACKOFF_S
+    clock.now_s += BACKOFF_S
     assert breaker.allow_request()
 
 
 @given(st.lists(st.sampled_from(["ask", "succeeded", "failed", "wait"]), max_size=60))
 def test_breaker_always_allows_a_request_in_the_end(steps: list[str]) -> None:
-    hands = Hands()
-    breaker = Breaker(hands)
+    clock = ManualClock()
+    breaker = Breaker(clock)
     for step in steps:
         match step:
             case "ask":
                 breaker.allow_request()
             case "wait":
-                hands.now_s += 0.7
+                clock.now_s += 0.7
             case "succeeded":
                 breaker.record_success()
                 assert breaker.allow_request()
             case "failed":
                 breaker.record_failure()
-    hands.now_s += BACKOFF_MAX_S
+    clock.now_s += BACKOFF_MAX_S
     assert breaker.allow_request()

@@ -14,27 +14,27 @@ from aiohttp import web
 
 from seamark.connector.trino.proxy import ProxySettings
 from seamark.connector.trino.server import limits_of
-from tests.connector.trino.rig import Fake, Rig, fake_server, listening, run_proxy
-from tests.server.test_connections import Wire
+from tests.connector.trino.rig import FakeServer, Rig, fake_server, run_proxy, serve_requests
+from tests.server.test_connections import RawConnection
 from tests.services.authority import Authority
 from tests.waits import until
 
 ASK = b"GET /v1/info HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-async def echo(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+async def echo(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
     return web.Response(body=b"%d bytes" % len(body))
 
 
 async def connect(
     stack: AsyncExitStack, rig: Rig, source: str = "127.0.0.1", tls: ssl.SSLContext | None = None
-) -> Wire:
+) -> RawConnection:
     port = int(rig.url.rpartition(":")[2])
     opened = await asyncio.open_connection("127.0.0.1", port, local_addr=(source, 0), ssl=tls)
-    return await stack.enter_async_context(Wire(*opened))
+    return await stack.enter_async_context(RawConnection(*opened))
 
 
-async def is_answered(wire: Wire) -> bool:
+async def is_answered(wire: RawConnection) -> bool:
     await wire.send(ASK)
     return (await wire.answer())[0] == 200
 
@@ -72,7 +72,7 @@ async def test_silent_connections_are_closed_in_favour_of_active_ones() -> None:
 async def test_address_has_a_connection_limit_that_interrupts_no_request() -> None:
     go = asyncio.Event()
 
-    async def wait(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def wait(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         await go.wait()
         return web.Response(text="late")
 
@@ -85,7 +85,7 @@ async def test_address_has_a_connection_limit_that_interrupts_no_request() -> No
         for wire in wires:
             await wire.send(ASK)
         async with asyncio.timeout(60):
-            while len(trino.seen) < 2:
+            while len(trino.requests) < 2:
                 await asyncio.sleep(0.01)
         third = await connect(stack, rig)
         assert (await third.answer())[0] == 429
@@ -105,7 +105,7 @@ async def test_header_above_the_size_limit_is_refused(fields: int, size: int) ->
             wire.writer.write(f"x-{number}: {'y' * size}\r\n".encode())
             await asyncio.sleep(0)
         assert b" 431 " in await wire.rest()
-        assert trino.seen == []
+        assert trino.requests == []
 
 
 async def test_bodies_and_answers_do_not_count_as_headers() -> None:
@@ -133,7 +133,7 @@ async def test_large_body_is_refused(path: str, announced: bool) -> None:
                 await wire.send(b"3e8\r\n" + b"x" * 1000 + b"\r\n")
         status, body = await wire.answer()
         assert (status, b"10,000 bytes" in body) == (413, True)
-        assert trino.seen == []
+        assert trino.requests == []
         fits = await connect(stack, rig)
         await fits.send(head(path, "Content-Length: 10000") + b"x" * 10_000)
         assert await fits.answer() == (200, b"10000 bytes")
@@ -157,7 +157,7 @@ async def test_body_that_stops_or_arrives_slowly_is_refused(path: str) -> None:
                 assert (await wire.answer())[0] == 408
         finally:
             dribbling.cancel()
-        assert trino.seen == []
+        assert trino.requests == []
 
 
 async def test_slow_coordinator_does_not_cause_a_body_timeout() -> None:
@@ -170,7 +170,7 @@ async def test_slow_coordinator_does_not_cause_a_body_timeout() -> None:
 
     # A busy machine may delay the client, which is in this process; the proxy counts that as waiting
     # for the client.
-    async with listening(take_slowly) as trino, run_proxy(trino, body_timeout_s=1.0) as rig:
+    async with serve_requests(take_slowly) as trino, run_proxy(trino, body_timeout_s=1.0) as rig:
         status, _, body = await rig.ask("POST", "/v1/x", data=io.BytesIO(b"x" * (12 << 20)))
         assert (status, body) == (200, b"%d bytes" % (12 << 20))
 
@@ -186,7 +186,7 @@ async def test_answer_that_the_client_does_not_read_is_cut_off() -> None:
             ended.set()
 
     ended = asyncio.Event()
-    async with listening(endless) as trino, run_proxy(trino, send_timeout_s=0.3) as rig, AsyncExitStack() as stack:
+    async with serve_requests(endless) as trino, run_proxy(trino, send_timeout_s=0.3) as rig, AsyncExitStack() as stack:
         wire = await connect(stack, rig)
         wire.writer.transport.pause_reading()  # type: ignore[attr-defined]
         await wire.send(ASK)
@@ -224,12 +224,12 @@ def authority(tmp_path: Path) -> Authority:
 
 
 async def test_connections_count_before_their_tls_handshake(authority: Authority) -> None:
-    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    served.load_cert_chain(authority.certificate, authority.key)
+    server_context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server_context.load_cert_chain(authority.certificate, authority.key)
     trusted = ssl.create_default_context(cafile=str(authority.file))
     async with (
         fake_server(echo) as trino,
-        run_proxy(trino.url, tls=served, connections=8) as rig,
+        run_proxy(trino.url, tls=server_context, connections=8) as rig,
         AsyncExitStack() as stack,
     ):
         old = await connect(stack, rig, tls=trusted)
@@ -237,20 +237,24 @@ async def test_connections_count_before_their_tls_handshake(authority: Authority
         silent = [await connect(stack, rig, f"127.0.0.{2 + number}") for number in range(30)]
         fresh = await connect(stack, rig, tls=trusted)
         reading = [asyncio.create_task(wire.rest()) for wire in silent]
-        await until(lambda: sum(one.done() for one in reading) >= 30 - 8)
-        assert {one.result() for one in reading if one.done()} == {b""}
+        await until(lambda: sum(task.done() for task in reading) >= 30 - 8)
+        assert {task.result() for task in reading if task.done()} == {b""}
         assert await is_answered(old)
         assert await is_answered(fresh)
-        for one in reading:
-            one.cancel()
+        for task in reading:
+            task.cancel()
         await asyncio.gather(*reading, return_exceptions=True)
 
 
 async def test_tls_handshake_that_does_not_end_in_time_closes_the_connection(authority: Authority) -> None:
-    served = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    served.load_cert_chain(authority.certificate, authority.key)
+    server_context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    server_context.load_cert_chain(authority.certificate, authority.key)
     limits = {"header_timeout_s": 0.3}
-    async with fake_server(echo) as trino, run_proxy(trino.url, tls=served, **limits) as rig, AsyncExitStack() as stack:
+    async with (
+        fake_server(echo) as trino,
+        run_proxy(trino.url, tls=server_context, **limits) as rig,
+        AsyncExitStack() as stack,
+    ):
         for first_bytes in (b"", b"\x16\x03\x01", ASK):
             wire = await connect(stack, rig)
             await wire.send(first_bytes)

@@ -14,13 +14,13 @@ import pytest
 from aiohttp import web
 
 from seamark.formats.runtime.tls import server_tls
-from tests.connector.trino.rig import Fake, fake_server, listening, nowhere, run_proxy
+from tests.connector.trino.rig import FakeServer, fake_server, nowhere, run_proxy, serve_requests
 from tests.waits import until
 
 MIB = 1 << 20
 
 
-async def echo(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+async def echo(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
     return web.Response(body=body or b"nothing", headers={"X-Fake": fake.url})
 
 
@@ -39,13 +39,13 @@ async def test_requests_are_forwarded_unchanged(method: str) -> None:
         }
         status, _, body = await rig.ask(method, target, data=b"\x00\xff", headers=request_headers)
         assert (status, body) == (200, b"\x00\xff")
-        seen_method, seen_target, headers, seen_body = trino.seen[0]
+        seen_method, seen_target, headers, seen_body = trino.requests[0]
         assert (seen_method, seen_target, seen_body) == (method, target, b"\x00\xff")
         assert {name: headers[name] for name in request_headers} == request_headers
 
 
 async def test_repeated_headers_stay_separate_and_in_order() -> None:
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         cookies = [("Set-Cookie", "a=1; Path=/ui; HttpOnly"), ("X-Trino-Set-Session", "x=1"), ("Set-Cookie", "b=2")]
         return web.Response(headers=cookies, text="x")
 
@@ -58,13 +58,13 @@ async def test_repeated_headers_stay_separate_and_in_order() -> None:
         _, headers, _ = await rig.ask("GET", "/v1/info", headers=request_headers)
         assert headers.getall("Set-Cookie") == ["a=1; Path=/ui; HttpOnly", "b=2"]
         assert headers["X-Trino-Set-Session"] == "x=1"
-        assert trino.seen[0][2].getall("X-Trino-Session") == ["a=1", "b=2"]
+        assert trino.requests[0][2].getall("X-Trino-Session") == ["a=1", "b=2"]
         await rig.ask("GET", "/v1/info")
-        assert "Cookie" not in trino.seen[1][2]  # The cookies belong to the clients; the proxy keeps none.
+        assert "Cookie" not in trino.requests[1][2]  # The cookies belong to the clients; the proxy keeps none.
 
 
 async def test_connection_headers_are_not_forwarded() -> None:
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"Connection": "X-Mine", "X-Mine": "1", "Keep-Alive": "timeout=5"})
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
@@ -75,8 +75,8 @@ async def test_connection_headers_are_not_forwarded() -> None:
             "Proxy-Authorization": "Basic x",
         }
         _, headers, _ = await rig.ask("GET", "/v1/info", headers={**request_headers, "X-Seamark": "off"})
-        assert names(trino.seen[0][2]) & {"x-hop", "te", "proxy-authorization", "x-seamark"} == set()
-        assert trino.seen[0][2]["Via"] == "1.1 seamark"
+        assert names(trino.requests[0][2]) & {"x-hop", "te", "proxy-authorization", "x-seamark"} == set()
+        assert trino.requests[0][2]["Via"] == "1.1 seamark"
         assert names(headers) & {"x-mine", "keep-alive"} == set()
 
 
@@ -89,7 +89,7 @@ async def test_forwarded_headers_describe_the_client_and_replace_forged_ones() -
     async with fake_server(echo) as trino, run_proxy(trino.url) as rig:
         await rig.ask("GET", "/v1/info", headers={**lies, "Host": "trino.example:8443"})
         heard = {
-            name: value for name, value in trino.seen[0][2].items() if name.lower() in {one.lower() for one in lies}
+            name: value for name, value in trino.requests[0][2].items() if name.lower() in {one.lower() for one in lies}
         }
         assert heard == {
             "X-Forwarded-For": "127.0.0.1",
@@ -98,15 +98,15 @@ async def test_forwarded_headers_describe_the_client_and_replace_forged_ones() -
             "X-Forwarded-Port": "8443",
         }
         await rig.ask("GET", "/v1/info", headers={"Host": "trino.example"})
-        assert trino.seen[1][2]["X-Forwarded-Port"] == "80"
-        assert trino.seen[1][2]["Host"] == trino.url.removeprefix("http://")
+        assert trino.requests[1][2]["X-Forwarded-Port"] == "80"
+        assert trino.requests[1][2]["Host"] == trino.url.removeprefix("http://")
 
 
 async def test_forwarded_headers_are_trusted_if_the_operator_says_so() -> None:
     request_headers = {"X-Forwarded-For": "10.1.1.1", "X-Forwarded-Proto": "https", "X-Forwarded-Host": "trino.example"}
     async with fake_server(echo) as trino, run_proxy(trino.url, trust_forwarded=True) as rig:
         await rig.ask("GET", "/v1/info", headers={**request_headers, "X-Forwarded-Prefix": "/lake/"})
-        heard = trino.seen[0][2]
+        heard = trino.requests[0][2]
         assert heard["X-Forwarded-For"] == "10.1.1.1, 127.0.0.1"
         assert (heard["X-Forwarded-Proto"], heard["X-Forwarded-Host"]) == ("https", "trino.example")
         assert (heard["X-Forwarded-Port"], heard["X-Forwarded-Prefix"]) == ("443", "/lake")
@@ -115,7 +115,7 @@ async def test_forwarded_headers_are_trusted_if_the_operator_says_so() -> None:
 async def test_compressed_bodies_are_forwarded_unchanged() -> None:
     packed = gzip.compress(b"x" * 100_000)
 
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(body=packed, headers={"Content-Encoding": "gzip", "Content-Type": "application/json"})
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
@@ -124,8 +124,8 @@ async def test_compressed_bodies_are_forwarded_unchanged() -> None:
             _, headers, body = await rig.ask("POST", target, data=packed, headers=request_headers)
             assert (body, headers["Content-Encoding"]) == (packed, "gzip")
             assert headers["Content-Length"] == str(len(packed))
-            assert trino.seen[-1][3] == packed
-            assert trino.seen[-1][2]["Accept-Encoding"] == "gzip, zstd"
+            assert trino.requests[-1][3] == packed
+            assert trino.requests[-1][2]["Accept-Encoding"] == "gzip, zstd"
 
 
 async def test_proxy_adds_only_forwarding_headers() -> None:
@@ -136,12 +136,12 @@ async def test_proxy_adds_only_forwarding_headers() -> None:
         assert (await reader.read()).endswith(b"nothing")
         writer.close()
         added = {"host", "via", "x-forwarded-for", "x-forwarded-host", "x-forwarded-port", "x-forwarded-proto"}
-        assert names(trino.seen[0][2]) == added
+        assert names(trino.requests[0][2]) == added
 
 
 @pytest.mark.parametrize(("method", "status"), [("HEAD", 200), ("DELETE", 204), ("GET", 304), ("GET", 200)])
 async def test_answers_without_a_body_stay_without_one(method: str, status: int) -> None:
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(status=status, headers={"ETag": '"1"'})
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
@@ -151,7 +151,7 @@ async def test_answers_without_a_body_stay_without_one(method: str, status: int)
 
 
 async def test_redirects_are_passed_to_the_client() -> None:
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(status=303, headers={"Location": "http://storage.example/segment"})
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
@@ -160,7 +160,7 @@ async def test_redirects_are_passed_to_the_client() -> None:
 
 
 async def test_long_headers_of_prepared_statements_are_forwarded() -> None:
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.Response:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.Response:
         return web.Response(text="x", headers={"X-Trino-Added-Prepare": request.headers["X-Trino-Prepared-Statement"]})
 
     async with fake_server(answer) as trino, run_proxy(trino.url) as rig:
@@ -185,7 +185,11 @@ async def test_large_answer_is_fetched_at_the_speed_of_the_client() -> None:
         await response.write_eof()
         return response
 
-    async with listening(answer) as trino, run_proxy(trino) as rig, rig.http.get(rig.at("/v1/spooled/1")) as result:
+    async with (
+        serve_requests(answer) as trino,
+        run_proxy(trino) as rig,
+        rig.http.get(rig.at("/v1/spooled/1")) as result,
+    ):
         await result.content.readexactly(MIB)
         await asyncio.sleep(0.5)
         held_bytes = sent - MIB
@@ -211,7 +215,7 @@ async def test_too_long_statement_is_streamed_without_analysis() -> None:
         await go_on.wait()
         yield b" " * MIB
 
-    async with listening(answer) as trino, run_proxy(trino, statement_bytes=1000) as rig:
+    async with serve_requests(answer) as trino, run_proxy(trino, statement_bytes=1000) as rig:
         task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=long()))
         await until(lambda: arrived >= MIB)  # This happens before the client has sent everything.
         go_on.set()
@@ -225,7 +229,7 @@ async def test_too_long_statement_is_streamed_without_analysis() -> None:
 async def test_answer_in_pieces_arrives_completely(sizes: tuple[int, ...], pause_s: float) -> None:
     pieces = [bytes([number + 1]) * size for number, size in enumerate(sizes)]
 
-    async def answer(fake: Fake, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
+    async def answer(fake: FakeServer, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
         response = web.StreamResponse()
         await response.prepare(request)
         for piece in pieces:
@@ -244,7 +248,7 @@ async def test_announced_content_length_is_kept() -> None:
     async with fake_server(echo) as trino, run_proxy(trino.url, statement_bytes=1000) as rig:
         for size in (10, 100_000):
             await rig.ask("POST", "/v1/statement", data=b" " * size)
-            headers = trino.seen[-1][2]
+            headers = trino.requests[-1][2]
             assert headers["Content-Length"] == str(size)
             assert "Transfer-Encoding" not in headers
 
@@ -260,7 +264,7 @@ async def test_client_that_disconnects_cancels_its_request_to_trino() -> None:
             ended.set()
         return web.Response()
 
-    async with listening(answer) as trino, run_proxy(trino) as rig:
+    async with serve_requests(answer) as trino, run_proxy(trino) as rig:
         task = asyncio.create_task(rig.ask("GET", "/v1/statement/executing/1"))
         await asyncio.wait_for(started.wait(), 60)
         task.cancel()
@@ -278,7 +282,7 @@ async def test_interrupted_answer_is_interrupted_for_the_client_too(length: bool
         request.transport.abort()
         return response
 
-    async with listening(answer) as trino, run_proxy(trino) as rig:
+    async with serve_requests(answer) as trino, run_proxy(trino) as rig:
         with pytest.raises(aiohttp.ClientPayloadError):
             await rig.ask("GET", "/v1/statement/executing/1")
         status, _, _ = await rig.ask("GET", "/seamark/healthz")
@@ -293,7 +297,7 @@ async def test_proxy_finishes_running_requests_before_it_stops() -> None:
         await asyncio.sleep(0.3)
         return web.Response(text="done")
 
-    async with listening(answer) as trino, aiohttp.ClientSession() as http:
+    async with serve_requests(answer) as trino, aiohttp.ClientSession() as http:
         async with run_proxy(trino, drain_s=60.0) as rig:
             task = asyncio.create_task(http.get(rig.at("/v1/statement/executing/1")))
             await asyncio.wait_for(started.wait(), 60)
@@ -305,12 +309,12 @@ async def test_proxy_finishes_running_requests_before_it_stops() -> None:
 
 
 async def test_error_of_an_unreachable_coordinator_names_it() -> None:
-    gone = nowhere()
-    async with run_proxy(gone) as rig:
+    dead_url = nowhere()
+    async with run_proxy(dead_url) as rig:
         for method, target in (("POST", "/v1/statement"), ("GET", "/v1/info")):
             status, _, body = await rig.ask(method, target, data=b"SELECT 1" if method == "POST" else None)
             assert status == 502
-            assert gone.removeprefix("http://") in body.decode()
+            assert dead_url.removeprefix("http://") in body.decode()
 
 
 async def test_disconnecting_coordinator_gives_a_502() -> None:
@@ -319,7 +323,7 @@ async def test_disconnecting_coordinator_gives_a_502() -> None:
         request.transport.abort()
         return web.Response()
 
-    async with listening(answer) as trino, run_proxy(trino) as rig:
+    async with serve_requests(answer) as trino, run_proxy(trino) as rig:
         status, _, _ = await rig.ask("POST", "/v1/statement", data=b"INSERT INTO t VALUES 1")
         assert status == 502
 
@@ -328,13 +332,13 @@ async def test_statements_rotate_over_coordinators_and_their_requests_stay() -> 
     async with fake_server(echo) as first, fake_server(echo) as second, run_proxy(first.url, second.url) as rig:
         for _ in range(4):
             await rig.ask("POST", "/v1/statement", data=b"SELECT 1")
-        assert (len(first.seen), len(second.seen)) == (2, 2)
-        prefixes = {fake.url: fake.seen[0][2]["X-Forwarded-Prefix"] for fake in (first, second)}
+        assert (len(first.requests), len(second.requests)) == (2, 2)
+        prefixes = {fake.url: fake.requests[0][2]["X-Forwarded-Prefix"] for fake in (first, second)}
         assert len(set(prefixes.values())) == 2
         for fake in (first, second, second, first):
             _, headers, _ = await rig.ask("GET", f"{prefixes[fake.url]}/v1/statement/queued/1?maxWait=1s")
             assert headers["X-Fake"] == fake.url
-            assert fake.seen[-1][1] == "/v1/statement/queued/1?maxWait=1s"
+            assert fake.requests[-1][1] == "/v1/statement/queued/1?maxWait=1s"
             page = {"Referer": f"http://proxy{prefixes[fake.url]}/ui/"}
             _, headers, _ = await rig.ask("GET", "/ui/api/stats", headers=page)
             assert headers["X-Fake"] == fake.url
@@ -347,7 +351,7 @@ async def test_statements_rotate_over_coordinators_and_their_requests_stay() -> 
 async def test_single_coordinator_gets_no_prefix() -> None:
     async with fake_server(echo) as trino, run_proxy(trino.url) as rig:
         await rig.ask("POST", "/v1/statement", data=b"SELECT 1")
-        assert "X-Forwarded-Prefix" not in trino.seen[0][2]
+        assert "X-Forwarded-Prefix" not in trino.requests[0][2]
 
 
 async def test_statements_skip_an_unreachable_coordinator() -> None:
@@ -356,7 +360,7 @@ async def test_statements_skip_an_unreachable_coordinator() -> None:
             body = b"x" * (300_000 if number % 2 else 10)
             status, _, _ = await rig.ask("POST", "/v1/statement", data=body)
             assert status == 200
-        assert [len(seen[3]) for seen in up.seen] == [10, 300_000, 10, 300_000]
+        assert [len(seen[3]) for seen in up.requests] == [10, 300_000, 10, 300_000]
         assert (await rig.ask("GET", "/v1/info"))[0] == 200
 
 
@@ -404,7 +408,7 @@ async def test_proxy_serves_https_and_verifies_coordinators(tmp_path: Path) -> N
     tls = server_tls(tmp_path / "cert.pem", tmp_path / "key.pem")
     async with fake_server(echo) as trino, run_proxy(trino.url, tls=tls) as rig:
         assert (await rig.ask("GET", "/v1/info"))[0] == 200
-        assert trino.seen[0][2]["X-Forwarded-Proto"] == "https"
+        assert trino.requests[0][2]["X-Forwarded-Proto"] == "https"
         # The proxy verifies the certificate of a coordinator with https.
         with pytest.raises(ssl.SSLError):
             server_tls(tmp_path / "key.pem", tmp_path / "key.pem")

@@ -37,7 +37,7 @@ VERSION = f"FOR VERSION AS OF {PLAN_ID}"
 ORIGINAL_ROWS: Page = {**ROWS, "data": [["the original's"]]}
 
 
-def playing(*pages: Page) -> Any:
+def script_pages(*pages: Page) -> Any:
     """Return a script: the rewritten statement has these pages, and any other statement has rows."""
     return lambda text: list(pages) if VERSION in text else [QUEUED, ORIGINAL_ROWS, END]
 
@@ -52,7 +52,7 @@ async def run_stage(play: Any, *other_urls: str, **settings: Any) -> AsyncIterat
         yield trino, rig
 
 
-async def result(rig: Rig, statement: str = STATEMENT, **options: Any) -> tuple[list[Any], Any, str]:
+async def fetch_result(rig: Rig, statement: str = STATEMENT, **options: Any) -> tuple[list[Any], Any, str]:
     """Return the rows, the error and the plan header of a statement.
 
     Check that no answer to a POST contains rows, as some clients require.
@@ -69,16 +69,16 @@ async def result(rig: Rig, statement: str = STATEMENT, **options: Any) -> tuple[
     return rows, page.get("error", {}).get("errorName"), headers["X-Seamark-Plan"]
 
 
-def no_plan(trino: Trino) -> list[str]:
-    return [text for text in trino.asked if VERSION not in text]
+def list_original_statements(trino: Trino) -> list[str]:
+    return [text for text in trino.requests if VERSION not in text]
 
 
 async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
-    async with run_stage(playing(QUEUED, PLANNING, ROWS, ROWS, END)) as (trino, rig):
-        rows, error, reported = await result(rig)
+    async with run_stage(script_pages(QUEUED, PLANNING, ROWS, ROWS, END)) as (trino, rig):
+        rows, error, reported = await fetch_result(rig)
         assert (rows, error) == ([[1], [1]], None)
         assert reported.startswith("rewritten; scans=1; files=3/100; db.t=3/100; ms=")
-        assert trino.asked == [f"SELECT x FROM lake.db.t {VERSION} WHERE x = 1"]
+        assert trino.requests == [f"SELECT x FROM lake.db.t {VERSION} WHERE x = 1"]
         # The client requests the last page again that the proxy has read, and no page before it.
         assert trino.fetched == [(0, 1), (0, 2), (0, 2), (0, 3), (0, 4)]
 
@@ -99,83 +99,86 @@ async def test_client_gets_the_rows_of_the_rewritten_statement() -> None:
 )
 @pytest.mark.parametrize("several", [False, True])
 async def test_original_runs_if_the_rewritten_statement_fails(pages: list[Page], several: bool) -> None:
-    async with fake_trino(playing(*pages)) as other, run_stage(playing(*pages), *[other.url] * several) as (trino, rig):
-        rows, error, reported = await result(rig)
+    async with (
+        fake_trino(script_pages(*pages)) as other,
+        run_stage(script_pages(*pages), *[other.url] * several) as (trino, rig),
+    ):
+        rows, error, reported = await fetch_result(rig)
         assert (rows, error) == ([["the original's"]], None)
         name = pages[-1]["error"]["errorName"]
         assert reported == ("planned" if name == "PERMISSION_DENIED" else f"original; {name}")
-        assert [len(trino.asked), len(other.asked)] == [2, 0]
-        assert no_plan(trino) == [STATEMENT]
+        assert [len(trino.requests), len(other.requests)] == [2, 0]
+        assert list_original_statements(trino) == [STATEMENT]
         _, _, counts = await rig.ask("GET", "/seamark/metrics")
         assert 'seamark_trino_statements_total{outcome="original"} 1.0' in counts.decode()
 
 
 async def test_client_gets_the_error_of_the_original_statement() -> None:
     async with run_stage(lambda text: [QUEUED, failure_page("COLUMN_NOT_FOUND", text)]) as (trino, rig):
-        _, error, _ = await result(rig)
+        _, error, _ = await fetch_result(rig)
         assert error == "COLUMN_NOT_FOUND"
-        assert no_plan(trino) == [STATEMENT]
+        assert list_original_statements(trino) == [STATEMENT]
 
 
 @pytest.mark.parametrize(
     "error", [failure_page("USER_CANCELED"), failure_page("EXCEEDED_MEMORY_LIMIT", kind="INSUFFICIENT_RESOURCES")]
 )
 async def test_cancelled_or_too_large_statement_is_not_run_again(error: Page) -> None:
-    async with run_stage(playing(QUEUED, error)) as (trino, rig):
-        _, name, _ = await result(rig)
+    async with run_stage(script_pages(QUEUED, error)) as (trino, rig):
+        _, name, _ = await fetch_result(rig)
         assert name == error["error"]["errorName"]
-        assert no_plan(trino) == []
+        assert list_original_statements(trino) == []
 
 
 async def test_error_after_the_first_rows_is_passed_to_the_client() -> None:
-    async with run_stage(playing(QUEUED, ROWS, failure_page("GENERIC_INTERNAL_ERROR"))) as (trino, rig):
-        rows, error, _ = await result(rig)
+    async with run_stage(script_pages(QUEUED, ROWS, failure_page("GENERIC_INTERNAL_ERROR"))) as (trino, rig):
+        rows, error, _ = await fetch_result(rig)
         assert (rows, error) == ([[1]], "GENERIC_INTERNAL_ERROR")
-        assert no_plan(trino) == []
+        assert list_original_statements(trino) == []
 
 
 async def test_slow_statement_is_handed_over_to_the_client() -> None:
     slow = {**QUEUED, "wait": 0.2}
-    async with run_stage(playing(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3, rules=False) as (trino, rig):
+    async with run_stage(script_pages(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3, rules=False) as (trino, rig):
         _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert len(trino.fetched) < 4  # The machine's speed decides how many of them come in time.
         assert json.loads(body)["nextUri"].endswith(f"/0/slug/{len(trino.fetched) + 1}")
-        rows, _, _ = await result(rig)
+        rows, _, _ = await fetch_result(rig)
         assert rows == [[1]]
 
 
 async def test_proxy_follows_no_page_without_time_to_hold() -> None:
-    async with run_stage(playing(QUEUED, ROWS, END), hold_s=0.0) as (trino, rig):
+    async with run_stage(script_pages(QUEUED, ROWS, END), hold_s=0.0) as (trino, rig):
         await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert trino.fetched == []
 
 
 async def test_client_sees_a_coordinator_that_stops_during_the_statement() -> None:
-    async with run_stage(playing(QUEUED, PLANNING, {**PLANNING, "gone": True}, END)) as (trino, rig):
+    async with run_stage(script_pages(QUEUED, PLANNING, {**PLANNING, "gone": True}, END)) as (trino, rig):
         status, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         page = json.loads(body)
         assert (status, page["stats"]["state"], page["nextUri"][-8:]) == (200, "PLANNING", "0/slug/2")
         assert (await rig.ask("GET", page["nextUri"].removeprefix(rig.url)))[0] == 502
-        assert no_plan(trino) == []
+        assert list_original_statements(trino) == []
 
 
 async def test_original_is_sent_if_the_coordinator_drops_the_rewritten_statement() -> None:
-    async with run_stage(playing({"gone": True})) as (_, rig):
-        rows, _, reported = await result(rig)
+    async with run_stage(script_pages({"gone": True})) as (_, rig):
+        rows, _, reported = await fetch_result(rig)
         assert rows == [["the original's"]]
         # The error depends on whether the kernel still had a part of the request.
         assert reported in ("original; ServerDisconnectedError", "original; ClientOSError")
 
 
 async def test_refused_login_is_passed_to_the_client() -> None:
-    async with run_stage(playing({"status": 401})) as (trino, rig):
+    async with run_stage(script_pages({"status": 401})) as (trino, rig):
         status, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert (status, headers["Set-Cookie"]) == (401, "token=0")
-        assert no_plan(trino) == []
+        assert list_original_statements(trino) == []
 
 
 async def test_client_that_disconnects_cancels_its_statement() -> None:
-    async with run_stage(playing(QUEUED, PLANNING, {**PLANNING, "wait": 5}, END), hold_s=30.0) as (trino, rig):
+    async with run_stage(script_pages(QUEUED, PLANNING, {**PLANNING, "wait": 5}, END), hold_s=30.0) as (trino, rig):
         task = asyncio.create_task(rig.ask("POST", "/v1/statement", data=STATEMENT.encode()))
         await until(lambda: (0, 2) in trino.fetched)
         task.cancel()
@@ -183,12 +186,12 @@ async def test_client_that_disconnects_cancels_its_statement() -> None:
 
 
 async def test_requests_of_the_proxy_have_the_clients_headers_without_body_headers() -> None:
-    async with run_stage(playing(QUEUED, ROWS, END)) as (trino, rig):
+    async with run_stage(script_pages(QUEUED, ROWS, END)) as (trino, rig):
         request_headers = {"Authorization": "Basic x", "Content-Type": "text/plain; charset=utf-8", "X-Trino-User": "u"}
         await rig.ask(
             "POST", "/v1/statement", data=STATEMENT.encode(), headers={**request_headers, "Accept-Encoding": "gzip"}
         )
-        (_, _, posted, text), *followed = (request for request in trino.fake.seen if request[1] != TARGET)
+        (_, _, posted, text), *followed = (request for request in trino.fake.requests if request[1] != TARGET)
         assert {target.partition("?")[0] for _, target, _, _ in followed} == {
             "/v1/statement/queued/0/slug/1",
             "/v1/query/q0",
@@ -204,34 +207,34 @@ async def test_requests_of_the_proxy_have_the_clients_headers_without_body_heade
 
 
 async def test_coordinator_prefix_is_removed_from_the_pages_that_the_proxy_reads() -> None:
-    play = playing(QUEUED, ROWS, END)
+    play = script_pages(QUEUED, ROWS, END)
     async with fake_trino(play) as second, run_stage(play, second.url) as (first, rig):
         for _ in range(2):
-            rows, _, reported = await result(rig)
+            rows, _, reported = await fetch_result(rig)
             assert rows == [[1]]
             assert reported.startswith("rewritten")
-        assert len(first.asked) == len(second.asked) == 1
+        assert len(first.requests) == len(second.requests) == 1
 
 
 async def test_plans_that_trino_cannot_read_are_not_made_for_a_while() -> None:
     broken = failure_page("ICEBERG_INVALID_METADATA", "Cannot read /t/_seamark/plans/0/1.avro", "EXTERNAL")
-    async with run_stage(playing(QUEUED, broken)) as (trino, rig):
+    async with run_stage(script_pages(QUEUED, broken)) as (trino, rig):
         for _ in range(FAILURES_MAX):
-            assert (await result(rig))[2] == "original; ICEBERG_INVALID_METADATA"
-        assert (await result(rig))[2].startswith("unchanged; recently, Trino could not read its plans")
-        assert len(trino.asked) == 2 * FAILURES_MAX + 1
+            assert (await fetch_result(rig))[2] == "original; ICEBERG_INVALID_METADATA"
+        assert (await fetch_result(rig))[2].startswith("unchanged; recently, Trino could not read its plans")
+        assert len(trino.requests) == 2 * FAILURES_MAX + 1
 
 
 async def test_user_whose_rules_forbid_plans_gets_none_for_a_while() -> None:
-    async with run_stage(playing(QUEUED, ROWS, END)) as (trino, rig):
+    async with run_stage(script_pages(QUEUED, ROWS, END)) as (trino, rig):
         trino.rules = rules_of(table(masks={"x": "1"}))
         for _ in range(FAILURES_MAX):
-            assert (await result(rig, headers={"X-Trino-User": "eve"}))[2] == "planned"
-        reported = (await result(rig, headers={"X-Trino-User": "eve"}))[2]
+            assert (await fetch_result(rig, headers={"X-Trino-User": "eve"}))[2] == "planned"
+        reported = (await fetch_result(rig, headers={"X-Trino-User": "eve"}))[2]
         assert reported.startswith("unchanged; recently, Trino could not read its plans")
-        assert len(trino.asked) == 2 * FAILURES_MAX + 1
-        assert (await result(rig, headers={"X-Trino-User": "ada"}))[2] == "planned"
-        assert len(trino.asked) == 2 * FAILURES_MAX + 3
+        assert len(trino.requests) == 2 * FAILURES_MAX + 1
+        assert (await fetch_result(rig, headers={"X-Trino-User": "ada"}))[2] == "planned"
+        assert len(trino.requests) == 2 * FAILURES_MAX + 3
 
 
 # Trino's rules
@@ -250,12 +253,12 @@ FREE = rules_of(table())
 )
 async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[str, Any], expected: str) -> None:
     for switched_on in (False, True):
-        async with run_stage(playing(QUEUED, ROWS, END), plan_header=switched_on) as (trino, rig):
+        async with run_stage(script_pages(QUEUED, ROWS, END), plan_header=switched_on) as (trino, rig):
             trino.rules = rules
-            rows, _, said = await result(rig)
+            rows, _, outcome = await fetch_result(rig)
             assert rows == [[1]]
-            assert said == expected or (switched_on and expected == "rewritten" and "files=3/100" in said)
-            assert ("3/100" in said) == (switched_on and rules is FREE)
+            assert outcome == expected or (switched_on and expected == "rewritten" and "files=3/100" in outcome)
+            assert ("3/100" in outcome) == (switched_on and rules is FREE)
 
 
 @pytest.mark.parametrize(
@@ -273,36 +276,36 @@ async def test_counts_are_shown_only_if_enabled_and_no_rule_applies(rules: dict[
 )
 @pytest.mark.parametrize("pages", [[QUEUED, PLANNING, ROWS, END], [QUEUED, END], [QUEUED, ROWS, ROWS, END]])
 async def test_original_runs_if_rules_forbid_the_plan_or_are_unknown(rules: dict[str, Any], pages: list[Page]) -> None:
-    async with run_stage(playing(*pages)) as (trino, rig):
+    async with run_stage(script_pages(*pages)) as (trino, rig):
         trino.rules = rules
-        rows, error, reported = await result(rig)
+        rows, error, reported = await fetch_result(rig)
         assert (rows, error, reported) == ([["the original's"]], None, "planned")
-        assert no_plan(trino) == [STATEMENT]
+        assert list_original_statements(trino) == [STATEMENT]
         await until(lambda: [number for number, _ in trino.deleted] == [0])
 
 
 async def test_statement_that_stays_in_the_queue_runs_as_the_original() -> None:
     """The tables that it reads are unknown until Trino has analysed it."""
     slow = {**QUEUED, "wait": 0.2}
-    async with run_stage(playing(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3) as (trino, rig):
+    async with run_stage(script_pages(QUEUED, *[slow] * 4, ROWS, END), hold_s=0.3) as (trino, rig):
         trino.rules = {}
-        assert (await result(rig))[0] == [["the original's"]]
-        assert no_plan(trino) == [STATEMENT]
+        assert (await fetch_result(rig))[0] == [["the original's"]]
+        assert list_original_statements(trino) == [STATEMENT]
 
 
 async def test_rules_are_requested_once_and_only_if_there_are_rules() -> None:
     for rules in (True, False):
-        async with run_stage(playing(QUEUED, QUEUED, PLANNING, ROWS, END), rules=rules) as (trino, rig):
-            assert (await result(rig))[0] == [[1]]
+        async with run_stage(script_pages(QUEUED, QUEUED, PLANNING, ROWS, END), rules=rules) as (trino, rig):
+            assert (await fetch_result(rig))[0] == [[1]]
             assert trino.judged == ["q0"] * rules
 
 
 async def test_explain_of_a_user_with_rules_runs_as_the_original() -> None:
     for rules, plan_count in ((FREE, 0), (rules_of(table(filters=["a = 1"])), 1)):
-        async with run_stage(playing(QUEUED, ROWS, END)) as (trino, rig):
+        async with run_stage(script_pages(QUEUED, ROWS, END)) as (trino, rig):
             trino.rules = rules
-            await result(rig, f"EXPLAIN ANALYZE {STATEMENT}")
-            assert len(no_plan(trino)) == plan_count
+            await fetch_result(rig, f"EXPLAIN ANALYZE {STATEMENT}")
+            assert len(list_original_statements(trino)) == plan_count
 
 
 @pytest.mark.parametrize("state", ["QUEUED", "PLANNING", "RUNNING"])
@@ -312,7 +315,7 @@ async def test_counts_of_a_plan_are_shown_only_to_users_who_may_read_the_table(s
     Until Trino has planned the statement, the proxy does not know whether the user may read the table.
     """
     slow = {"stats": {"state": state}, "wait": 1.5}
-    async with run_stage(playing(QUEUED, slow, slow, ROWS, END), hold_s=1.2) as (_, rig):
+    async with run_stage(script_pages(QUEUED, slow, slow, ROWS, END), hold_s=1.2) as (_, rig):
         _, headers, _ = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
         assert ("3/100" in headers["X-Seamark-Plan"]) == (state == "RUNNING")
         assert (headers["X-Seamark-Plan"] == "planned") == (state != "RUNNING")
@@ -320,11 +323,11 @@ async def test_counts_of_a_plan_are_shown_only_to_users_who_may_read_the_table(s
 
 async def test_header_does_not_reveal_that_a_plan_keeps_all_files() -> None:
     async with (
-        fake_trino(playing()) as trino,
+        fake_trino(script_pages()) as trino,
         fake_seamark(lambda *_: {"plan-snapshot-id": None}) as seamark,
         run_proxy(trino.url, seamark=seamark.url) as rig,
     ):
-        _, _, reported = await result(rig)
+        _, _, reported = await fetch_result(rig)
         assert reported == "planned"
 
 
@@ -338,7 +341,7 @@ async def test_unchanged_query_is_followed_out_of_the_queue_without_repeated_pag
 ) -> None:
     monkeypatch.setattr("seamark.connector.trino.proxy._QUEUE_S", 30.0)
     async with run_stage(lambda _: [QUEUED, QUEUED, PLANNING, ROWS, END]) as (trino, rig):
-        rows, error, reported = await result(rig, UNCHANGED)
+        rows, error, reported = await fetch_result(rig, UNCHANGED)
         assert (rows, error) == ([[1]], None)
         assert reported == "unchanged; it has no condition that could leave out files"
         assert trino.fetched == [(0, 1), (0, 2), (0, 3), (0, 4)]
@@ -392,4 +395,4 @@ async def test_client_that_disconnects_in_the_queue_cancels_its_query(monkeypatc
 async def test_queued_query_is_sent_to_one_coordinator_only() -> None:
     async with run_stage(lambda _: [{**QUEUED, "gone": True}]) as (trino, rig):
         status, _, _ = await rig.ask("POST", "/v1/statement", data=UNCHANGED.encode())
-        assert (status, trino.asked) == (502, [UNCHANGED])
+        assert (status, trino.requests) == (502, [UNCHANGED])

@@ -47,10 +47,10 @@ def test_number_of_remembered_statements_is_bounded() -> None:
     statements = QueuedStatements(lease_s=0)
     for number in range(100_000):
         statements.add(f"/v1/statement/queued/q{number}/slug/1", PLANS, time.monotonic())
-    known_count = sum(
+    count_before = sum(
         bool(statements.plans_to_renew(f"/v1/statement/queued/q{number}/slug/2")) for number in range(100_000)
     )
-    assert 1000 < known_count < 50_000
+    assert 1000 < count_before < 50_000
     assert statements.plans_to_renew("/v1/statement/queued/q99999/slug/2") == PLANS
 
 
@@ -100,11 +100,11 @@ async def test_plans_of_a_running_statement_are_not_renewed() -> None:
 
 
 async def test_unreachable_seamark_does_not_fail_a_waiting_statement() -> None:
-    async with AsyncExitStack() as there, fake_trino(lambda _: [*[QUEUED] * 3, ROWS, END]) as trino:
-        seamark = await there.enter_async_context(fake_seamark())
+    async with AsyncExitStack() as seamark_stack, fake_trino(lambda _: [*[QUEUED] * 3, ROWS, END]) as trino:
+        seamark = await seamark_stack.enter_async_context(fake_seamark())
         async with run_proxy(trino.url, seamark=seamark.url, lease_s=1, hold_s=0, rules=False, limits=SLOW) as rig:
             _, _, body = await rig.ask("POST", "/v1/statement", data=STATEMENT.encode())
-            await there.aclose()
+            await seamark_stack.aclose()
             await asyncio.sleep(0.3)
             for stage in ("queued", "queued", "queued", "executing"):
                 page = json.loads(body)

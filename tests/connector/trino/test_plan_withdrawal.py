@@ -21,25 +21,25 @@ class Catalog:
     """A catalog that records its visible plans."""
 
     def __init__(self) -> None:
-        self.shown: set[tuple[Name, int]] = set()
-        self.asked: list[tuple[Name, list[int], int | None]] = []
+        self.visible_plans: set[tuple[Name, int]] = set()
+        self.requests: list[tuple[Name, list[int], int | None]] = []
         self.wait_s = 0.0
         self.fails = False
 
     def note_plans(self, *plans: tuple[Name, int]) -> None:
-        self.shown.update(plans)
+        self.visible_plans.update(plans)
 
     async def lease(self, of: Name, ids: list[int], lease_s: int | None) -> None:
-        self.asked.append((of, ids, lease_s))
+        self.requests.append((of, ids, lease_s))
         await asyncio.sleep(self.wait_s)
         if self.fails:
             raise ServerFailed("down")
         plans = {(of, id_) for id_ in ids}
-        self.shown = self.shown - plans if lease_s == 0 else self.shown | plans
+        self.visible_plans = self.visible_plans - plans if lease_s == 0 else self.visible_plans | plans
 
 
 @asynccontextmanager
-async def withdrawing(idle_s: float = 0.05) -> AsyncIterator[tuple[Catalog, PlanWithdrawal]]:
+async def open_withdrawal(idle_s: float = 0.05) -> AsyncIterator[tuple[Catalog, PlanWithdrawal]]:
     catalog = Catalog()
     withdrawal = PlanWithdrawal(catalog.lease, idle_s)
     yield catalog, withdrawal
@@ -53,48 +53,48 @@ def note(catalog: Catalog, withdrawal: PlanWithdrawal, *plans: tuple[Name, int])
 
 
 async def test_unneeded_plans_are_withdrawn_with_one_request_for_each_table() -> None:
-    async with withdrawing() as (catalog, withdrawal):
+    async with open_withdrawal() as (catalog, withdrawal):
         plans = [(T, 1), (T, 2), (U, 3)]
         note(catalog, withdrawal, *plans)
         await withdrawal.take(plans)
         await withdrawal.take([(T, 1)])
         withdrawal.release(plans)
-        await until(lambda: catalog.shown == {(T, 1)})
-        assert sorted((of, sorted(ids), lease) for of, ids, lease in catalog.asked) == [(T, [2], 0), (U, [3], 0)]
+        await until(lambda: catalog.visible_plans == {(T, 1)})
+        assert sorted((of, sorted(ids), lease) for of, ids, lease in catalog.requests) == [(T, [2], 0), (U, [3], 0)]
         withdrawal.release([(T, 1)])
-        await until(lambda: not catalog.shown)
+        await until(lambda: not catalog.visible_plans)
 
 
 async def test_plans_that_no_statement_used_are_withdrawn() -> None:
-    async with withdrawing() as (catalog, withdrawal):
+    async with open_withdrawal() as (catalog, withdrawal):
         note(catalog, withdrawal, (T, 1))
-        await until(lambda: not catalog.shown)
+        await until(lambda: not catalog.visible_plans)
 
 
 async def test_plan_that_is_taken_during_its_withdrawal_is_leased_again() -> None:
-    async with withdrawing() as (catalog, withdrawal):
+    async with open_withdrawal() as (catalog, withdrawal):
         catalog.wait_s = 0.5
         note(catalog, withdrawal, (T, 1))
-        await until(lambda: (T, [1], 0) in catalog.asked)
+        await until(lambda: (T, [1], 0) in catalog.requests)
         await withdrawal.take([(T, 1)])
-        assert catalog.asked == [(T, [1], 0), (T, [1], None)]
-        assert catalog.shown == {(T, 1)}
+        assert catalog.requests == [(T, [1], 0), (T, [1], None)]
+        assert catalog.visible_plans == {(T, 1)}
         await asyncio.sleep(0.6)
-        assert catalog.shown == {(T, 1)}
+        assert catalog.visible_plans == {(T, 1)}
 
 
 async def test_plan_from_before_its_withdrawal_is_leased_again() -> None:
-    async with withdrawing() as (catalog, withdrawal):
+    async with open_withdrawal() as (catalog, withdrawal):
         asked_s = time.monotonic()
         note(catalog, withdrawal, (T, 1))
-        await until(lambda: not catalog.shown)
+        await until(lambda: not catalog.visible_plans)
         withdrawal.note((T, 1), asked_s)
         await withdrawal.take([(T, 1)])
-        assert catalog.shown == {(T, 1)}
+        assert catalog.visible_plans == {(T, 1)}
 
 
 async def test_failed_lease_is_raised_to_the_statement_that_takes_the_plan() -> None:
-    async with withdrawing() as (catalog, withdrawal):
+    async with open_withdrawal() as (catalog, withdrawal):
         catalog.fails = True
         with pytest.raises(ClientError):
             await withdrawal.take([(T, 1)])
@@ -103,41 +103,41 @@ async def test_failed_lease_is_raised_to_the_statement_that_takes_the_plan() -> 
 
 async def test_all_plans_are_withdrawn_at_the_end_even_if_the_server_fails() -> None:
     for fails in (False, True):
-        async with withdrawing(600.0) as (catalog, withdrawal):
+        async with open_withdrawal(600.0) as (catalog, withdrawal):
             note(catalog, withdrawal, (T, 1), (U, 2))
             await withdrawal.take([(T, 1)])
             catalog.fails = fails
-        assert bool(catalog.shown) == fails
+        assert bool(catalog.visible_plans) == fails
 
 
 async def test_flush_withdraws_unneeded_plans_at_once() -> None:
-    async with withdrawing(600.0) as (catalog, withdrawal):
+    async with open_withdrawal(600.0) as (catalog, withdrawal):
         note(catalog, withdrawal, (T, 1), (T, 2))
         await withdrawal.take([(T, 1)])
         await withdrawal.flush()
-        assert catalog.shown == {(T, 1)}
+        assert catalog.visible_plans == {(T, 1)}
 
 
 async def test_plan_that_trino_may_not_have_analysed_is_left_to_its_lease() -> None:
-    async with withdrawing() as (catalog, withdrawal):
+    async with open_withdrawal() as (catalog, withdrawal):
         note(catalog, withdrawal, (T, 1))
         await withdrawal.take([(T, 1)])
         withdrawal.forget([(T, 1)])
         await asyncio.sleep(0.2)
-    assert catalog.shown == {(T, 1)}
+    assert catalog.visible_plans == {(T, 1)}
 
 
 async def test_client_that_disconnects_during_a_lease_keeps_no_plan() -> None:
-    async with withdrawing() as (catalog, withdrawal):
+    async with open_withdrawal() as (catalog, withdrawal):
         catalog.wait_s = 0.5
         note(catalog, withdrawal, (T, 1))
-        await until(lambda: (T, [1], 0) in catalog.asked)
+        await until(lambda: (T, [1], 0) in catalog.requests)
         taking = asyncio.create_task(withdrawal.take([(T, 1)]))
         await asyncio.sleep(0.01)
         taking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await taking
-        await until(lambda: not catalog.shown)
+        await until(lambda: not catalog.visible_plans)
         catalog.wait_s = 0.0
         note(catalog, withdrawal, (T, 1))
-        await until(lambda: not catalog.shown)
+        await until(lambda: not catalog.visible_plans)

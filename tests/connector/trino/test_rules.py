@@ -12,6 +12,7 @@ from tests.connector.trino.protocol import rules_of, table
 
 T, U, V = ("lake", "db", "t"), ("lake", "db", "u"), ("lake", "db", "v")
 JOINED = PlanInputs({T: frozenset({"x", "k"}), U: frozenset({"y", "k"})}, limiting=frozenset({U}))
+AGGREGATED = PlanInputs({T: frozenset({"x"})}, aggregated=frozenset({T}))
 VIEWED = PlanInputs({T: frozenset({"x"})}, views=frozenset({V}))
 
 
@@ -36,6 +37,11 @@ def check(used: PlanInputs, *tables: dict[str, Any], **properties: Any) -> RuleD
         (JOINED, [table("t", masks={"z": "(select 1)"}), table("u")], RuleDecision.FORBIDDEN),
         (JOINED, [table("t")], RuleDecision.UNKNOWN),
         (JOINED, [], RuleDecision.UNKNOWN),
+        (AGGREGATED, [table("t")], RuleDecision.NO_RULES),
+        (AGGREGATED, [table("t", filters=["a = 1"])], RuleDecision.FORBIDDEN),
+        (AGGREGATED, [table("t", masks={"x": "NULL"})], RuleDecision.FORBIDDEN),
+        (AGGREGATED, [table("t", masks={"z": "NULL"})], RuleDecision.NO_EFFECT),
+        (AGGREGATED, [], RuleDecision.UNKNOWN),
         (VIEWED, [table("t"), table("v"), table("v~plan~0")], RuleDecision.NO_RULES),
         (VIEWED, [table("t"), table("v", filters=["a = 1"]), table("v~plan~0")], RuleDecision.FORBIDDEN),
         (VIEWED, [table("t"), table("v", masks={"z": "1"}), table("v~plan~0")], RuleDecision.FORBIDDEN),

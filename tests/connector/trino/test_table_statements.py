@@ -61,13 +61,13 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> Jobs:
 async def run_rig(refused: str = "", **settings: Any) -> AsyncIterator[tuple[Trino, Rig]]:
     """Yield a coordinator and a proxy. Trino refuses statements that contain the text `refused`."""
 
-    def play(text: str) -> list[Page]:
+    def answer_statement(text: str) -> list[Page]:
         if refused and refused in text:
             return [PLANNING, failure_page("PERMISSION_DENIED", f"Access Denied: {text}")]
         return [PLANNING, END]
 
     async with (
-        fake_trino(play) as trino,
+        fake_trino(answer_statement) as trino,
         run_proxy(trino.url, **{"maintenance": 1, "token": "writer", **settings}) as rig,
     ):
         yield trino, rig
@@ -100,7 +100,7 @@ async def test_client_gets_the_counts_of_the_job(jobs: Jobs) -> None:
         assert ended["id"] == answer["id"]
         assert [job.statement for job in jobs.ran] == [MergeFiles(("db", "t"))]
         assert jobs.ran[0].token == "writer"
-        assert trino.asked == [
+        assert trino.requests == [
             'EXPLAIN (TYPE VALIDATE) ALTER TABLE "lake"."db"."t" EXECUTE optimize',
             'SELECT 1 FROM "lake"."db"."t" WHERE FALSE',
         ]
@@ -111,7 +111,7 @@ async def test_drop_columns_requires_the_right_to_update_each_column(jobs: Jobs)
     async with run_rig() as (trino, rig):
         jobs.ends.set()
         await follow(rig, await post(rig, DROP))
-        assert trino.asked == [
+        assert trino.requests == [
             'EXPLAIN (TYPE VALIDATE) UPDATE "lake"."db"."t" SET "x" = NULL, "y" = NULL',
             'SELECT "x", "y" FROM "lake"."db"."t" WHERE FALSE AND (day < 3\n)',
         ]
@@ -196,14 +196,14 @@ async def test_one_statement_runs_ten_wait_and_the_next_is_refused(jobs: Jobs) -
 async def test_other_statements_go_to_trino(jobs: Jobs, text: str, headers: dict[str, str]) -> None:
     async with run_rig() as (trino, rig):
         await post(rig, text, **headers)
-        assert trino.asked == [text]
+        assert trino.requests == [text]
         assert jobs.ran == []
 
 
 async def test_trino_gets_all_statements_if_the_option_is_off(jobs: Jobs) -> None:
     async with run_rig(maintenance=0) as (trino, rig):
         await post(rig, MERGE)
-        assert trino.asked == [MERGE]
+        assert trino.requests == [MERGE]
 
 
 async def test_syntax_errors_and_transactions_are_refused_before_trino_is_asked(jobs: Jobs) -> None:
@@ -211,4 +211,4 @@ async def test_syntax_errors_and_transactions_are_refused_before_trino_is_asked(
         assert (await post(rig, f"{MERGE} NOW"))["error"]["errorName"] == "SYNTAX_ERROR"
         refused = await post(rig, MERGE, **{"X-Trino-Transaction-Id": "4711"})
         assert refused["error"]["errorName"] == "NOT_SUPPORTED"
-        assert trino.asked == []
+        assert trino.requests == []

@@ -32,9 +32,9 @@ from tests.services.trino_proxy import trino_proxy
     ],
 )
 def test_invalid_options_end_the_command_with_exit_code_2(arguments: list[str], expected: str) -> None:
-    done = CliRunner().invoke(cli, ["trino-proxy", "--url", "http://s:1", "--port", "0", *arguments])
-    assert done.exit_code == 2, done.output
-    assert expected in " ".join(done.output.split())
+    result = CliRunner().invoke(cli, ["trino-proxy", "--url", "http://s:1", "--port", "0", *arguments])
+    assert result.exit_code == 2, result.output
+    assert expected in " ".join(result.output.split())
 
 
 def test_proxy_prints_its_address_and_ends_at_sigterm(tmp_path: Path) -> None:
@@ -50,11 +50,11 @@ def test_proxy_prints_its_address_and_ends_at_sigterm(tmp_path: Path) -> None:
 
 
 def test_proxy_reports_a_server_that_is_not_trino(tmp_path: Path) -> None:
-    class Quiet(SimpleHTTPRequestHandler):
+    class HandlerWithoutLog(SimpleHTTPRequestHandler):
         def log_message(self, format: str, *arguments: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path))) as other:
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(HandlerWithoutLog, directory=str(tmp_path))) as other:
         threading.Thread(target=other.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{other.server_address[1]}"
         with trino_proxy(tmp_path, "--trino", url, seamark=nowhere()) as proxy:
@@ -67,6 +67,6 @@ def test_proxy_reports_a_server_that_is_not_trino(tmp_path: Path) -> None:
 def test_error_of_a_used_port_names_the_address(tmp_path: Path) -> None:
     with trino_proxy(tmp_path, "--trino", nowhere(), seamark=nowhere()) as proxy:
         arguments = ["--trino", nowhere(), "--catalog", "x", "--url", nowhere(), "--port", str(proxy.port)]
-        done = CliRunner().invoke(cli, ["trino-proxy", *arguments])
-        assert done.exit_code == 1
-        assert f"Cannot listen on 127.0.0.1:{proxy.port}" in done.output
+        result = CliRunner().invoke(cli, ["trino-proxy", *arguments])
+        assert result.exit_code == 1
+        assert f"Cannot listen on 127.0.0.1:{proxy.port}" in result.output

@@ -22,7 +22,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append, open_destination, overwrite, overwrite_partitions
 from seamark.connector.write.table_writer import WrittenFiles, write_batches
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 
 SCHEMA = Schema(
     NestedField(1, "id", LongType(), required=True),
@@ -34,11 +34,11 @@ INDEXED = {"seamark.index.ids": "record(id)", "seamark.index.lands": "bitmap(lan
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
-    with catalog_at(served.url) as catalog:
+def client(server: ServerThread) -> Iterator[IndexClient]:
+    with catalog_at(server.url) as catalog:
         catalog.create_table("db.t", SCHEMA, partition_spec=BY_LAND, properties=INDEXED)
         catalog.create_table("db.b", SCHEMA, partition_spec=BY_BUCKET)
-    new_client = IndexClient(served.url)
+    new_client = IndexClient(server.url)
     yield new_client
     new_client.close()
 
@@ -57,7 +57,7 @@ def ids_by_land(client: IndexClient, name: str = "db.t") -> dict[str | None, lis
     return result
 
 
-def test_appended_rows_are_in_the_table_and_its_indexes(client: IndexClient, served: Served) -> None:
+def test_appended_rows_are_in_the_table_and_its_indexes(client: IndexClient, server: ServerThread) -> None:
     answer = append(client, "db.t", [rows(1, 2), rows(3, land=None)], summary={"job": "nightly"})
     assert answer is not None
     assert answer["operation"] == "append"
@@ -72,7 +72,7 @@ def test_appended_rows_are_in_the_table_and_its_indexes(client: IndexClient, ser
 
 
 def test_append_with_too_many_index_files_succeeds_with_fewer(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     limit = 40  # Otherwise the client and the server allow a thousand files.
     for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
@@ -83,7 +83,7 @@ def test_append_with_too_many_index_files_succeeds_with_fewer(
     assert len(written.index_files) > limit
     into.commit(client, written)
     assert ids_by_land(client) == {"de": list(range(tasks))}
-    puffins = [written_file for written_file in served.written_files() if written_file.suffix == ".puffin"]
+    puffins = [written_file for written_file in server.written_files() if written_file.suffix == ".puffin"]
     assert len(puffins) == limit, "index files that no commit names are deleted"
     reported = client.indexes("db.t")
     assert sum(one.files for one in reported) == limit
@@ -96,28 +96,28 @@ def test_appends_to_the_same_table_all_succeed(client: IndexClient) -> None:
     assert ids_by_land(client, "db.b") == {"de": [*range(5), *range(100, 105)]}
 
 
-def test_append_of_no_rows_commits_nothing(client: IndexClient, served: Served) -> None:
+def test_append_of_no_rows_commits_nothing(client: IndexClient, server: ServerThread) -> None:
     assert append(client, "db.t", rows()) is None
     assert overwrite_partitions(client, "db.t", []) is None
     assert ids_by_land(client) == {}
-    assert served.written_files() == set()
+    assert server.written_files() == set()
 
 
-def test_append_with_a_repeated_producer_sequence_is_committed_once(client: IndexClient, served: Served) -> None:
+def test_append_with_a_repeated_producer_sequence_is_committed_once(client: IndexClient, server: ServerThread) -> None:
     first = append(client, "db.t", rows(1), producer=("job", 1))
-    before = served.written_files()
-    again = append(client, "db.t", rows(1), producer=("job", 1))
-    assert served.written_files() == before, "the repeated write leaves no file"
+    before = server.written_files()
+    second_report = append(client, "db.t", rows(1), producer=("job", 1))
+    assert server.written_files() == before, "the repeated write leaves no file"
     assert first is not None
-    assert again is not None
-    assert (first["duplicate"], again["duplicate"]) == (False, True)
-    assert again["snapshot-id"] == first["snapshot-id"]
+    assert second_report is not None
+    assert (first["duplicate"], second_report["duplicate"]) == (False, True)
+    assert second_report["snapshot-id"] == first["snapshot-id"]
     append(client, "db.t", rows(2), producer=("job", 2))
     assert ids_by_land(client) == {"de": [1, 2]}
 
 
 def test_files_of_a_commit_with_a_lost_answer_are_kept(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commit = CommitClient.commit
 
@@ -130,7 +130,7 @@ def test_files_of_a_commit_with_a_lost_answer_are_kept(
     assert answer is not None
     assert answer["duplicate"]
     assert ids_by_land(client) == {"de": [1, 2]}
-    assert len(served.written_files()) == 4
+    assert len(server.written_files()) == 4
 
 
 def test_overwrite_replaces_exactly_the_partitions_of_its_rows(client: IndexClient) -> None:
@@ -152,14 +152,14 @@ def test_overwrite_replaces_the_rows_that_its_predicate_matches(client: IndexCli
     assert ids_by_land(client) == {"it": [5]}
 
 
-def test_overwrite_that_splits_a_file_is_refused_and_leaves_no_file(client: IndexClient, served: Served) -> None:
+def test_overwrite_that_splits_a_file_is_refused_and_leaves_no_file(client: IndexClient, server: ServerThread) -> None:
     append(client, "db.t", rows(1, 2))
-    before = served.written_files()
+    before = server.written_files()
     with pytest.raises(InvalidRequest):
         overwrite(client, "db.t", rows(9), where="id = 1")
     with pytest.raises(InvalidRequest, match="exactly by all parts of this predicate: id"):
         overwrite(client, "db.t", rows(9), where="id + 1 = 2")
-    assert served.written_files() == before
+    assert server.written_files() == before
     assert ids_by_land(client) == {"de": [1, 2]}
 
 
@@ -187,7 +187,7 @@ def test_overwrite_with_an_inexact_literal_is_refused(client: IndexClient, where
 @pytest.mark.parametrize("producer", [None, ("p", 1)])
 def test_refused_commit_keeps_files_that_an_earlier_request_may_have_committed(
     client: IndexClient,
-    served: Served,
+    server: ServerThread,
     monkeypatch: pytest.MonkeyPatch,
     answers: list[tuple[int, str]],
     producer: tuple[str, int] | None,
@@ -204,18 +204,18 @@ def test_refused_commit_keeps_files_that_an_earlier_request_may_have_committed(
     monkeypatch.setattr("seamark.connector.client.client.SeamarkClient._request", request)
     with pytest.raises((Refused, Unavailable)):
         append(client, "db.t", rows(1, 2), producer=producer)
-    assert len(served.written_files()) == 4
+    assert len(server.written_files()) == 4
 
 
-def test_invalid_rows_change_nothing(client: IndexClient, served: Served) -> None:
+def test_invalid_rows_change_nothing(client: IndexClient, server: ServerThread) -> None:
     with pytest.raises(Unwritable, match="column id is required"):
         append(client, "db.t", [rows(1), pa.table({"id": pa.array([None], pa.int64())})])
-    assert served.written_files() == set()
+    assert server.written_files() == set()
     assert ids_by_land(client) == {}
 
 
 def test_conflicting_overwrite_is_refused_and_leaves_no_file(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     append(client, "db.t", rows(1))
     commit = CommitClient.commit
@@ -223,23 +223,23 @@ def test_conflicting_overwrite_is_refused_and_leaves_no_file(
 
     def overtake(self: CommitClient, table: Any, body: dict[str, Any]) -> dict[str, Any]:
         monkeypatch.setattr(CommitClient, "commit", commit)
-        mine = served.written_files()
+        mine = server.written_files()
         append(client, "db.t", rows(2))
-        kept_paths.update(served.written_files() - mine)
+        kept_paths.update(server.written_files() - mine)
         return commit(self, table, body)
 
-    before = served.written_files()
+    before = server.written_files()
     monkeypatch.setattr(CommitClient, "commit", overtake)
     with pytest.raises(Refused) as caught:
         overwrite(client, "db.t", rows(9), where="land = 'de'")
     assert caught.value.status == 409
-    assert served.written_files() == before | kept_paths
+    assert server.written_files() == before | kept_paths
     assert ids_by_land(client) == {"de": [1, 2]}
 
 
 @pytest.mark.parametrize("error", [Unreachable("cut off"), ServerFailed("?", status=500)])
 def test_files_of_a_commit_with_an_unknown_outcome_are_kept(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, error: Exception
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     commit = CommitClient.commit
 
@@ -251,7 +251,7 @@ def test_files_of_a_commit_with_an_unknown_outcome_are_kept(
     with pytest.raises(type(error)):
         append(client, "db.t", rows(1, 2))
     assert ids_by_land(client) == {"de": [1, 2]}
-    assert len(served.written_files()) == 4
+    assert len(server.written_files()) == 4
 
 
 def test_rows_are_appended_to_a_branch(client: IndexClient) -> None:

@@ -146,10 +146,9 @@ def test_bucket_sizes_are_advised_for_the_partition_with_the_median_byte(
 
 def test_bucket_sizes_are_empty_without_rows_or_buckets(client: IndexClient) -> None:
     create(client, spec=[("bucket[4]", 1), ("bucket[2]", 2)])
-    actual_bucket_sizes = bucket_sizes(client, "db.t")
+    sizes = bucket_sizes(client, "db.t")
     assert [
-        (bucket_size.column, bucket_size.buckets, bucket_size.advice, bucket_size.skew)
-        for bucket_size in actual_bucket_sizes
+        (bucket_size.column, bucket_size.buckets, bucket_size.advice, bucket_size.skew) for bucket_size in sizes
     ] == [
         ("id", 4, 4, 1.0),
         ("land", 2, 2, 1.0),
@@ -256,10 +255,10 @@ def test_resize_to_a_count_that_is_no_doubling_is_refused(client: IndexClient) -
         (-16, "-16 is not 8 doubled"),
         (2**31, "the width must be between 1 and"),
     ]
-    for wanted, expected in cases:
+    for requested_buckets, expected in cases:
         with pytest.raises(InvalidRequest, match=expected):
-            resize(client, "db.t", buckets=wanted)
-        assert fields(client) == [("p0", "bucket[8]", 1000)], wanted
+            resize(client, "db.t", buckets=requested_buckets)
+        assert fields(client) == [("p0", "bucket[8]", 1000)], requested_buckets
 
 
 def test_resize_requires_a_column_if_several_have_buckets(client: IndexClient) -> None:
@@ -312,8 +311,8 @@ def test_resize_gives_up_after_repeated_conflicts(client: IndexClient, monkeypat
 def test_concurrent_resizes_to_the_same_count_make_one_spec(client: IndexClient) -> None:
     create(client, spec=[("bucket[8]", 1)])
     with ThreadPoolExecutor(6) as pool:
-        done = [pool.submit(resize, IndexClient(client.url), "db.t", buckets=16) for _ in range(6)]
-    assert {one.result().buckets for one in done} == {16}
+        results = [pool.submit(resize, IndexClient(client.url), "db.t", buckets=16) for _ in range(6)]
+    assert {one.result().buckets for one in results} == {16}
     assert len(load_metadata(client)["partition-specs"]) == 2
 
 

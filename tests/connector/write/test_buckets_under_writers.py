@@ -27,7 +27,7 @@ from seamark.connector.write.buckets import bucket_sizes, resize
 from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import upsert
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_buckets import bucket
 from tests.connector.write.test_upserts import ARROW, BY_ID, COLUMNS, MODES, create, read_rows, rows
 from tests.connector.write.test_upserts_at_once import meanwhile
@@ -38,7 +38,7 @@ DOUBLINGS = (16, 32, 64)
 
 
 @dataclass
-class Taken:
+class CommittedStep:
     """A committed step, with the default spec before and after it."""
 
     step: Step
@@ -53,7 +53,7 @@ class Writers:
 
     url: str
     spec_id: int = 0
-    taken: dict[int, Taken] = field(default_factory=dict)
+    committed_steps: dict[int, CommittedStep] = field(default_factory=dict)
     stop: Event = field(default_factory=Event)
     _numbers: Iterator[int] = field(default_factory=itertools.count)
     _lock: Lock = field(default_factory=Lock)
@@ -68,7 +68,9 @@ class Writers:
                 step, before, start_s = make_step(number), self.spec_id, time.monotonic()
                 report = write(client, step)
                 attempts = 1 if report is None else report.attempts
-                self.taken[number] = Taken(step, attempts, time.monotonic() - start_s, (before, self.spec_id))
+                self.committed_steps[number] = CommittedStep(
+                    step, attempts, time.monotonic() - start_s, (before, self.spec_id)
+                )
                 count += 1
         finally:
             client.close()
@@ -77,9 +79,9 @@ class Writers:
 
     def wait_for(self, more: int) -> None:
         """Wait until `more` further steps are committed."""
-        until = len(self.taken) + more
+        until = len(self.committed_steps) + more
         for _ in range(6000):
-            if len(self.taken) >= until or self.stop.is_set():
+            if len(self.committed_steps) >= until or self.stop.is_set():
                 return
             time.sleep(0.01)
         raise AssertionError("the writers make no progress")
@@ -88,8 +90,8 @@ class Writers:
         """Wait until each of the two writers has committed `steps` steps."""
 
         def have_both_committed() -> bool:
-            appends = sum(value.step.kind == "append" for value in list(self.taken.values()))
-            return min(appends, len(self.taken) - appends) >= steps
+            appends = sum(value.step.kind == "append" for value in list(self.committed_steps.values()))
+            return min(appends, len(self.committed_steps) - appends) >= steps
 
         block_until(lambda: have_both_committed() or self.stop.is_set())
 
@@ -98,7 +100,7 @@ def row(rng: random.Random, key: int, number: int) -> dict[str, Any]:
     return {"id": key, "land": rng.choice(("de", "fr", None)), "ts": rng.randrange(100), "note": f"of {number}"}
 
 
-def changing(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], Report]]:
+def make_upserting_writer(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], Report]]:
     """Return a writer that upserts some of 300 keys, whole rows or one column."""
     rng = random.Random(seed)
 
@@ -115,7 +117,7 @@ def changing(seed: int, mode: str) -> tuple[Callable[[int], Step], Callable[[Ind
     return make_step, write
 
 
-def adding(seed: int) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], None]]:
+def make_appending_writer(seed: int) -> tuple[Callable[[int], Step], Callable[[IndexClient, Step], None]]:
     """Return a writer that appends keys that no other writer uses."""
     rng, fresh = random.Random(seed), itertools.count(10_000)
 
@@ -141,10 +143,10 @@ def snapshots(client: IndexClient) -> list[dict[str, Any]]:
     return sorted(metadata["snapshots"], key=lambda snapshot: snapshot["sequence-number"])
 
 
-def judge_rows(client: IndexClient, taken: Mapping[int, Taken], version: int, note: str) -> None:
+def judge_rows(client: IndexClient, committed_steps: Mapping[int, CommittedStep], version: int, note: str) -> None:
     """Check that every snapshot is the previous snapshot plus one step, and that each step occurs exactly once."""
     model: dict[int, dict[str, Any]] = {}
-    left = dict(taken)
+    left = dict(committed_steps)
     with catalog_at(client.url) as catalog:
         theirs = catalog.load_table("db.t")
         for snapshot in snapshots(client):
@@ -158,7 +160,7 @@ def judge_rows(client: IndexClient, taken: Mapping[int, Taken], version: int, no
     assert left == {}, f"{note}: these steps are lost"
 
 
-def judge_files(client: IndexClient, taken: Mapping[int, Taken], note: str) -> None:
+def judge_files(client: IndexClient, committed_steps: Mapping[int, CommittedStep], note: str) -> None:
     """Check that each data file has the spec that was the default at its commit, and that its rows belong to its
     bucket.
     """
@@ -166,7 +168,7 @@ def judge_files(client: IndexClient, taken: Mapping[int, Taken], note: str) -> N
     of_spec = dict.fromkeys(counts, 0)
     for snapshot in snapshots(client):
         added = client.files("db.t", content="data", at=At(snapshot_id=snapshot["snapshot-id"])).to_pylist()
-        step = taken[int(snapshot["summary"]["step"])]
+        step = committed_steps[int(snapshot["summary"]["step"])]
         for file in (file for file in added if file["snapshot_id"] == snapshot["snapshot-id"]):
             assert step.specs[0] <= file["spec_id"] <= step.specs[1], f"{note}, step {step}: {file}"
             (number,) = json.loads(file["partition"]).values()
@@ -203,7 +205,10 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
     create(client, version=version, spec=[("bucket[8]", 1)], properties=properties)
     writers = Writers(client.url)
     with ThreadPoolExecutor(2) as pool:
-        running = [pool.submit(writers.run, *changing(seed, mode)), pool.submit(writers.run, *adding(seed))]
+        running = [
+            pool.submit(writers.run, *make_upserting_writer(seed, mode)),
+            pool.submit(writers.run, *make_appending_writer(seed)),
+        ]
         try:
             double(client, writers)
             writers.wait_for_both(4)
@@ -211,11 +216,11 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
             writers.stop.set()
         counts = [one.result(60) for one in running]
     assert min(counts) > 3, note
-    assert {value.attempts for value in writers.taken.values()} == {1}, (
+    assert {value.attempts for value in writers.committed_steps.values()} == {1}, (
         f"{note}: a resize must not cause a second attempt"
     )
-    judge_rows(client, writers.taken, version, note)
-    judge_files(client, writers.taken, note)
+    judge_rows(client, writers.committed_steps, version, note)
+    judge_files(client, writers.committed_steps, note)
     judge_plans(client, note)
     (sizes,) = bucket_sizes(client, "db.t")
     assert (sizes.buckets, sizes.shared_files > 0) == (64, True)
@@ -223,18 +228,18 @@ def test_doubling_from_8_to_64_buckets_delays_no_writer_and_keeps_all_rows(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_write_that_began_before_a_resize_is_committed_unchanged(
-    client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[8]", 1)])
     upsert(client, "db.t", rows(*((key, "old") for key in range(40))), keys=["id"])
-    before = served.written_files()
+    before = server.written_files()
     attempts = meanwhile(monkeypatch, lambda: resize(client, "db.t", buckets=16))
     report = upsert(client, "db.t", rows(*((key, "new") for key in range(20))), keys=["id"], mode=mode)
     assert (report.attempts, attempts[0]) == (1, 1)
     assert set(client.files("db.t", content="data")["spec_id"].to_pylist()) == {0}
-    assert len(served.written_files() - before) == report.files_written
-    again = upsert(client, "db.t", rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)
-    assert (again.attempts, again.updated) == (1, 10)
+    assert len(server.written_files() - before) == report.files_written
+    second_report = upsert(client, "db.t", rows(*((key, "newer") for key in range(10))), keys=["id"], mode=mode)
+    assert (second_report.attempts, second_report.updated) == (1, 10)
     assert 1 in client.files("db.t", content="data")["spec_id"].to_pylist()
     lands = [one[1] for one in read_rows(client)]
     assert lands == ["newer"] * 10 + ["new"] * 10 + ["old"] * 20

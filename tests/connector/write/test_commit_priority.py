@@ -36,15 +36,15 @@ def lands(client: IndexClient) -> dict[int, str]:
 @contextmanager
 def stream(url: str, keys: list[int]) -> Iterator[list[int]]:
     """Run equality upserts of these keys until the context ends, and yield a list with their number."""
-    stop, done, failed = threading.Event(), [0], []
+    stop, is_over, failed = threading.Event(), [0], []
 
     def write() -> None:
         client = IndexClient(url)
         try:
             while not stop.is_set():
-                batch = rows(*((key, f"stream{done[0]}", done[0]) for key in keys))
+                batch = rows(*((key, f"stream{is_over[0]}", is_over[0]) for key in keys))
                 upsert(client, "db.t", batch, keys=["id"], strategy=EQUALITY)
-                done[0] += 1
+                is_over[0] += 1
         except Exception as error:  # noqa: BLE001  told by the test
             failed.append(error)
         finally:
@@ -53,7 +53,7 @@ def stream(url: str, keys: list[int]) -> Iterator[list[int]]:
     thread = threading.Thread(target=write)
     thread.start()
     try:
-        yield done
+        yield is_over
     finally:
         stop.set()
         thread.join()
@@ -99,9 +99,9 @@ def test_concurrent_equality_change_of_the_same_key_is_a_conflict(
     meanwhile(monkeypatch, write_concurrently)
     report = upsert(client, "db.t", rows((31, "ours"), (59, "ours")), keys=["id"], mode=mode)
     assert report.attempts == 2
-    actual_lands = lands(client)
-    assert (actual_lands[31], actual_lands[59]) == ("ours", "ours")
-    assert actual_lands.get(10) == (None if deletes else "theirs")
+    lands_by_id = lands(client)
+    assert (lands_by_id[31], lands_by_id[59]) == ("ours", "ours")
+    assert lands_by_id.get(10) == (None if deletes else "theirs")
 
 
 def test_key_of_several_columns_is_compared_as_a_whole(client: IndexClient, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,12 +131,12 @@ def test_upsert_with_several_conflicts_gets_priority_over_a_stream_of_upserts(
 ) -> None:
     """Copy-on-write conflicts with the stream in every file, whatever the keys are."""
     create_filled(client, 3, spec)
-    with stream(client.url, list(range(0, 200, 2))) as done:
+    with stream(client.url, list(range(0, 200, 2))) as stream_commits:
         for number in range(3):
             ours = rows(*((key, f"ours{number}") for key in range(31, 171, 14)))
             report = upsert(client, "db.t", ours, keys=["id"], mode=mode)
             # An idle machine needs 2 to 4 of the 50 attempts. A busy one gets its priority later.
             assert report.attempts <= 25
-    actual_lands = lands(client)
-    assert {actual_lands[key] for key in range(31, 171, 14)} == {"ours2"}
-    assert done[0]
+    lands_by_id = lands(client)
+    assert {lands_by_id[key] for key in range(31, 171, 14)} == {"ours2"}
+    assert stream_commits[0]

@@ -12,28 +12,28 @@ from seamark.connector.client.commits import CommitClient
 from seamark.connector.client.errors import InvalidRequest, NoSuchResource, Refused
 from tests.commits.lake import Lake
 from tests.commits.reader import rows, snapshot_of
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 
 
 @pytest.fixture
-def lake(served: Served) -> Lake:
-    new_lake: Lake = served.run(Lake.create(served.api))
+def lake(server: ServerThread) -> Lake:
+    new_lake: Lake = server.run(Lake.create(server.api))
     return new_lake
 
 
-def test_commit_returns_the_snapshot_and_says_if_it_is_a_duplicate(served: Served, lake: Lake) -> None:
-    client = pickle.loads(pickle.dumps(CommitClient(SeamarkClient(served.url))))
+def test_commit_returns_the_snapshot_and_says_if_it_is_a_duplicate(server: ServerThread, lake: Lake) -> None:
+    client = pickle.loads(pickle.dumps(CommitClient(SeamarkClient(server.url))))
     body: dict[str, Any] = {"add": [lake.data([(1, 0, "a")])], "producer": {"id": "p", "sequence": 1}}
     first = client.commit("db.t", body)
-    again = client.commit(("db", "t"), body)
-    assert (first["duplicate"], again["duplicate"]) == (False, True)
-    assert first["snapshot-id"] == again["snapshot-id"]
-    assert rows(snapshot_of(served.run(lake.metadata()))) == [(1, 0, "a")]
+    second_answer = client.commit(("db", "t"), body)
+    assert (first["duplicate"], second_answer["duplicate"]) == (False, True)
+    assert first["snapshot-id"] == second_answer["snapshot-id"]
+    assert rows(snapshot_of(server.run(lake.metadata()))) == [(1, 0, "a")]
     client.client.close()
 
 
-def test_refused_commit_raises_an_error_of_its_kind(served: Served, lake: Lake) -> None:
-    client = CommitClient(SeamarkClient(served.url))
+def test_refused_commit_raises_an_error_of_its_kind(server: ServerThread, lake: Lake) -> None:
+    client = CommitClient(SeamarkClient(server.url))
     with pytest.raises(InvalidRequest, match="The change is empty"):
         client.commit("db.t", {})
     with pytest.raises(NoSuchResource):

@@ -28,7 +28,7 @@ from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MERGE_ON_READ, MODES, delete, upsert
 from seamark.formats.iceberg.metadata.compaction import SMALL, SMALL_SORTED
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_upserts import create as create_table
 from tests.seeds import examples, seeds_by_version
 
@@ -78,9 +78,9 @@ def create_three_batches(client: IndexClient, catalog: RestCatalog, monkeypatch:
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("spec", [PartitionSpec(), BY_PART], ids=["unpartitioned", "by part"])
 def test_small_files_are_compacted_to_few_with_the_same_rows(
-    client: IndexClient, served: Served, version: int, spec: PartitionSpec
+    client: IndexClient, server: ServerThread, version: int, spec: PartitionSpec
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, version, spec)
         for number in range(12):
             upsert(client, "db.t", rows(range(number * 10, number * 10 + 10)), keys=["id"])
@@ -101,8 +101,8 @@ def test_small_files_are_compacted_to_few_with_the_same_rows(
         assert compact(client, "db.t").commits == 0
 
 
-def test_compaction_applies_deletes_and_removes_their_files(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_compaction_applies_deletes_and_removes_their_files(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
         table = catalog.load_table("db.t")
         table.append(rows(range(1000)))
@@ -116,8 +116,8 @@ def test_compaction_applies_deletes_and_removes_their_files(client: IndexClient,
         assert read_stock(catalog) == expected
 
 
-def test_compacted_rows_keep_their_ids_and_sequence_numbers(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_compacted_rows_keep_their_ids_and_sequence_numbers(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 3)
         for number in range(6):
             upsert(client, "db.t", rows([number]), keys=["id"])
@@ -133,9 +133,9 @@ def test_compacted_rows_keep_their_ids_and_sequence_numbers(client: IndexClient,
 
 
 def test_concurrent_change_of_a_file_discards_only_its_batch(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create_three_batches(client, catalog, monkeypatch)
         write = compaction.rewrite_rows
         calls: list[int] = []
@@ -156,9 +156,9 @@ def test_concurrent_change_of_a_file_discards_only_its_batch(
 
 @pytest.mark.parametrize(("appends", "files_max"), [(40, 15), pytest.param(120, 25, marks=pytest.mark.slow)])
 def test_tiered_compaction_of_a_growing_table_rewrites_few_rows(
-    client: IndexClient, served: Served, appends: int, files_max: int
+    client: IndexClient, server: ServerThread, appends: int, files_max: int
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
         rng = random.Random(3)
         rewritten = 0
@@ -173,8 +173,8 @@ def test_tiered_compaction_of_a_growing_table_rewrites_few_rows(
         assert rewritten < 4 * 50 * appends, "each row is rewritten about log5(appends) times"
 
 
-def test_compaction_of_a_version_1_table_is_refused(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_compaction_of_a_version_1_table_is_refused(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 1)
         with pytest.raises(InvalidRequest, match="version 1"):
             compact(client, "db.t")
@@ -185,7 +185,7 @@ def test_compaction_of_a_version_1_table_is_refused(client: IndexClient, served:
     [*seeds_by_version((0, 1), fast=1), *(pytest.param(2, version, marks=pytest.mark.slow) for version in (2, 3))],
 )
 def test_random_histories_with_compactions_keep_the_rows(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
 ) -> None:
     """The expected rows are in a dictionary.
 
@@ -220,7 +220,7 @@ def test_random_histories_with_compactions_keep_the_rows(
     monkeypatch.setattr(compaction, "rewrite_rows", write_and_change)
     monkeypatch.setattr(compaction, "BATCH_FILES", rng.choice([3, 7, 2000]))
     compactions = 0
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, version, rng.choice([PartitionSpec(), BY_PART]))
         for _ in range(examples(25, 15)):
             change(next(numbers))
@@ -240,7 +240,7 @@ def test_random_histories_with_compactions_keep_the_rows(
     ],
 )
 def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, version: int, seed: int
 ) -> None:
     """Writers also commit before each repeated commit of the compaction.
 
@@ -295,7 +295,7 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
     monkeypatch.setattr(replacements, "open_table", open_meddled)
     monkeypatch.setattr(replacements, "_WAIT_S", 0.001)
     rows_deleted = 0
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, version, PartitionSpec() if seed % 2 else BY_PART)
         if seed > 1:
             sort_by_text_descending(client)
@@ -322,10 +322,10 @@ def test_rows_that_are_deleted_during_a_compaction_stay_deleted(
 
 
 def test_rows_that_a_rollback_restores_discard_the_batch(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rollback restores rows that the new files do not have."""
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
         for number in range(6):
             upsert(client, "db.t", rows(range(number * 50, number * 50 + 50)), keys=["id"])
@@ -338,13 +338,13 @@ def test_rows_that_a_rollback_restores_discard_the_batch(
             post(client, {"action": "set-snapshot-ref", "ref-name": "main", "type": "branch", "snapshot-id": snapshot})
             return written
 
-        disk = set(served.home.rglob("*.parquet"))
+        disk = set(server.home.rglob("*.parquet"))
         with monkeypatch.context() as context:
             context.setattr(compaction, "rewrite_rows", write_and_roll_back)
             report = compact(client, "db.t")
         assert (report.commits, report.conflicts) == (0, 1)
         assert read(client) == before
-        assert set(served.home.rglob("*.parquet")) == disk
+        assert set(server.home.rglob("*.parquet")) == disk
 
 
 def sort_by_text_descending(client: IndexClient) -> None:
@@ -365,8 +365,8 @@ def evolve_spec(client: IndexClient) -> None:
     )
 
 
-def test_deletion_vectors_in_one_file_count_for_each_data_file(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_deletion_vectors_in_one_file_count_for_each_data_file(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 3)
         for number in range(10):
             upsert(client, "db.t", rows(range(number * 20, number * 20 + 20)), keys=["id"])
@@ -378,11 +378,11 @@ def test_deletion_vectors_in_one_file_count_for_each_data_file(client: IndexClie
 
 
 def test_upgrade_during_a_compaction_is_a_conflict(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the rows would lose the row ids that the upgrade gave them."""
     columns = ["id", "_row_id", "_last_updated_sequence_number"]
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
         for number in range(6):
             upsert(client, "db.t", rows([number]), keys=["id"])
@@ -408,9 +408,9 @@ def post(client: IndexClient, *updates: dict[str, Any]) -> None:
 
 
 def test_missing_file_stops_only_its_own_batch(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create_three_batches(client, catalog, monkeypatch)
         Path(client.files("db.t")["file_path"].to_pylist()[0].removeprefix("file://")).unlink()
         report = compact(client, "db.t")
@@ -420,20 +420,20 @@ def test_missing_file_stops_only_its_own_batch(
 
 
 def test_compaction_that_would_not_reduce_files_is_discarded(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An example is a sorted table: its writer ends a file when its buffer is full, whatever the target size is."""
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2)
         for number in range(6):
             upsert(client, "db.t", rows([number]), keys=["id"])
         before = set(client.files("db.t")["file_path"].to_pylist())
-        disk = set(served.home.rglob("*.parquet"))
+        disk = set(server.home.rglob("*.parquet"))
         monkeypatch.setattr(compaction, "NEW_BYTES_MAX_FRACTION", 0.1)
         report = compact(client, "db.t")
         assert (report.commits, report.given_up) == (0, 1)
         assert set(client.files("db.t")["file_path"].to_pylist()) == before
-        assert set(served.home.rglob("*.parquet")) == disk
+        assert set(server.home.rglob("*.parquet")) == disk
         assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata, {}).small == SMALL
         field = {"source-id": 1, "transform": "identity", "direction": "asc", "null-order": "nulls-first"}
         order = {"order-id": -1, "fields": [field]}
@@ -445,8 +445,8 @@ def test_compaction_that_would_not_reduce_files_is_discarded(
         assert CompactionPolicy.of(open_table(client, "db.t", CURRENT).metadata, {}).small == SMALL_SORTED
 
 
-def test_target_size_above_two_gibibytes_is_accepted_by_every_writer(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_target_size_above_two_gibibytes_is_accepted_by_every_writer(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         create(catalog, 2, **{"write_target-file-size-bytes": str(3 << 30)})
         for number in range(6):
             upsert(client, "db.t", rows([number]), keys=["id"])
@@ -469,8 +469,8 @@ def test_files_with_uuids_in_nested_columns_are_merged(client: IndexClient) -> N
     kinds = [pa.struct([("u", pa.binary(16))]), pa.list_(pa.binary(16)), pa.map_(pa.string(), pa.binary(16))]
     written = []
     for number in range(2):
-        one = bytes([number] * 16)
-        rows_of = [{"one": {"u": one}, "many": [one, None], "named": [("a", one)]}, dict.fromkeys(uuids)]
+        key = bytes([number] * 16)
+        rows_of = [{"one": {"u": key}, "many": [key, None], "named": [("a", key)]}, dict.fromkeys(uuids)]
         append(client, "db.t", pa.Table.from_pylist(rows_of, pa.schema(list(zip(uuids, kinds, strict=True)))))
         written += rows_of
     report = compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))

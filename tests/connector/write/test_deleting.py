@@ -86,8 +86,12 @@ def test_encoded_vector_matches_the_specification(positions: list[int]) -> None:
 
 def test_pyiceberg_reads_the_vectors_of_a_puffin_file(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA)
-    given = {"file:///a.parquet": [3, 1, 4, 1, 5], "file:///ü.parquet": list(range(100, 9000)), "file:///none": []}
-    rows = [DeletedRows(path, 0, [], longs(*positions)) for path, positions in given.items()]
+    positions_by_file = {
+        "file:///a.parquet": [3, 1, 4, 1, 5],
+        "file:///ü.parquet": list(range(100, 9000)),
+        "file:///none": [],
+    }
+    rows = [DeletedRows(path, 0, [], longs(*positions)) for path, positions in positions_by_file.items()]
     written = write_deletes(target(metadata), rows, Deletes(Storage(), metadata))
     assert written.removed == ()
     (puffin,) = files_in(tmp_path)
@@ -95,7 +99,7 @@ def test_pyiceberg_reads_the_vectors_of_a_puffin_file(tmp_path: Path) -> None:
         deletion_vector.referenced_data_file: deletion_vector.to_vector()
         for deletion_vector in deletion_vectors_from_puffin_file(PuffinFile(puffin.read_bytes()))
     }
-    expected = {path: sorted(set(positions)) for path, positions in given.items() if positions}
+    expected = {path: sorted(set(positions)) for path, positions in positions_by_file.items() if positions}
     assert {path: column.to_pylist() for path, column in read.items()} == expected
     for file in written.files:
         content_file = decode_content_file(file, metadata)
@@ -146,9 +150,9 @@ def test_deletes_without_new_positions_write_no_file(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA)
     reader = Deletes(Storage(), metadata)
     first = write_deletes(target(metadata), [DeletedRows("file:///a", 0, [], longs(1, 2))], reader)
-    again = [DeletedRows("file:///a", 0, [], longs(2), first.files), DeletedRows("file:///b", 0, [], longs())]
-    assert write_deletes(target(metadata), again, reader) == WrittenDeletes()
-    assert write_deletes(target(table(tmp_path, SCHEMA, version=2)), again[1:], reader) == WrittenDeletes()
+    second_deletes = [DeletedRows("file:///a", 0, [], longs(2), first.files), DeletedRows("file:///b", 0, [], longs())]
+    assert write_deletes(target(metadata), second_deletes, reader) == WrittenDeletes()
+    assert write_deletes(target(table(tmp_path, SCHEMA, version=2)), second_deletes[1:], reader) == WrittenDeletes()
     assert len(files_in(tmp_path)) == 1
 
 
@@ -181,7 +185,7 @@ def test_position_deletes_are_sorted_and_have_bounds(tmp_path: Path, by_file: bo
     rows = [DeletedRows(path, 0, where, longs(5, 1, 5, 2**40)) for path, where in partitions]
     written = write_deletes(target(metadata), rows, Deletes(Storage(), metadata))
     assert len(written.files) == (4 if by_file else 3)
-    seen = []
+    written_files = []
     for file in written.files:
         decode_content_file(file, metadata)
         with pq.ParquetFile(path_of(file)) as opened:
@@ -201,8 +205,8 @@ def test_position_deletes_are_sorted_and_have_bounds(tmp_path: Path, by_file: bo
         assert struct.unpack("<qq", lower[2147483545] + upper[2147483545]) == (1, 2**40)
         assert file.get("referenced-data-file") == (paths[0] if len(paths) == 1 else None)
         assert file.get("sort-order-id") is None
-        seen.extend((path, file["partition"]) for path in paths)
-    assert sorted(seen, key=str) == sorted(partitions, key=str)
+        written_files.extend((path, file["partition"]) for path in paths)
+    assert sorted(written_files, key=str) == sorted(partitions, key=str)
 
 
 def test_equality_deletes_are_written_to_the_partitions_of_their_keys(tmp_path: Path) -> None:
@@ -290,12 +294,12 @@ def test_data_file_without_remaining_rows_is_removed(tmp_path: Path, version: in
     )
     assert first.removed == ()
     before = {one: [file for file in first.files if file.get("referenced-data-file") in (one, None)] for one in (a, b)}
-    known_files = files_in(tmp_path)
+    files_before = files_in(tmp_path)
     second = write_deletes(new_target, [DeletedRows(a, 0, [], longs(1, 3), before[a], 4)], reader)
     assert (second.files, second.removed) == ((), ({"file-path": a},)), (
         "the data file's own deletes are removed with it"
     )
-    assert files_in(tmp_path) == known_files
+    assert files_in(tmp_path) == files_before
     rows = [DeletedRows(a, 0, [], longs(1), before[a], 4), DeletedRows(b, 0, [], longs(0), before[b], 2)]
     third = write_deletes(new_target, rows, reader)
     assert third.removed[0] == {"file-path": b}
@@ -310,7 +314,7 @@ def test_data_file_is_kept_if_its_remaining_rows_are_unknown(tmp_path: Path) -> 
     by_key = write_equality_deletes(new_target, pa.table({"id": [1]}), ["id"]).files
     (written,) = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1), by_key, 3)], reader).files
     assert rows_of(written, a) == [0, 1]
-    again = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1), [written], 4)], reader)
-    assert again == WrittenDeletes()
+    second_deletes = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1), [written], 4)], reader)
+    assert second_deletes == WrittenDeletes()
     unknown = write_deletes(new_target, [DeletedRows(a, 0, [], longs(0, 1, 2))], reader)
     assert (len(unknown.files), unknown.removed) == (1, ())

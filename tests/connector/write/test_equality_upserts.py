@@ -26,7 +26,7 @@ from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.table_writer import write_batches
 from seamark.connector.write.target import target_of
 from seamark.connector.write.upserts import delete, upsert
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_upserts import ARROW, BY_ID, FIELDS, MODES, create, read_rows, rows
 from tests.connector.write.test_upserts_at_once import meanwhile
 from tests.connector.write.test_upserts_history import RECORD, Shape, Step, evolve, judge, steps
@@ -47,20 +47,20 @@ def test_equality_upsert_replaces_rows_with_its_keys_and_reads_no_file(
 ) -> None:
     create(client, version=version, spec=spec)
     append(client, "db.t", rows(*((key, "old") for key in range(30))))
-    done = upsert(
+    report = upsert(
         client, "db.t", rows((5, "lost"), (5, "new"), (6, "new"), (99, "new")), keys=["id"], strategy=EQUALITY
     )
     expected = dict.fromkeys(range(30), "old") | {5: "new", 6: "new", 99: "new"}
     assert lands(client) == expected
-    assert (done.attempts, done.files_read, done.duplicate) == (1, 0, False)
+    assert (report.attempts, report.files_read, report.duplicate) == (1, 0, False)
     upsert(client, "db.t", rows((5, "newer")), keys=["id"], strategy=EQUALITY)
     assert lands(client) == expected | {5: "newer"}
     removed_delete = delete(client, "db.t", keys=pa.table({"id": [6, 7, 555]}), strategy=EQUALITY)
     assert removed_delete.files_written > 0
     left = {key: land for key, land in (expected | {5: "newer"}).items() if key not in (6, 7)}
     assert lands(client) == left
-    found = upsert(client, "db.t", rows((5, "located"), (6, "back")), keys=["id"], mode="merge-on-read")
-    assert (found.updated, found.inserted) == (1, 1)
+    report = upsert(client, "db.t", rows((5, "located"), (6, "back")), keys=["id"], mode="merge-on-read")
+    assert (report.updated, report.inserted) == (1, 1)
     assert lands(client) == left | {5: "located", 6: "back"}
 
 
@@ -139,7 +139,7 @@ def test_equality_upsert_ignores_void_fields_beside_those_of_the_key(client: Ind
     assert lands(client) == dict.fromkeys(range(10), "old") | {1: "new", 99: "new"}
 
 
-def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexClient, served: Served) -> None:
+def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexClient, server: ServerThread) -> None:
     create(client, version=1)
     with pytest.raises(Unwritable, match="it has no delete files; upgrade it"):
         upsert(client, "db.t", rows((1, "de")), keys=["id"], strategy=EQUALITY)
@@ -152,7 +152,7 @@ def test_changes_that_equality_deletes_cannot_express_are_refused(client: IndexC
         upsert(client, "db.f", pa.table({"x": [1.0]}), keys=["x"], strategy=EQUALITY)
     with pytest.raises(Unwritable, match="a key must not have nulls"):
         delete(client, "db.f", keys=pa.table({"y": pa.array([None], pa.int32())}), strategy=EQUALITY)
-    assert served.written_files() == set()
+    assert server.written_files() == set()
     none = pa.table({"y": pa.array([], pa.int32())})
     assert delete(client, "db.f", keys=none, strategy=EQUALITY).snapshot_id is None
 
@@ -202,24 +202,24 @@ def test_located_upsert_is_repeated_after_a_concurrent_equality_upsert(
 
 
 def test_equality_upsert_replaces_rows_of_a_concurrent_new_spec(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, spec=[("bucket[4]", 1)])
     append(client, "db.t", rows((1, "old"), (2, "old")))
     fresh: set[Any] = set()
 
     def resize_and_upsert() -> None:
-        before = served.written_files()
+        before = server.written_files()
         resize(client, "db.t", buckets=8)
         upsert(client, "db.t", rows((1, "theirs"), (3, "theirs")), keys=["id"], mode="merge-on-read")
-        fresh.update(served.written_files() - before)
+        fresh.update(server.written_files() - before)
 
-    before = served.written_files()
+    before = server.written_files()
     meanwhile(monkeypatch, resize_and_upsert)
     report = upsert(client, "db.t", rows((1, "ours"), (3, "ours")), keys=["id"], strategy=EQUALITY)
     assert report.attempts == 2
     assert lands(client) == {1: "ours", 2: "old", 3: "ours"}
-    assert len(served.written_files() - before - fresh) == report.files_written  # The first attempt left no file.
+    assert len(server.written_files() - before - fresh) == report.files_written  # The first attempt left no file.
 
 
 def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(
@@ -248,8 +248,8 @@ def test_equality_upsert_replaces_rows_that_a_concurrent_compaction_moved(
 def test_repeated_equality_upsert_of_a_producer_is_committed_once(client: IndexClient) -> None:
     create(client)
     for land, duplicate in (("de", False), ("fr", True)):
-        done = upsert(client, "db.t", rows((1, land)), keys=["id"], producer=("job", 1), strategy=EQUALITY)
-        assert done.duplicate == duplicate
+        report = upsert(client, "db.t", rows((1, land)), keys=["id"], producer=("job", 1), strategy=EQUALITY)
+        assert report.duplicate == duplicate
     assert lands(client) == {1: "de"}
 
 
@@ -257,7 +257,7 @@ def test_repeated_equality_upsert_of_a_producer_is_committed_once(client: IndexC
 
 
 @dataclass(frozen=True)
-class Unlocated(Step):
+class EqualityDeleteStep(Step):
     """A step that changes rows by equality deletes instead of lookups."""
 
     def take(self, client: IndexClient, name: str) -> None:
@@ -269,15 +269,15 @@ class Unlocated(Step):
             delete(client, name, keys=input_table.select(["id"]), summary=options, strategy=EQUALITY)
 
 
-def mixed_steps(rng: random.Random, count: int) -> list[Step]:
+def draw_mixed_steps(rng: random.Random, count: int) -> list[Step]:
     """Return random steps; half of the deletes and of the upserts by key alone use equality deletes."""
     new_steps: list[Step] = []
     for step in steps(rng, count, MODES):
         blind = step.kind == "keys" or (step.kind == "upsert" and step.by is None)
         if step.kind == "upsert" and rng.random() < 0.4:
-            new_steps.append(Unlocated(step.number, "upsert", step.rows))
+            new_steps.append(EqualityDeleteStep(step.number, "upsert", step.rows))
         elif blind and rng.random() < 0.6:
-            new_steps.append(Unlocated(step.number, step.kind, step.rows))
+            new_steps.append(EqualityDeleteStep(step.number, step.kind, step.rows))
         else:
             new_steps.append(step)
     return new_steps
@@ -291,7 +291,7 @@ SHAPES = (
 )
 
 
-def play(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, every: int) -> None:
+def run_steps(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, every: int) -> None:
     """Run the steps with several writers while partition specs change, and check the snapshots.
 
     Only Seamark's reader supports equality deletes, so it reads the rows.
@@ -299,12 +299,14 @@ def play(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: i
     note = f"seed {seed}, {shape}, {writers} writers"
     first = [shape.specs[0]] if shape.specs else []
     create(client, version=shape.version, spec=first, properties=dict(shape.properties))
-    steps_by_number = {one.number: one for one in mixed_steps(random.Random(seed), count)}
+    steps_by_number = {early_step.number: early_step for early_step in draw_mixed_steps(random.Random(seed), count)}
     turns = max(1, len(shape.specs))
     if first == [("identity", 2)]:  # Deletes for all partitions require an unpartitioned spec first.
         early = [value for value in steps_by_number.values() if value.number <= count // turns + writers]
         steps_by_number |= {
-            one.number: Step(one.number, one.kind, one.rows) for one in early if isinstance(one, Unlocated)
+            early_step.number: Step(early_step.number, early_step.kind, early_step.rows)
+            for early_step in early
+            if isinstance(early_step, EqualityDeleteStep)
         }
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers + 1) as pool:
@@ -327,10 +329,10 @@ def play(client: IndexClient, seed: int, shape: Shape, count: int, *, writers: i
 def test_every_snapshot_matches_its_history_with_equality_deletes(
     client: IndexClient, number: int, writers: int
 ) -> None:
-    play(client, 10 * writers + number, SHAPES[number], 24, writers=writers, every=2)
+    run_steps(client, 10 * writers + number, SHAPES[number], 24, writers=writers, every=2)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(30))
 def test_every_snapshot_matches_a_long_history_with_equality_deletes(client: IndexClient, seed: int) -> None:
-    play(client, seed, SHAPES[seed % len(SHAPES)], 100, writers=1 + seed % 4, every=4)
+    run_steps(client, seed, SHAPES[seed % len(SHAPES)], 100, writers=1 + seed % 4, every=4)

@@ -112,8 +112,8 @@ def test_duckdb_reads_the_written_values(tmp_path: Path) -> None:
             assert [None if value is None else UUID(str(value)).bytes for value in values] == mine
         elif kind == "timestamptz_ns":  # DuckDB 1.5 reads microseconds, and the last value as infinity.
             micros = typed.to_plain("timestamptz", theirs)
-            for got, nanos in zip(micros, mine, strict=True):
-                assert got == nanos or abs(got * 1000 - nanos) < 1000, kind
+            for actual, nanos in zip(micros, mine, strict=True):
+                assert actual == nanos or abs(actual * 1000 - nanos) < 1000, kind
         else:
             assert typed.are_all_same(typed.to_plain(kind, theirs), mine), kind
     assert read["list"].to_pylist() == rows["list"].to_pylist()
@@ -124,7 +124,7 @@ def test_bounds_include_every_value_of_the_file(tmp_path: Path, kind: str) -> No
     schema = Schema((Field(1, "c", False, kind),))
 
     @settings(
-        max_examples=examples(20),
+        max_examples=examples(20, 4),
         suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
     )
     @given(typed.columns(kind, size_min=1, size_max=12), st.sampled_from(["truncate(1)", "truncate(3)", "full"]))
@@ -192,24 +192,24 @@ def test_metrics_equal_those_of_pyicebergs_writer(tmp_path: Path) -> None:
     rows = random_rows(5, 60).select([field.name for field in kept_fields])
     file, metadata = write(tmp_path, rows, Schema(tuple(kept_fields)))
     theirs = sanitize_column_names(their_metadata(metadata).schema())
-    said = data_file_statistics_from_parquet_metadata(
+    expected_statistics = data_file_statistics_from_parquet_metadata(
         pq.read_metadata(file["file-path"].removeprefix("file://")),
         compute_statistics_plan(theirs, {}),
         parquet_path_to_id_mapping(theirs),
     ).to_serialized_dict()
-    assert by_column(file["column-sizes"]) == said["column_sizes"]
-    assert by_column(file["value-counts"]) == said["value_counts"]
-    assert by_column(file["null-value-counts"]) == said["null_value_counts"]
-    assert file["split-offsets"] == said["split_offsets"]
+    assert by_column(file["column-sizes"]) == expected_statistics["column_sizes"]
+    assert by_column(file["value-counts"]) == expected_statistics["value_counts"]
+    assert by_column(file["null-value-counts"]) == expected_statistics["null_value_counts"]
+    assert file["split-offsets"] == expected_statistics["split_offsets"]
     assert file["record-count"] == 60
     for ours, their_bounds in (("lower-bounds", "lower_bounds"), ("upper-bounds", "upper_bounds")):
-        expected = said[their_bounds]
-        found = by_column(file[ours])
+        expected = expected_statistics[their_bounds]
+        actual = by_column(file[ours])
         fixed = next(field.id for field in kept_fields if "fixed" in field.name)
-        assert {one: found[one] for one in expected if one != fixed} == {
-            one: value for one, value in expected.items() if one != fixed
+        assert {field_id: actual[field_id] for field_id in expected if field_id != fixed} == {
+            field_id: value for field_id, value in expected.items() if field_id != fixed
         }
-        assert decode("fixed[3]", found[fixed]) in typed.SAMPLES["fixed[3]"]
+        assert decode("fixed[3]", actual[fixed]) in typed.SAMPLES["fixed[3]"]
 
 
 def test_columns_in_structs_have_metrics_and_those_in_lists_have_only_sizes(tmp_path: Path) -> None:

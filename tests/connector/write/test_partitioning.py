@@ -56,12 +56,12 @@ def test_pyiceberg_computes_the_same_partition_values(transform: str, kind: str)
     theirs: IcebergType = IcebergType.handle_primitive_type(kind, lambda name: name)
     judge = parse_transform(transform).transform(theirs)
     values = typed.column(random.Random(7), kind, 60)
-    actual_results = results(transform, kind, typed.array(kind, values))
-    for value, ours in zip(values, actual_results, strict=True):
-        said = judge(value)
+    partition_values = results(transform, kind, typed.array(kind, values))
+    for value, ours in zip(values, partition_values, strict=True):
+        expected = judge(value)
         if transform.startswith("truncate") and value in (-(2**31), -(2**63)):
             continue  # The truncation overflows: PyIceberg has unbounded integers, Java and Seamark do not.
-        assert typed.are_same(said, ours), (value, said, ours)
+        assert typed.are_same(expected, ours), (value, expected, ours)
 
 
 def test_hash_of_bytes_is_murmur3() -> None:
@@ -69,8 +69,8 @@ def test_hash_of_bytes_is_murmur3() -> None:
     lengths = [*range(40), 100, 4095, 4096, 4097, 9001]
     parts = [rng.randbytes(length) for length in lengths]
     starts = np.cumsum([0, *lengths])
-    found = _murmur.hash_spans(np.frombuffer(b"".join(parts), np.uint8), starts, 0, 32)
-    assert found.tolist() == [mmh3.hash(part, signed=False) for part in parts]
+    hashes = _murmur.hash_spans(np.frombuffer(b"".join(parts), np.uint8), starts, 0, 32)
+    assert hashes.tolist() == [mmh3.hash(part, signed=False) for part in parts]
 
 
 SCHEMA = Schema(
@@ -133,14 +133,14 @@ def test_every_row_is_in_the_partition_of_its_values(fields: list[tuple[str, int
                 else array
             )
             columns.append([apply(transform, column.type, value) for value in typed.to_plain(column.type, flat)])
-        seen: list[int] = []
+        partition_numbers: list[int] = []
         for partition, chosen in split:
             mine = list(range(count)) if chosen is None else chosen.tolist()
             assert mine == sorted(mine)
-            seen.extend(mine)
+            partition_numbers.extend(mine)
             for row in mine:
                 assert typed.are_all_same([column[row] for column in columns], list(partition)), (seed, row)
-        assert sorted(seen) == list(range(count))
+        assert sorted(partition_numbers) == list(range(count))
         keys = [repr([column[row] for column in columns]) for row in range(count)]
         assert len(split) == len(set(keys)), "a partition was split in two"
 
@@ -171,8 +171,8 @@ def test_partition_value_of_a_field_in_a_null_struct_is_null() -> None:
         {name: [None] * 2 for name in ("id", "name", "at", "ratio")}
         | {"st": pa.array([None, {"land": "x"}], pa.struct([("land", pa.string())]))}
     )
-    made = conform(batch, SCHEMA, arrow_schema(SCHEMA))
-    split = Partitioner(spec(("identity", 5)), SCHEMA).split(made)
+    conformed = conform(batch, SCHEMA, arrow_schema(SCHEMA))
+    split = Partitioner(spec(("identity", 5)), SCHEMA).split(conformed)
     assert {partition: chosen.tolist() for partition, chosen in split if chosen is not None} == {
         ("x",): [1],
         (None,): [0],

@@ -15,7 +15,7 @@ from seamark.connector.client.indexes import IndexClient
 from seamark.connector.write.appends import append, overwrite_partitions
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import delete, upsert
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_upserts import create, read_rows, rows
 
 
@@ -49,9 +49,9 @@ def test_append_of_no_rows_is_recorded_and_its_repeat_appends_nothing(client: In
     create(client, version=version)
     first = append(client, "db.t", rows(), producer=("job", 4))
     assert first is not None
-    again = append(client, "db.t", rows((1, "a")), producer=("job", 4))
-    assert again is not None
-    assert (again["duplicate"], again["snapshot-id"]) == (True, first["snapshot-id"])
+    second_report = append(client, "db.t", rows((1, "a")), producer=("job", 4))
+    assert second_report is not None
+    assert (second_report["duplicate"], second_report["snapshot-id"]) == (True, first["snapshot-id"])
     assert append(client, "db.t", rows()) is None, "without a producer there is nothing to record"
     assert read_rows(client) == []
 
@@ -80,8 +80,8 @@ def test_repeat_of_a_change_without_effect_changes_no_later_rows(client: IndexCl
         assert upsert(client, "db.t", rows(), keys=["id"]).snapshot_id is None
     CHANGES[name](client, producer=("job", 1))
     append(client, "db.t", rows((5, "new", 7)))
-    again = CHANGES[name](client, producer=("job", 1))
-    assert again["duplicate"] if isinstance(again, dict) else again.duplicate
+    second_report = CHANGES[name](client, producer=("job", 1))
+    assert second_report["duplicate"] if isinstance(second_report, dict) else second_report.duplicate
     assert delete(client, "db.t", where="id = 5 or id = 9", producer=("job", 1)).duplicate, (
         "the number decides, not the kind of the repeated change"
     )
@@ -89,7 +89,7 @@ def test_repeat_of_a_change_without_effect_changes_no_later_rows(client: IndexCl
 
 
 def test_change_without_effect_is_found_in_the_snapshots_after_the_database_is_lost(
-    client: IndexClient, served: Served
+    client: IndexClient, server: ServerThread
 ) -> None:
     create(client)
     append(client, "db.t", rows((9, "a", 7)))

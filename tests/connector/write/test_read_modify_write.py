@@ -15,7 +15,7 @@ from seamark.connector.read.scans import scan
 from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import MODES, delete, upsert
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_upserts import BY_ID, create, read_rows, rows
 from tests.connector.write.test_upserts_at_once import meanwhile
 from tests.seeds import quick
@@ -50,7 +50,7 @@ OTHERS: dict[str, Any] = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("other", OTHERS)
 def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
-    client: IndexClient, served: Served, version: int, other: str, mode: str, during: bool, monkeypatch: Any
+    client: IndexClient, server: ServerThread, version: int, other: str, mode: str, during: bool, monkeypatch: Any
 ) -> None:
     create(client, version=version, properties=BY_ID if during else {})
     append(client, "db.t", rows((1, "a", 1), (2, "a", 1), (3, "a", 1)))
@@ -62,10 +62,10 @@ def test_change_of_a_row_that_changed_since_it_was_read_is_refused(
     with pytest.raises(Conflict, match="changed since snapshot") as error:
         upsert(client, "db.t", rows((1, "c", 2), (2, "c", 2)), keys=["id"], mode=mode, read_snapshot_id=snapshot)
     assert (error.value.status, error.value.kind) == (409, "RowsChangedException")
-    before = served.written_files()
+    before = server.written_files()
     with pytest.raises(Conflict, match="changed since snapshot"):
         delete(client, "db.t", keys=pa.table({"id": [1]}), mode=mode, read_snapshot_id=snapshot)
-    assert served.written_files() == before
+    assert server.written_files() == before
     assert (2, "a", 1, None) in read_rows(client)
 
 
@@ -155,7 +155,7 @@ REPEATED: dict[str, Any] = {
 @pytest.mark.parametrize("name", REPEATED)
 @pytest.mark.parametrize("since", [False, True], ids=["as it was left", "others came since"])
 def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_rows(
-    client: IndexClient, served: Served, name: str, mode: str, since: bool
+    client: IndexClient, server: ServerThread, name: str, mode: str, since: bool
 ) -> None:
     """After a lost reply, the producer does not know that its change was committed."""
     create(client)
@@ -165,10 +165,10 @@ def test_repeated_change_of_a_producer_is_a_duplicate_although_it_changed_the_ro
     first = REPEATED[name](client, **how, producer=("counter", 3))
     if since:
         upsert(client, "db.t", rows((1, "d", 3)), keys=["id"])
-    before, written_files = read_rows(client), served.written_files()
-    again = REPEATED[name](client, **how, producer=("counter", 3))
-    assert (again.duplicate, again.snapshot_id) == (True, first.snapshot_id)
-    assert (read_rows(client), served.written_files()) == (before, written_files)
+    before, written_files = read_rows(client), server.written_files()
+    second_report = REPEATED[name](client, **how, producer=("counter", 3))
+    assert (second_report.duplicate, second_report.snapshot_id) == (True, first.snapshot_id)
+    assert (read_rows(client), server.written_files()) == (before, written_files)
     with pytest.raises(Conflict, match="changed since snapshot"):
         REPEATED[name](client, **how, producer=("counter", 4))
     with pytest.raises(Conflict, match="changed since snapshot"):

@@ -19,7 +19,7 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.compaction import CompactionPolicy, compact
 from seamark.connector.write.upserts import MERGE_ON_READ, delete, upsert
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, create, read, rows
 from tests.seeds import first_seed, quick
 
@@ -51,9 +51,11 @@ class Vectors:
 
 
 @pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 4), 2))
-def test_puffin_file_is_marked_as_removed_with_its_last_vector(client: IndexClient, served: Served, seed: int) -> None:
+def test_puffin_file_is_marked_as_removed_with_its_last_vector(
+    client: IndexClient, server: ServerThread, seed: int
+) -> None:
     rng = random.Random(seed)
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         merges = {"commit.manifest.min-count-to-merge": rng.choice(["2", "4", "100"])}
         create(catalog, 3, rng.choice([PartitionSpec(), BY_PART]), **merges)
         model: dict[int, str] = {}
@@ -64,20 +66,20 @@ def test_puffin_file_is_marked_as_removed_with_its_last_vector(client: IndexClie
             if action < 0.3:
                 new = list(range(100 * step + 100, 100 * step + 110))
                 append(client, "db.t", rows(new, f"{step}:"))
-                model.update((one, f"{step}:{one}") for one in new)
+                model.update((deleted_id, f"{step}:{deleted_id}") for deleted_id in new)
             elif action < 0.6:
                 upsert(client, "db.t", rows(ids, f"{step}:"), keys=["id"], mode=MERGE_ON_READ)
                 model.update((id_, f"{step}:{id_}") for id_ in ids)
             elif action < 0.9:
-                gone = [*ids, *rng.sample(sorted(model), min(len(model), 6))]
-                delete(client, "db.t", keys=pa.table({"id": sorted(set(gone))}), mode=MERGE_ON_READ)
-                for one in gone:
-                    model.pop(one, None)
+                deleted_ids = [*ids, *rng.sample(sorted(model), min(len(model), 6))]
+                delete(client, "db.t", keys=pa.table({"id": sorted(set(deleted_ids))}), mode=MERGE_ON_READ)
+                for deleted_id in deleted_ids:
+                    model.pop(deleted_id, None)
             else:
                 compact(client, "db.t", policy=CompactionPolicy(1 << 20, 2))
             vectors = Vectors(catalog.load_table("db.t"))
             shared += sum(count > 1 for count in vectors.live.values())
             assert not vectors.marked & vectors.live.keys(), step
             assert vectors.all - vectors.live.keys() <= vectors.marked, step
-        assert read(client) == Counter((one, one % 3, text) for one, text in model.items())
+        assert read(client) == Counter((deleted_id, deleted_id % 3, text) for deleted_id, text in model.items())
         assert shared, "no Puffin file had two live vectors"

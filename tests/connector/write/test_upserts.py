@@ -18,7 +18,7 @@ from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import COPY_ON_WRITE, MERGE_ON_READ, MODES, delete, upsert
 from tests.connector.read import typed
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.seeds import quick
 
 COLUMNS = ("id", "land", "ts", "note")
@@ -86,9 +86,9 @@ def test_upsert_replaces_rows_with_its_keys_and_inserts_others(
         (9, "at", 2, None),
     ]
     assert (report.inserted, report.updated, report.deleted, report.stale) == (1, 1, 0, 0)
-    again = upsert(client, "db.t", rows((2, "x", 3), (1, "y", 3)), keys=["id"], mode=mode)
+    second_report = upsert(client, "db.t", rows((2, "x", 3), (1, "y", 3)), keys=["id"], mode=mode)
     assert read_rows(client)[:2] == [(1, "y", 3, None), (2, "x", 3, None)]
-    assert again.updated == 2
+    assert second_report.updated == 2
     removed_delete = delete(client, "db.t", keys=pa.table({"id": [1, 3, 555]}), mode=mode)
     assert (removed_delete.deleted, removed_delete.attempts) == (2, 1)
     assert [row[0] for row in read_rows(client)] == [2, 7, 9]
@@ -211,7 +211,7 @@ def test_too_many_keys_to_name_are_located_by_ranges_and_buckets(
         assert sorted(values) == key_array(list(range(2000))).to_pylist()
 
 
-def test_upsert_reads_files_that_the_index_does_not_cover(client: IndexClient, served: Served) -> None:
+def test_upsert_reads_files_that_the_index_does_not_cover(client: IndexClient, server: ServerThread) -> None:
     create(client)
     append(client, "db.t", rows((1, "old"), (2, "old")))
     client.put_index("db.t", "ids", kind="record", columns=["id"])
@@ -223,10 +223,10 @@ def test_upsert_reads_files_that_the_index_does_not_cover(client: IndexClient, s
     assert [row[:2] for row in read_rows(client)] == [(1, "new"), (2, "old"), (3, "new"), (4, "old"), (5, "new")]
 
 
-def test_upsert_with_a_damaged_index_loses_no_row(client: IndexClient, served: Served) -> None:
+def test_upsert_with_a_damaged_index_loses_no_row(client: IndexClient, server: ServerThread) -> None:
     create(client, properties=BY_ID)
     append(client, "db.t", rows((1, "old"), (2, "old")))
-    for file in served.written_files():
+    for file in server.written_files():
         if "_seamark" in file.parts:
             data = bytearray(file.read_bytes())
             data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
@@ -238,11 +238,11 @@ def test_upsert_with_a_damaged_index_loses_no_row(client: IndexClient, served: S
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_file_without_remaining_rows_is_removed_without_a_read(
-    client: IndexClient, served: Served, version: int
+    client: IndexClient, server: ServerThread, version: int
 ) -> None:
     create(client, version=version, properties=BY_ID)
     append(client, "db.t", rows((1, "a"), (2, "a")))
-    (whole,) = (written_file for written_file in served.written_files() if written_file.suffix == ".parquet")
+    (whole,) = (written_file for written_file in server.written_files() if written_file.suffix == ".parquet")
     append(client, "db.t", rows((3, "a"), (4, "a")))
     whole.unlink()
     report = delete(client, "db.t", keys=pa.table({"id": [1, 2, 3]}), mode="copy-on-write")
@@ -374,10 +374,10 @@ def repeat_column(name: str) -> pa.Table:
     return rows((1, "de", 1, "x")).append_column(ARROW.field(name), rows((2, "fr", 2, "y"))[name])
 
 
-def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, served: Served) -> None:
+def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, server: ServerThread) -> None:
     create(client)
     append(client, "db.t", rows((1, "de")))
-    before = served.written_files()
+    before = server.written_files()
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (rows((1, "de"), (None, "fr")), {"keys": ["id"]}, "column id is null in 1 of the rows"),
         (rows((1, "de")), {"keys": ["nothing"]}, "no key column nothing"),
@@ -394,11 +394,11 @@ def test_invalid_upsert_is_refused_and_leaves_no_file(client: IndexClient, serve
         ([pa.table({"id": [1]}), rows((1, "de"))], {"keys": ["id"]}, "other columns than the first"),
         (rows((1, "de")), {"keys": ["id"], "strategy": "lookup"}, "there is no record index on the key id"),
     ]
-    for value, how, says in cases:
-        with pytest.raises(Unwritable, match=says):
+    for value, how, message in cases:
+        with pytest.raises(Unwritable, match=message):
             upsert(client, "db.t", value, **how)
-        assert served.written_files() == before, says
-        assert read_rows(client) == [(1, "de", None, None)], says
+        assert server.written_files() == before, message
+        assert read_rows(client) == [(1, "de", None, None)], message
 
 
 def test_unknown_modes_and_strategies_are_refused(client: IndexClient) -> None:
@@ -425,7 +425,7 @@ def test_mode_of_a_change_comes_from_the_tables_properties(client: IndexClient) 
 
 @pytest.mark.parametrize("mode", [*MODES, "unlocated"])
 def test_change_with_too_many_index_files_succeeds_with_fewer(
-    client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for where in ("seamark.connector.write.table_writer", "seamark.metaserver.commit.change_requests.change"):
         monkeypatch.setattr(f"{where}.INDEX_FILES_MAX", 1)
@@ -438,7 +438,7 @@ def test_change_with_too_many_index_files_succeeds_with_fewer(
         upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
         delete(client, "db.t", keys=pa.table({"id": [2]}), mode=mode)
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (3, "a")]
-    brought = [written_file for written_file in served.written_files() if "_seamark" in written_file.parts]
+    brought = [written_file for written_file in server.written_files() if "_seamark" in written_file.parts]
     assert len(brought) == (3 if mode == "copy-on-write" else 2), (
         "each commit keeps one index file, and the others are deleted"
     )
@@ -459,10 +459,10 @@ def test_upsert_of_no_rows_changes_nothing_with_any_options(client: IndexClient,
     assert upsert(client, "db.u", [], keys=["a b"], precombine="a b") == Report()
 
 
-def test_change_without_effect_makes_no_snapshot(client: IndexClient, served: Served) -> None:
+def test_change_without_effect_makes_no_snapshot(client: IndexClient, server: ServerThread) -> None:
     create(client)
     assert upsert(client, "db.t", rows(), keys=["id"]) == Report()
     assert delete(client, "db.t", keys=[]) == Report()
     assert delete(client, "db.t", keys=pa.table({"id": [5]})) == Report()
     assert delete(client, "db.t", where="id = 5") == Report()
-    assert served.written_files() == set()
+    assert server.written_files() == set()

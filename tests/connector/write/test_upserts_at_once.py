@@ -22,7 +22,7 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.row_changes import Report
 from seamark.connector.write.upserts import delete, upsert
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_upserts import BY_ID, FIELDS, MODES, create, read_rows, rows
 from tests.seeds import quick
 
@@ -50,17 +50,17 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, *works: Any) -> list[int]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
-    client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client)
     upsert(client, "db.t", rows((1, "a", 1), (2, "a", 1)), keys=["id"])
-    kept_written_files = served.written_files()
+    files_before = server.written_files()
     fresh: list[Path] = []
 
     def write_concurrently() -> None:
-        before = served.written_files()
+        before = server.written_files()
         upsert(client, "db.t", rows((1, "b", 2), (3, "b", 2)), keys=["id"], mode="merge-on-read")
-        fresh.extend(served.written_files() - before)
+        fresh.extend(server.written_files() - before)
 
     attempts = meanwhile(monkeypatch, write_concurrently)
     report = upsert(client, "db.t", rows((1, "c", 3), (3, "c", 3)), keys=["id"], columns=["land"], mode=mode)
@@ -68,7 +68,7 @@ def test_conflicting_upsert_is_repeated_on_the_new_snapshot(
     assert (report.updated, report.inserted) == (2, 0)
     assert read_rows(client) == [(1, "c", 2, None), (2, "a", 1, None), (3, "c", 2, None)]
     assert (
-        len(served.written_files() - kept_written_files - set(fresh)) == report.files_written
+        len(server.written_files() - files_before - set(fresh)) == report.files_written
     )  # The first attempt left no file.
 
 
@@ -86,24 +86,24 @@ def test_upsert_is_repeated_after_a_concurrent_append_of_its_keys(
 
 
 def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client)
     upsert(client, "db.t", rows((1, "a")), keys=["id"])
     left = set()
 
     def write_concurrently() -> None:
-        before = served.written_files()
+        before = server.written_files()
         upsert(client, "db.t", rows((1, "b")), keys=["id"])
-        left.update(served.written_files() - before)
+        left.update(server.written_files() - before)
 
-    before = served.written_files()
+    before = server.written_files()
     meanwhile(monkeypatch, write_concurrently, write_concurrently, write_concurrently)
     with pytest.raises(Refused) as error:
         upsert(client, "db.t", rows((1, "c")), keys=["id"], attempts=3)
     assert error.value.status == 409
     assert read_rows(client)[0][1] == "b"
-    assert served.written_files() == before | left
+    assert server.written_files() == before | left
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_upsert_gives_up_after_its_attempts_and_leaves_no_file(
     ids=["upsert", "delete", "unlocated"],
 )
 def test_change_of_a_table_that_is_recreated_during_it_is_refused(
-    client: IndexClient, served: Served, change: Any, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, change: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client)
     append(client, "db.t", rows((1, "a")))
@@ -126,12 +126,12 @@ def test_change_of_a_table_that_is_recreated_during_it_is_refused(
         client._request("DELETE", "/v1/namespaces/db/tables/t", {})
         create(client, fields=[FIELDS[1]])
 
-    before = served.written_files()
+    before = server.written_files()
     attempts = meanwhile(monkeypatch, write_concurrently)
     with pytest.raises(Conflict):
         change(client)
     assert attempts[0] == 1
-    assert served.written_files() == before
+    assert server.written_files() == before
     assert scan(client, "db.t").to_arrow().num_rows == 0
 
 
@@ -154,15 +154,15 @@ def test_change_without_effect_on_a_recreated_table_is_refused(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_change_during_an_upgrade_uses_the_new_format_version(
-    client: IndexClient, served: Served, mode: str, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client, version=2)
     append(client, "db.t", rows((1, "a"), (2, "a")))
-    before = served.written_files()
+    before = server.written_files()
     meanwhile(monkeypatch, lambda: upgrade(client, 3))
     report = upsert(client, "db.t", rows((1, "b")), keys=["id"], mode=mode)
     assert read_rows(client) == [(1, "b", None, None), (2, "a", None, None)]
-    assert len(served.written_files() - before) == report.files_written  # No attempt left a file.
+    assert len(server.written_files() - before) == report.files_written  # No attempt left a file.
 
 
 def test_upsert_refused_for_a_reason_other_than_a_conflict_is_not_repeated(
@@ -182,7 +182,7 @@ def upgrade(client: IndexClient, version: int) -> None:
 
 
 def test_upsert_with_a_lost_reply_is_committed_once(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     create(client)
     append(client, "db.t", rows((1, "a"), (2, "a")))
@@ -199,10 +199,10 @@ def test_upsert_with_a_lost_reply_is_committed_once(
     report = upsert(client, "db.t", rows((1, "b"), (3, "b")), keys=["id"], producer=("job", 1), mode="merge-on-read")
     assert (lost[0], report.duplicate, report.attempts) == (1, True, 1)
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
-    written_files = served.written_files()
-    again = upsert(client, "db.t", rows((1, "x")), keys=["id"], producer=("job", 1))
-    assert served.written_files() == written_files
-    assert (again.duplicate, again.snapshot_id) == (True, report.snapshot_id)
+    written_files = server.written_files()
+    second_report = upsert(client, "db.t", rows((1, "x")), keys=["id"], producer=("job", 1))
+    assert server.written_files() == written_files
+    assert (second_report.duplicate, second_report.snapshot_id) == (True, report.snapshot_id)
     assert [row[:2] for row in read_rows(client)] == [(1, "b"), (2, "a"), (3, "b")]
 
 

@@ -25,6 +25,7 @@ from seamark.connector.write.appends import append
 from seamark.connector.write.equality_upserts import EQUALITY
 from seamark.connector.write.upserts import delete, upsert
 from tests.connector.write.test_upserts import ARROW, COLUMNS, MODES, create, read_rows
+from tests.seeds import examples
 
 Row = dict[str, Any]
 LANDS = ("de", "fr", "it", None, "d\0e", "\0", "a/../b")
@@ -70,34 +71,36 @@ class Step:
 
     def repeat(self, client: IndexClient, name: str) -> None:
         """Repeat the step, and check that it is a duplicate."""
-        again = self.take(client, name)
-        assert again["duplicate"] if isinstance(again, dict) else again.duplicate, f"{self} was committed again"
+        other_step = self.take(client, name)
+        assert other_step["duplicate"] if isinstance(other_step, dict) else other_step.duplicate, (
+            f"{self} was committed again"
+        )
 
     def on(self, model: dict[int, Row]) -> dict[int, Row]:
         new_model = dict(model)
         if self.kind == "append":
             return new_model | {row["id"]: row for row in self.rows}
         if self.kind == "keys":
-            return {one: row for one, row in new_model.items() if one not in {row["id"] for row in self.rows}}
+            return {number: row for number, row in new_model.items() if number not in {row["id"] for row in self.rows}}
         if self.kind == "where":
             land, ts = self.where
             return {
-                one: row
-                for one, row in new_model.items()
+                number: row
+                for number, row in new_model.items()
                 if not (row["land"] == land and row["ts"] is not None and row["ts"] < ts)
             }
         best: dict[int, Row] = {}
         for row in self.rows:
             if row["id"] not in best or not self.is_older(row, best[row["id"]]):
                 best[row["id"]] = row
-        for one, row in best.items():
-            stored = new_model.get(one)
+        for number, row in best.items():
+            stored = new_model.get(number)
             if stored is not None and self.is_older(row, stored):
                 continue
             if self.kind == "partial":
-                named = {"id": one, "note": row["note"]} | ({self.by: row[self.by]} if self.by else {})
+                named = {"id": number, "note": row["note"]} | ({self.by: row[self.by]} if self.by else {})
                 row = (stored or dict.fromkeys(COLUMNS)) | named
-            new_model[one] = row
+            new_model[number] = row
         return new_model
 
     def is_older(self, row: Row, other: Row) -> bool:
@@ -119,17 +122,17 @@ def steps(rng: random.Random, count: int, modes: tuple[str, ...], *, unlocated: 
     for number in range(count):
         kinds = ("append", "upsert", "partial", "keys", "where", "unlocated")
         kind = rng.choices(kinds, (2, 6, 4, 2, 1, 6 if unlocated else 0))[0]
-        some = [rng.randrange(-20, 60) for _ in range(rng.choice((1, 3, 12)))]
+        ids = [rng.randrange(-20, 60) for _ in range(rng.choice((1, 3, 12)))]
         if kind == "append":
-            some = list(range(fresh, fresh + 5))
+            ids = list(range(fresh, fresh + 5))
             fresh += 5
         elif rng.random() < 0.3 and settled[-5:][0] > 1000:  # A concurrent append does not check for existing keys.
-            some.append(rng.randrange(1000, settled[-5:][0]))
+            ids.append(rng.randrange(1000, settled[-5:][0]))
         settled.append(fresh)
         yield Step(
             number,
             kind,
-            [row(one, number) for one in some],
+            [row(one, number) for one in ids],
             None if kind == "unlocated" else rng.choice((None, "ts", "ts", "note")),
             rng.choice(modes),
             "scan" if rng.random() < 0.3 else None,
@@ -219,14 +222,16 @@ SHAPES = (
 )
 
 
-def play(
+def run_steps(
     client: IndexClient, seed: int, shape: Shape, count: int, *, writers: int, every: int, name: str = "t"
 ) -> None:
     note = f"seed {seed}, {shape}"
     rng = random.Random(seed)
     first = [shape.specs[0]] if shape.specs and shape.specs[0][0] else []
     create(client, name, version=shape.version, spec=first, properties=dict(shape.properties))
-    steps_by_number = {one.number: one for one in steps(rng, count, MODES, unlocated=shape.by_key)}
+    steps_by_number = {
+        open_client.number: open_client for open_client in steps(rng, count, MODES, unlocated=shape.by_key)
+    }
     turns = max(1, len(shape.specs))
     clients = [IndexClient(client.url) for _ in range(writers)]
     with ThreadPoolExecutor(writers) as pool:
@@ -243,8 +248,8 @@ def play(
                     assert attempts <= ATTEMPTS_MAX, f"{note}, {step}: it needed {attempts} attempts"
                 if start and rng.random() < 0.3:
                     rng.choice(mine[:start]).repeat(clients[0], f"db.{name}")
-    for one in clients:
-        one.close()
+    for open_client in clients:
+        open_client.close()
     judge(client, name, steps_by_number, note, version=shape.version, every=every, writers=writers)
 
 
@@ -257,10 +262,10 @@ QUICK = (1,)
     "number", [pytest.param(number, marks=[] if number in QUICK else pytest.mark.slow) for number in range(len(SHAPES))]
 )
 def test_every_snapshot_matches_its_history(client: IndexClient, number: int, writers: int) -> None:
-    play(client, 100 * writers + number, SHAPES[number], 30, writers=writers, every=1)
+    run_steps(client, 100 * writers + number, SHAPES[number], examples(30, 18), writers=writers, every=1)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
 def test_every_snapshot_matches_a_long_history_of_several_writers(client: IndexClient, seed: int) -> None:
-    play(client, seed, SHAPES[seed % len(SHAPES)], 120, writers=1 + seed % 4, every=3)
+    run_steps(client, seed, SHAPES[seed % len(SHAPES)], 120, writers=1 + seed % 4, every=3)

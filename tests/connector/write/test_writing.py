@@ -104,6 +104,7 @@ LONG = {
 """The cases that write the most files. The fast tests include many partitions with the lowest limits, unsorted."""
 
 
+@pytest.mark.each_pair
 @pytest.mark.parametrize(
     ("limits", "fields", "sorted_by"),
     [
@@ -213,18 +214,18 @@ def test_writer_of_many_partitions_has_few_open_files(tmp_path: Path, monkeypatc
     most = 0
     begin, close = FileWriter._open_writer, FileWriter.close
 
-    def begun(self: FileWriter, count: int) -> Any:
+    def begin_and_record(self: FileWriter, count: int) -> Any:
         nonlocal most
         opened.add(id(self))
         most = max(most, len(opened))
         return begin(self, count)
 
     def close_and_forget(self: FileWriter) -> dict[str, Any]:
-        made = close(self)
+        data_file = close(self)
         opened.discard(id(self))
-        return made
+        return data_file
 
-    monkeypatch.setattr(FileWriter, "_open_writer", begun)
+    monkeypatch.setattr(FileWriter, "_open_writer", begin_and_record)
     monkeypatch.setattr(FileWriter, "close", close_and_forget)
     metadata = table(tmp_path, SCHEMA, spec=spec(("bucket[100]", 1)))
     input_rows = rows(1000)
@@ -286,25 +287,25 @@ def test_files_are_written_to_s3_and_discarded(s3: S3, s3_bucket: str) -> None:
     to = target_of(table(location, SCHEMA, spec=spec(("identity", 2)), properties=INDEXED), storage)
     input_rows = rows(300)
 
-    def there() -> dict[str, int]:
+    def list_objects() -> dict[str, int]:
         objects = s3.client().list_objects_v2(Bucket=s3_bucket)
         keys = [
-            one for one in objects.get("Contents", ()) if not one["Key"].endswith("/")
+            entry for entry in objects.get("Contents", ()) if not entry["Key"].endswith("/")
         ]  # Arrow does not delete the folders.
         return {f"s3://{s3_bucket}/{key['Key']}": key["Size"] for key in keys}
 
     written = write_batches(to, input_rows.to_batches())
-    assert there() == {file["file-path"]: file["file-size-in-bytes"] for file in written.files} | {
+    assert list_objects() == {file["file-path"]: file["file-size-in-bytes"] for file in written.files} | {
         index_file["location"]: index_file["size-in-bytes"] for index_file in written.index_files
     }
     tables = [pq.read_table(pa.BufferReader(storage.read(file["file-path"]))) for file in written.files]
     assert sorted(value for file in tables for value in file["id"].to_pylist()) == sorted(input_rows["id"].to_pylist())
     written.discard(storage)
-    assert there() == {}
+    assert list_objects() == {}
     bad = pa.RecordBatch.from_pydict({"id": pa.array([None], pa.int64())})
     with pytest.raises(Unwritable, match="column id is required"):
         write_batches(to, [*input_rows.to_batches(), bad], limits=WriteLimits(buffered_bytes=1000, open_files=3))
-    assert there() == {}
+    assert list_objects() == {}
 
 
 def test_table_with_required_encryption_is_not_written(tmp_path: Path) -> None:
@@ -339,10 +340,10 @@ def test_used_target_can_be_pickled(tmp_path: Path) -> None:
     metadata = table(tmp_path, SCHEMA, spec=spec(("day", 3)), order=order(("identity", 1, "asc", "nulls-first")))
     to = target(metadata)
     write_batches(to, rows(3).to_batches())
-    again = pickle.loads(pickle.dumps(to))
-    assert again == to
+    unpickled = pickle.loads(pickle.dumps(to))
+    assert unpickled == to
     input_rows = rows(100)
-    check(metadata, write_batches(again, input_rows.to_batches()), input_rows)
+    check(metadata, write_batches(unpickled, input_rows.to_batches()), input_rows)
 
 
 def test_no_rows_make_no_file(tmp_path: Path) -> None:
@@ -357,7 +358,7 @@ def test_rows_are_accepted_in_every_form_of_arrow() -> None:
     batch = input_rows.to_batches()[0]
     reader = pa.RecordBatchReader.from_batches(input_rows.schema, [batch, batch])
 
-    class Speaks:
+    class ArrowStreamable:
         def __arrow_c_stream__(self, requested_schema: object = None) -> object:
             return input_rows.__arrow_c_stream__(requested_schema)
 
@@ -365,7 +366,7 @@ def test_rows_are_accepted_in_every_form_of_arrow() -> None:
         (input_rows, 10),
         (batch, 10),
         (reader, 20),
-        (Speaks(), 10),
+        (ArrowStreamable(), 10),
         ([batch, input_rows], 20),
     ]
     for form, count in forms:
@@ -427,9 +428,9 @@ def test_files_have_the_locations_that_pyiceberg_gives_them(properties: dict[str
 def test_entropy_precedes_the_tables_name_in_a_shared_folder() -> None:
     """Iceberg's Java library does the same."""
     properties = {"write.object-storage.enabled": "true", "write.data.path": "s3://other/place"}
-    new_data_location = data_location("s3://lake/db/t", properties, "p=1", "f.parquet")
-    assert new_data_location.startswith("s3://other/place/")
-    assert new_data_location.endswith("/db/t/p=1/f.parquet")
+    location = data_location("s3://lake/db/t", properties, "p=1", "f.parquet")
+    assert location.startswith("s3://other/place/")
+    assert location.endswith("/db/t/p=1/f.parquet")
 
 
 def test_names_of_files_begin_with_their_bucket_number(tmp_path: Path) -> None:

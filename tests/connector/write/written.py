@@ -95,8 +95,8 @@ def their_file(json: Mapping[str, Any]) -> DataFile:
         return None if result is None else dict(zip(result["keys"], result["values"], strict=True))
 
     def bounds(name: str) -> dict[int, bytes] | None:
-        found = by_id(name)
-        return None if found is None else {one: bytes.fromhex(text) for one, text in found.items()}
+        values = by_id(name)
+        return None if values is None else {one: bytes.fromhex(text) for one, text in values.items()}
 
     data_file = DataFile.from_args(
         content=DataFileContent.DATA,

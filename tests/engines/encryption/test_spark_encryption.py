@@ -60,7 +60,7 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
         assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "written\n"
-        made = []
+        files = []
         for name in CASES:
             parts = [next((tmp_path / f"{name}-{part}").glob("*.parquet")) for part in range(2)]
             scheme = _scheme(parts[0])
@@ -70,11 +70,11 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
             else:
                 plain = tmp_path / f"ours-{name}-decrypted.parquet"
                 merge(parts, plain, SCHEMA, keys=KEYS)
-                made.append(plain)
+                files.append(plain)
             assert scheme is not None
             out = tmp_path / f"ours-{name}.parquet"
             merge(parts, out, SCHEMA, keys=KEYS, encryption=KEYS.create_encryption(scheme))
-            made.append(out)
+            files.append(out)
             if name != "version2":  # Arrow cannot read these pages of parquet-java.
                 with pq.ParquetFile(out, decryption_properties=KEYS.decryption_properties()) as file:
                     assert file.read().num_rows == 2 * ROWS
@@ -91,7 +91,7 @@ def test_spark_reads_the_merged_form_of_its_encrypted_files(tmp_path: Path) -> N
         answers = [json.loads(line) for line in process.stdout]
     assert process.returncode == 0
     read, replaced = ([answer for answer in answers if answer[0].startswith(kind)] for kind in ("ours", "replaced"))
-    assert sorted(answer[0] for answer in read) == sorted(path.stem for path in made)
-    for name, *found in read:
-        assert found == EXPECTED, name
+    assert sorted(answer[0] for answer in read) == sorted(path.stem for path in files)
+    for name, *values in read:
+        assert values == EXPECTED, name
     assert replaced == [[f"replaced-{name}", "ChecksumException", EXPECTED[1]] for name in sorted(REPLACED)]

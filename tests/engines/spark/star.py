@@ -47,20 +47,21 @@ class Rig:
     def rewrite(self, text: str, args: Any = None) -> RewrittenQuery:
         return rewrite_query(self.spark, text.replace("{db}", self.db), args)
 
-    def check_same(self, text: str, args: Any = None) -> RewrittenQuery:
-        """Check that the query returns Spark's own rows, and return how it was rewritten."""
+    def check_same(self, text: str, args: Any = None, *, min_rows: int = 0) -> RewrittenQuery:
+        """Check that the query returns Spark's own rows, and at least `min_rows`. Return how it was rewritten."""
         text = text.replace("{db}", self.db)
         expected = rows(self.spark.sql(text, args) if args is not None else self.spark.sql(text))
-        done: list[RewrittenQuery] = []
+        assert len(expected) >= min_rows, text
+        rewrites: list[RewrittenQuery] = []
 
         def record_rewrite(*arguments: Any, **options: Any) -> RewrittenQuery:
-            done.append(rewrite_query(*arguments, **options))
-            return done[-1]
+            rewrites.append(rewrite_query(*arguments, **options))
+            return rewrites[-1]
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(queries, "rewrite_query", record_rewrite)
             assert self.run_with_plans(text, args) == expected, text
-        (only,) = done
+        (only,) = rewrites
         return only
 
 

@@ -29,11 +29,11 @@ from seamark.connector.write.upserts import MODES, delete, upsert
 from seamark.formats.iceberg.metadata.compaction import UNDONE_KEPT_MS
 from tests.connector.jobs.test_expiration import list_needed_files, list_stored_files, snapshots
 from tests.connector.lake import catalog_at
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.connector.write.test_compaction import BY_PART, create, read, rows
 from tests.connector.write.test_shared_puffins import Vectors
 from tests.seeds import first_seed
-from tests.server.rig import LateClock
+from tests.server.rig import OffsetClock
 from tests.services.spark import new_catalog
 
 SMALL = CompactionPolicy(1 << 20, 2)
@@ -46,17 +46,17 @@ class Lake:
     """A server and a Spark session. `catalog` is the server's name in Spark."""
 
     def __init__(self, spark: SparkSession, home: Path) -> None:
-        self.clock = LateClock()
+        self.clock = OffsetClock()
         self.clock.ahead_ms = -BEHIND_MS
-        self.served = Served(home, warehouse=home.as_uri(), clock=self.clock)
-        self.served.start()
-        self.client = IndexClient(self.served.url)
+        self.server = ServerThread(home, warehouse=home.as_uri(), clock=self.clock)
+        self.server.start()
+        self.client = IndexClient(self.server.url)
         self.spark = spark
-        self.catalog = new_catalog(spark, self.served.url)
+        self.catalog = new_catalog(spark, self.server.url)
 
     def close(self) -> None:
         self.client.close()
-        self.served.stop()
+        self.server.stop()
 
     def expire(self, *, by_procedure: bool) -> None:
         """Expire all snapshots except the current one, with Iceberg's library or with Spark's procedure."""
@@ -94,7 +94,7 @@ def test_icebergs_clean_up_after_undone_jobs_keeps_live_files(lake: Lake, versio
     rng = random.Random(f"{first_seed()} {version} {rounds}")
     outcomes = Counter[str]()
     for number in range(rounds):
-        with catalog_at(lake.served.url) as catalog:
+        with catalog_at(lake.server.url) as catalog:
             merges = {"commit.manifest.min-count-to-merge": rng.choice(["2", "4", "100"])}
             create(catalog, version, rng.choice([PartitionSpec(), BY_PART]), **merges)
             model: dict[int, str] = {}
@@ -140,7 +140,7 @@ def test_icebergs_clean_up_keeps_puffin_files_with_a_live_vector(lake: Lake, rou
     lake.clock.ahead_ms = 0
     name, shared = f"{lake.catalog}.db.t", 0
     for _ in range(rounds):
-        with catalog_at(lake.served.url) as catalog:
+        with catalog_at(lake.server.url) as catalog:
             create(catalog, 3, **{"write.delete.mode": "merge-on-read"})
             model: dict[int, str] = {}
             for step in range(3):

@@ -130,7 +130,7 @@ def test_tasks_merge_encrypted_files_with_the_keys_of_their_environment(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The tasks get their keys from `spark.executorEnv`. The driver has no keys."""
-    with SparkTables.served(spark, tmp_path) as tables:
+    with SparkTables.open(spark, tmp_path) as tables:
         tables.sql("CREATE TABLE {db}.t (id bigint, payload string) USING iceberg")
         for first in range(0, 300, 100):
             tables.sql(
@@ -146,8 +146,8 @@ def test_tasks_merge_encrypted_files_with_the_keys_of_their_environment(
         kms = "tests.connector.parquet.encrypted:PyArrowKms"
         monkeypatch.setitem(spark.sparkContext.environment, KMS_CLASS, kms)
         monkeypatch.setitem(spark.sparkContext.environment, KEY_FILE, encrypted.key_file(tmp_path, "db"))
-        done = sql(spark, f"ALTER TABLE {catalog}.db.t MERGE FILES").collect()[0]
-        assert (done.files_before, done.files_after) == (3, 1)
+        report = sql(spark, f"ALTER TABLE {catalog}.db.t MERGE FILES").collect()[0]
+        assert (report.files_before, report.files_after) == (3, 1)
         opened = open_table(tables.client, "db.t", At())
         reader = TaskReader(plan_read(opened, ["id", "payload"], TRUE), opened.storage, keys=encrypted.keys())
         actual_rows = [row for batch in reader.read_all(plan(tables.client, opened)) for row in batch.to_pylist()]

@@ -84,11 +84,11 @@ def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int
         expected = rig.spark.sql(judging).collect()
         reported, wrong = [], []
         for number, text in enumerate(texts):
-            done = rewrite_query(rig.spark, text)
-            reported.append(done)
+            rewrite = rewrite_query(rig.spark, text)
+            reported.append(rewrite)
             ids = sorted(repr((row["id"],)) for row in expected if row[f"w{number}"])
-            if done.statement is not None and rows(rig.spark.sql(done.statement)) != ids:
-                wrong.append(f"{note}: {conditions[number]}\n{done}")
+            if rewrite.statement is not None and rows(rig.spark.sql(rewrite.statement)) != ids:
+                wrong.append(f"{note}: {conditions[number]}\n{rewrite}")
         if not wrong or rig.spark.sql(judging).collect() == expected:
             break  # Otherwise the day of a row has changed between the two queries.
     assert wrong == []
@@ -96,13 +96,13 @@ def check(rig: Rig, conditions: Sequence[str], note: str) -> list[tuple[int, int
 
 
 def campaign(rig: Rig, seed: int, count: int, zone: str) -> Counter[str]:
-    rng, done = random.Random(f"{seed}/{zone}"), Counter[str]()
+    rng, counts = random.Random(f"{seed}/{zone}"), Counter[str]()
     with settings(rig.spark, {"spark.sql.session.timeZone": zone}):
         for first in range(0, count, AT_ONCE):
             conditions = [condition(rng) for _ in range(min(AT_ONCE, count - first))]
             for files, of in check(rig, conditions, f"seed {seed}, conditions from {first} on in {zone}"):
-                done["fewer"] += files < of
-    return done
+                counts["fewer"] += files < of
+    return counts
 
 
 @pytest.mark.slow

@@ -65,20 +65,20 @@ def test_workers_start_with_seamarks_modules_loaded(spark: SparkSession) -> None
 
         return {
             "loaded": [
-                one
-                for one in ("seamark.connector.read.scans", "seamark.connector.spark.source.reader")
-                if one in sys.modules
+                module
+                for module in ("seamark.connector.read.scans", "seamark.connector.spark.source.reader")
+                if module in sys.modules
             ],
             "parent": Path(f"/proc/{os.getppid()}/cmdline").read_text().split("\0"),
             "frozen": gc.get_freeze_count() > 0,
-            "read again": [path for path, one in sys.path_importer_cache.items() if type(one) is zipimporter],
+            "read again": [path for path, module in sys.path_importer_cache.items() if type(module) is zipimporter],
         }
 
-    found = run_in_worker(spark, ask)
-    assert found["loaded"] == ["seamark.connector.read.scans", "seamark.connector.spark.source.reader"]
-    assert DAEMON in found["parent"]
-    assert found["frozen"]
-    assert found["read again"] == []
+    modules = run_in_worker(spark, ask)
+    assert modules["loaded"] == ["seamark.connector.read.scans", "seamark.connector.spark.source.reader"]
+    assert DAEMON in modules["parent"]
+    assert modules["frozen"]
+    assert modules["read again"] == []
 
 
 def test_daemon_has_no_other_threads_when_it_forks(spark: SparkSession) -> None:
@@ -161,8 +161,10 @@ def test_session_with_another_daemon_keeps_it_and_reads_the_same_rows(
     (tmp_path / "script.py").write_text(SCRIPT)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(REPO)])}
     argv = [sys.executable, str(tmp_path / "script.py"), server.base_url, module, str(tmp_path / "local")]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True)
-    line = next((one for one in done.stdout.splitlines() if one.startswith("told:")), done.stdout + done.stderr)
+    completed = subprocess.run(argv, env=env, capture_output=True, text=True)
+    line = next(
+        (one for one in completed.stdout.splitlines() if one.startswith("told:")), completed.stdout + completed.stderr
+    )
     own, loaded, actual = json.loads(line.removeprefix("told:"))
     assert own == ("yes" if module == "own_daemon" else None)
     assert not loaded

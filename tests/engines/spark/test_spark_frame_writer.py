@@ -35,7 +35,7 @@ class Rig(SparkTables):
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.served(spark, tmp_path_factory.mktemp("framewriter")) as new_rig:
+    with Rig.open(spark, tmp_path_factory.mktemp("framewriter")) as new_rig:
         yield new_rig
 
 

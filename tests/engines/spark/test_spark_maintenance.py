@@ -28,7 +28,7 @@ DAY_S = 86_400
 
 
 def test_remove_orphan_files_keeps_index_files_and_plan_files(spark: SparkSession, tmp_path: Path) -> None:
-    with SparkTables.served(spark, tmp_path) as tables:
+    with SparkTables.open(spark, tmp_path) as tables:
         tables.sql("CREATE TABLE {db}.t (id bigint, land string) USING iceberg")
         for first in range(0, 40, 10):
             tables.sql(
@@ -70,7 +70,7 @@ def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
     Spark counts a snapshot's age from its own commit, and Seamark from the commit that replaced it.
     """
     rng, removed = random.Random(7), 0
-    with SparkTables.served(spark, tmp_path) as tables:
+    with SparkTables.open(spark, tmp_path) as tables:
         catalog = tables.db.partition(".")[0]
         for name in names:
             tables.sql(f"CREATE TABLE {{db}}.{name} (id bigint) USING iceberg TBLPROPERTIES ('format-version'='2')")
@@ -115,7 +115,7 @@ def test_expiration_removes_only_snapshots_that_iceberg_would_expire(
 def test_icebergs_java_library_reads_seamarks_statistics_and_manifests(
     spark: SparkSession, tmp_path: Path, version: int
 ) -> None:
-    with SparkTables.served(spark, tmp_path) as tables:
+    with SparkTables.open(spark, tmp_path) as tables:
         tables.sql(
             "CREATE TABLE {db}.t (id bigint, land string, at timestamp, price decimal(20, 2), n int) USING iceberg "
             f"PARTITIONED BY (land) TBLPROPERTIES ('format-version'='{version}', 'write.delete.mode'='merge-on-read', "
@@ -214,7 +214,7 @@ def _read_statistics(
 
 
 def test_sql_runs_maintenance_statements_as_jobs_and_others_in_spark(spark: SparkSession, tmp_path: Path) -> None:
-    with SparkTables.served(spark, tmp_path) as tables:
+    with SparkTables.open(spark, tmp_path) as tables:
         tables.sql(
             "CREATE TABLE {db}.t (id bigint, day date, payload string, ext string) USING iceberg PARTITIONED BY (day)"
         )
@@ -224,17 +224,17 @@ def test_sql_runs_maintenance_statements_as_jobs_and_others_in_spark(spark: Spar
                 f"concat('p', id), concat('e', id) FROM range({first}, {first + 10})"
             )
         statement = f"ALTER TABLE {tables.db}.t PARTITION (day < DATE '2026-01-02') DROP COLUMNS (payload, EXT)"
-        done = sql(spark, statement).collect()[0]
-        assert (done.files_before, done.files_after) == (4, 1)
+        report = sql(spark, statement).collect()[0]
+        assert (report.files_before, report.files_after) == (4, 1)
         rows = tables.sql("SELECT id, payload, ext FROM {db}.t ORDER BY id")
         assert rows == [(n, f"p{n}" if n % 2 else None, f"e{n}" if n % 2 else None) for n in range(40)]
         catalog = spark.catalog.currentCatalog()
         try:
             spark.sql(f"USE {tables.db}")
-            done = sql(spark, "alter table t merge files target size '1GB'").collect()[0]
+            report = sql(spark, "alter table t merge files target size '1GB'").collect()[0]
         finally:
             spark.catalog.setCurrentCatalog(catalog)
-        assert (done.files_before, done.files_after) == (4, 1)
+        assert (report.files_before, report.files_after) == (4, 1)
         assert tables.sql("SELECT id, payload, ext FROM {db}.t ORDER BY id") == rows
         assert spark.sparkContext.getLocalProperty("spark.jobGroup.id") is None
         sql(spark, f"ALTER TABLE {tables.db}.t DROP COLUMNS (ext)")

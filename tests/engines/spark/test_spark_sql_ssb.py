@@ -52,7 +52,7 @@ def ssb(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 def test_each_ssb_query_has_sparks_answer_from_fewer_files(ssb: SparkSession, name: str) -> None:
     expected = ssb.sql(QUERIES[name]).collect()
     assert sql(ssb, QUERIES[name]).collect() == expected
-    done = rewrite_query(ssb, QUERIES[name])
-    match = re.search(rf"\bssb\.lineorder=(\d+)/{FILES}\b", done.summary)
-    assert (int(match[1]) if match else FILES) <= LEFT_MAX.get(name, FILES), done.summary
-    assert (match is not None) == (name in LEFT_MAX), done.summary
+    rewrite = rewrite_query(ssb, QUERIES[name])
+    match = re.search(rf"\bssb\.lineorder=(\d+)/{FILES}\b", rewrite.summary)
+    assert (int(match[1]) if match else FILES) <= LEFT_MAX.get(name, FILES), rewrite.summary
+    assert (match is not None) == (name in LEFT_MAX), rewrite.summary

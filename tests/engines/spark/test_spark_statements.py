@@ -70,7 +70,7 @@ class Rig(SparkTables):
         for start in (0, 20):
             self.sql(f"INSERT INTO {{db}}.{table} {ROWS.format(start=start, end=start + 20)}")
 
-    def held(self, table: str, version: int) -> Counter[str]:
+    def read_rows(self, table: str, version: int) -> Counter[str]:
         lineage = ", _row_id, _last_updated_sequence_number" if version == 3 else ""
         result = self.sql(f"SELECT *{lineage} FROM {{db}}.{table}")
         if version < 3:
@@ -83,7 +83,7 @@ class Rig(SparkTables):
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.served(spark, tmp_path_factory.mktemp("statements")) as new_rig:
+    with Rig.open(spark, tmp_path_factory.mktemp("statements")) as new_rig:
         yield new_rig
 
 
@@ -93,7 +93,7 @@ class Statements:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def one(self) -> str:
+    def draw(self) -> str:
         return self._rng.choice((self.merge, self.merge, self.update, self.delete))()
 
     def merge(self) -> str:
@@ -174,27 +174,27 @@ class Statements:
         return own + [text.replace("= s.", f"= {source}.") for text in theirs] * 2 if source else own
 
     def _where(self) -> str:
-        rng, some = self._rng, self._rng.randrange(40)
+        rng, limit = self._rng, self._rng.randrange(40)
         choices = [
-            f"t.id = {some}",
-            f"t.id IN ({some}, {some + 3}, {some + 7}, NULL)",
-            f"t.id IN (SELECT id FROM range({some}, {some + 4}))",
-            f"t.name = 'n{some}' AND t.k < 8",
-            f"t.name IN (SELECT concat('n', id) FROM range({some // 2}, {some // 2 + 3})) AND t.n % 2 = 0",
-            f"t.day = DATE'2026-01-02' AND t.k IN (1, {some % 9})",
-            f"(t.day, t.k) IN (SELECT DATE'2026-01-02', CAST(id AS int) FROM range({some % 9}))",
-            f"t.n BETWEEN {some} AND {some + 4}",
+            f"t.id = {limit}",
+            f"t.id IN ({limit}, {limit + 3}, {limit + 7}, NULL)",
+            f"t.id IN (SELECT id FROM range({limit}, {limit + 4}))",
+            f"t.name = 'n{limit}' AND t.k < 8",
+            f"t.name IN (SELECT concat('n', id) FROM range({limit // 2}, {limit // 2 + 3})) AND t.n % 2 = 0",
+            f"t.day = DATE'2026-01-02' AND t.k IN (1, {limit % 9})",
+            f"(t.day, t.k) IN (SELECT DATE'2026-01-02', CAST(id AS int) FROM range({limit % 9}))",
+            f"t.n BETWEEN {limit} AND {limit + 4}",
             "t.d = double('NaN')",
             "t.d = 0.0D AND t.n < 30",
             "t.ok",
-            f"NOT (t.id > {some})",
-            f"t.id = '{some}'",
-            f"t.at < timestamp_seconds({some * 1000}) OR t.name IS NULL",
-            f"EXISTS (SELECT 1 FROM range({some}, {some + 2}) r WHERE r.id = t.id)",
+            f"NOT (t.id > {limit})",
+            f"t.id = '{limit}'",
+            f"t.at < timestamp_seconds({limit * 1000}) OR t.name IS NULL",
+            f"EXISTS (SELECT 1 FROM range({limit}, {limit + 2}) r WHERE r.id = t.id)",
             "t.s.a = 4",
-            f"t.id = {some} OR t.id IS NULL",
-            f"t.id = (SELECT max(id) FROM range({some + 1}))",
-            f"t.dec = {some % 6} AND t.id > {some - 10}",
+            f"t.id = {limit} OR t.id IS NULL",
+            f"t.id = (SELECT max(id) FROM range({limit + 1}))",
+            f"t.dec = {limit % 6} AND t.id > {limit - 10}",
         ]
         return rng.choice(choices)
 
@@ -216,7 +216,7 @@ The second statement fails, because several rows of its source match one stored 
 """
 
 
-def play(
+def run_statements(
     rig: Rig, layout: str, version: int, mode: str, seed: int, steps: int, first: Sequence[str] = ()
 ) -> Counter[str]:
     """Run statements on both tables, and compare the tables after each statement.
@@ -228,9 +228,9 @@ def play(
     for whose in (OURS, THEIRS):
         rig.create(f"{whose}_{name}", layout, version, mode)
     statements, counts = Statements(random.Random(seed)), Counter[str]()
-    for step, text in enumerate([*first, *(statements.one() for _ in range(steps))]):
+    for step, text in enumerate([*first, *(statements.draw() for _ in range(steps))]):
         note = f"{layout}, version {version}, {mode}, seed {seed}, step {step}: {text}"
-        done: dict[str, str | None] = {OURS: None, THEIRS: None}
+        errors: dict[str, str | None] = {OURS: None, THEIRS: None}
         path = explain(rig.spark, text.replace("{t}", f"{rig.db}.{OURS}_{name}")).path
         for whose in (OURS, THEIRS):
             statement = text.replace("{t}", f"{rig.db}.{whose}_{name}")
@@ -238,19 +238,19 @@ def play(
                 if whose == THEIRS:
                     rig.spark.sql(statement)
                 else:
-                    with counting_keys(counts):
+                    with count_statements(counts):
                         counts[execute(rig.spark, statement).path] += 1
             except PySparkException as error:
-                done[whose] = error.getCondition() or type(error).__name__
-        counts["failed"] += done[OURS] is not None
+                errors[whose] = error.getCondition() or type(error).__name__
+        counts["failed"] += errors[OURS] is not None
         counts[f"explained {path}"] += 1
-        assert done[OURS] == done[THEIRS] or set(done.values()) == ROW_ERRORS, (note, done)
-        assert rig.held(f"{OURS}_{name}", version) == rig.held(f"{THEIRS}_{name}", version), note
+        assert errors[OURS] == errors[THEIRS] or set(errors.values()) == ROW_ERRORS, (note, errors)
+        assert rig.read_rows(f"{OURS}_{name}", version) == rig.read_rows(f"{THEIRS}_{name}", version), note
     return counts
 
 
 @contextmanager
-def counting_keys(counts: Counter[str]) -> Iterator[None]:
+def count_statements(counts: Counter[str]) -> Iterator[None]:
     """Count the statements of each kind that run without a condition or join in Spark."""
     real = _LocatedStatement._change_all
 
@@ -270,7 +270,7 @@ def counting_keys(counts: Counter[str]) -> Iterator[None]:
 )
 def test_statements_have_the_result_of_icebergs_statements(rig: Rig, layout: str, version: int, mode: str) -> None:
     first = BY_KEY if layout == "by id" else []
-    counts = play(rig, layout, version, mode, first_seed(), 4 - len(first) // 2, first)
+    counts = run_statements(rig, layout, version, mode, first_seed(), 4 - len(first) // 2, first)
     assert counts[LOCATED] >= max(1, len(first) - 1), counts
     if first:
         least = {"MERGE by key": 3, "UPDATE by key": 1, "DELETE by key": 1}
@@ -286,7 +286,7 @@ def test_many_statements_have_the_result_of_icebergs_statements(rig: Rig, layout
     seed = first_seed()
     counts = Counter[str]()
     for number in range(3):
-        counts += play(rig, layout, version, mode, 1000 * seed + number, 25)
+        counts += run_statements(rig, layout, version, mode, 1000 * seed + number, 25)
     assert counts[LOCATED] > counts[ICEBERG] / 2, counts
     assert counts["MERGE by key"], counts
 
@@ -308,11 +308,11 @@ def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
         ("static", "INSERT OVERWRITE {t} SELECT id, n, day FROM {t} WHERE id > 8"),
     ]
     paths = []
-    for mode, given in steps:
+    for mode, options in steps:
         rig.spark.conf.set("spark.sql.sources.partitionOverwriteMode", mode)
         reported: dict[str, Any] = {}
         for whose in (OURS, THEIRS):
-            statement = given.replace("{t}", f"{rig.db}.{whose}_over")
+            statement = options.replace("{t}", f"{rig.db}.{whose}_over")
             try:
                 if whose == OURS:
                     paths.append(execute(rig.spark, statement).path)
@@ -320,8 +320,8 @@ def test_insert_overwrite_builds_index_files(rig: Rig) -> None:
                     rig.spark.sql(statement)
             except PySparkException as error:
                 reported[whose] = error.getCondition()
-        assert reported.get(OURS) == reported.get(THEIRS), given
-        assert rig.held(f"{OURS}_over", 2) == rig.held(f"{THEIRS}_over", 2), given
+        assert reported.get(OURS) == reported.get(THEIRS), options
+        assert rig.read_rows(f"{OURS}_over", 2) == rig.read_rows(f"{THEIRS}_over", 2), options
     rig.spark.conf.unset("spark.sql.sources.partitionOverwriteMode")
     assert paths == [INDEXED] * 4 + [ICEBERG]
 
@@ -377,7 +377,7 @@ def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rig.create("lost", "by id", 3, "merge-on-read")
-    before = rig.held("lost", 3)
+    before = rig.read_rows("lost", 3)
 
     def lose_answer(*_: Any) -> Any:
         raise Unreachable("the answer was lost")
@@ -385,7 +385,7 @@ def test_statement_with_an_unknown_commit_outcome_is_not_run_by_iceberg(
     monkeypatch.setattr("seamark.connector.write.row_changes.commit", lose_answer)
     with pytest.raises(Unreachable):
         execute(rig.spark, f"DELETE FROM {rig.db}.lost WHERE id = 3")
-    assert rig.held("lost", 3) == before
+    assert rig.read_rows("lost", 3) == before
 
 
 def test_cached_table_is_read_again_after_a_statement(rig: Rig) -> None:
@@ -428,14 +428,14 @@ def test_sql_command_merges_updates_and_deletes_in_the_local_spark(rig: Rig) -> 
     catalog = rig.db.partition(".")[0]
     command = ["sql", "--url", rig.client.url, "--spark", "local[2]", "--spark-catalog", catalog, "--engine", "spark"]
     for statement in statements:
-        done = CliRunner().invoke(
+        result = CliRunner().invoke(
             cli, [*command, statement.format(t=f"db.{OURS}_cli", changes="sea.db.changes")], catch_exceptions=False
         )
-        assert done.exit_code == 0, (statement, done.output)
+        assert result.exit_code == 0, (statement, result.output)
         rig.spark.sql(statement.format(t=f"{rig.db}.{THEIRS}_cli", changes=f"{rig.db}.changes"))
         rig.sql(f"REFRESH TABLE {{db}}.{OURS}_cli")
-        assert rig.held(f"{OURS}_cli", 2) == rig.held(f"{THEIRS}_cli", 2), statement
-    assert len(rig.held(f"{OURS}_cli", 2)) == 8
+        assert rig.read_rows(f"{OURS}_cli", 2) == rig.read_rows(f"{THEIRS}_cli", 2), statement
+    assert len(rig.read_rows(f"{OURS}_cli", 2)) == 8
     explained = CliRunner().invoke(
         cli, [*command[:-2], "--explain", statements[0].format(t="db.ours_cli", changes="db.changes")]
     )

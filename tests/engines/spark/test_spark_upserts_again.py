@@ -25,7 +25,7 @@ from tests.engines.spark.upserts import BUCKETS, RECORD, TASKS, Model, Rig
 
 @pytest.fixture(scope="module")
 def rig(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    with Rig.served(spark, tmp_path_factory.mktemp("upserts_again")) as new_rig:
+    with Rig.open(spark, tmp_path_factory.mktemp("upserts_again")) as new_rig:
         yield new_rig
 
 
@@ -76,7 +76,7 @@ def test_conflicting_upsert_is_repeated_with_the_same_rows_and_leaves_no_file(
     report = rig.upsert(once, table, columns=["land"], row_mode=row_mode, **TASKS)
     assert (report.attempts, report.updated, report.inserted) == (2, 15, 5)
     assert accumulator.value == 20
-    rows_before = rig.held(table)
+    rows_before = rig.read_model(table)
     assert len({row[0] for one, row in rows_before.items() if one >= 5}) == 20
     assert rows_before[7][1:] == (9, 9)
     assert {one: row[1:] for one, row in rows_before.items() if one not in (7, *range(20, 25))} == {
@@ -127,7 +127,7 @@ def test_only_one_result_of_a_repeated_task_counts(rig: Rig, row_mode: str, monk
     report = rig.upsert(rig.frame(expected), table, row_mode=row_mode, **TASKS)
     assert len(ran) > 1
     assert (report.updated, report.inserted, report.attempts) == (20, 14, 1)
-    assert rig.held(table) == model | expected
+    assert rig.read_model(table) == model | expected
 
 
 @pytest.mark.slow
@@ -167,9 +167,9 @@ def test_stream_upserts_each_batch_once_and_again_with_a_new_checkpoint(rig: Rig
     run()
     assert (len(reports), reports[-1].duplicate) == (3, True)
     assert (rig.files("stream"), rig.sql("SELECT snapshot_id FROM {db}.stream.snapshots")) == (files, snapshots)
-    assert rig.held("stream") == model
+    assert rig.read_model("stream") == model
     rig.delete(rig.spark.range(3), "stream", keys=["id"])
     run(tmp_path / "another")
     reported = [(report.inserted, report.stale, report.duplicate) for report in reports[3:]]
     assert reported == [(3, 5, False), (0, 0, False)]
-    assert rig.held("stream") == model
+    assert rig.read_model("stream") == model

@@ -147,9 +147,9 @@ def test_files_of_a_sorted_table_have_disjoint_ranges_and_are_sorted(rig: Rig) -
     assert {order for _, _, order in actual_rows} == {1}
     for path in rig.files("ordered"):
         values = pq.read_table(path).column("v").to_pylist()
-        there = [value for value in values if value is not None]
-        assert there == sorted(there, reverse=True)
-        assert values[len(there) :] == [None] * (len(values) - len(there))
+        present = [value for value in values if value is not None]
+        assert present == sorted(present, reverse=True)
+        assert values[len(present) :] == [None] * (len(values) - len(present))
 
 
 def test_overwrite_replaces_the_rows_of_its_filter(rig: Rig) -> None:
@@ -203,9 +203,9 @@ def test_repeated_write_of_a_producer_is_committed_once_and_leaves_no_file(rig: 
     frame = rig.spark.range(10)
     first = rig.write(frame, "once", producer=("job", 1))
     files = rig.files("once")
-    again = rig.write(frame, "once", producer=("job", 1))
-    assert again.commit is not None
-    assert (again.commit["duplicate"], again.snapshot_id) == (True, first.snapshot_id)
+    second_report = rig.write(frame, "once", producer=("job", 1))
+    assert second_report.commit is not None
+    assert (second_report.commit["duplicate"], second_report.snapshot_id) == (True, first.snapshot_id)
     assert rig.files("once") == files
     assert rig.sql("SELECT * FROM {db}.once").count() == 10
 
@@ -252,18 +252,18 @@ class Stream:
     """A stream that reads one file of a folder in each batch, and writes it into a table of `id` and `v`."""
 
     rig: Rig
-    given: Path
+    input_folder: Path
     checkpoint: Path
     table: str
 
     def arrive(self, first: int, last: int) -> None:
         frame = self.rig.spark.range(first, last, 1, 1).selectExpr("id", "concat('v', id) AS v")
-        frame.write.mode("append").parquet(str(self.given))
+        frame.write.mode("append").parquet(str(self.input_folder))
 
     def run(self, through: Callable[[DataFrame], DataFrame] = lambda frame: frame) -> None:
         """Process all files that have arrived since the last run."""
         reader = self.rig.spark.readStream.schema("id bigint, v string").option("maxFilesPerTrigger", 1)
-        writer = through(reader.parquet(str(self.given))).writeStream.format("seamark")
+        writer = through(reader.parquet(str(self.input_folder))).writeStream.format("seamark")
         named = {"uri": self.rig.server.base_url, "table": f"db.{self.table}"}
         writer = writer.options(**named).option("checkpointLocation", str(self.checkpoint))
         writer.trigger(availableNow=True).start().awaitTermination()
@@ -312,7 +312,7 @@ def test_stream_with_an_older_checkpoint_fails_and_one_with_a_new_checkpoint_con
     with pytest.raises(PySparkException, match=r"batch 1 of this query.* up to 2: the checkpoint is older"):
         replace(stream, checkpoint=tmp_path / "restored").run()
     assert (stream.ids(), rig.files("older")) == ([*range(30)], files)
-    other = replace(stream, given=tmp_path / "other", checkpoint=tmp_path / "new")
+    other = replace(stream, input_folder=tmp_path / "other", checkpoint=tmp_path / "new")
     other.arrive(100, 105)
     other.run()
     assert stream.ids() == [*range(30), *range(100, 105)]
@@ -327,7 +327,7 @@ def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: Rig, tmp_
     schema = {"type": "struct", "fields": [{**field, "required": False} for field in fields]}
     request_body = json.dumps({"name": "replaced", "schema": schema}).encode()
 
-    def replacing(batches: Iterator[Any]) -> Iterator[Any]:
+    def replace_table_after(batches: Iterator[Any]) -> Iterator[Any]:
         """Yield the batches, then replace the table with another one."""
         yield from batches
         for request in (
@@ -337,7 +337,7 @@ def test_stream_writes_nothing_into_a_table_that_replaced_its_own(rig: Rig, tmp_
             urllib.request.urlopen(request).close()
 
     with pytest.raises(PySparkException, match="replaced by another table while rows were written"):
-        stream.run(lambda frame: frame.mapInArrow(replacing, frame.schema))
+        stream.run(lambda frame: frame.mapInArrow(replace_table_after, frame.schema))
     loaded = SeamarkClient(rig.server.base_url).load_table("db.replaced", history=True)
     assert json.loads(loaded.metadata).get("snapshots", []) == []
     stream.run()  # This repeats the batch for the current table.

@@ -31,7 +31,7 @@ class Rig(SparkTables):
     def delete(self, frame: DataFrame, table: str, **arguments: Any) -> Report:
         return write(frame, f"db.{table}", client=self.client, mode="delete", **arguments)
 
-    def held(self, table: str, at: str = "") -> Model:
+    def read_model(self, table: str, at: str = "") -> Model:
         """Return the rows by key, and check that each key occurs once."""
         actual = self.sql(f"SELECT id, land, v, ts FROM {{db}}.{table} {at}")
         rows_by_id = {one: (land, v, ts) for one, land, v, ts in actual}

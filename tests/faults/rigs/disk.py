@@ -26,7 +26,7 @@ class SmallDisk:
                 except OSError:
                     continue
 
-    def free(self) -> None:
+    def free_space(self) -> None:
         (self.root / "ballast").unlink()
 
     async def make_read_only(self) -> None:

@@ -46,7 +46,7 @@ class Fuse:
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-class Wrapped:
+class Wrapper:
     def __init__(self, inner: Any, fuse: Fuse) -> None:
         self._inner = inner
         self._fuse = fuse
@@ -55,7 +55,7 @@ class Wrapped:
         return getattr(self._inner, name)
 
 
-class Store(Wrapped):
+class DyingStore(Wrapper):
     async def transact(self, operations: Any) -> Any:
         commits = any(isinstance(operation, _CHANGES) for operation in operations)
         if commits:
@@ -66,7 +66,7 @@ class Store(Wrapped):
         return result
 
 
-class Objects(Wrapped):
+class DyingObjects(Wrapper):
     async def create(self, location: str, data: bytes) -> None:
         self._fuse.passes("before-metadata-write")
         await self._inner.create(location, data)
@@ -80,12 +80,12 @@ def main(settings: Settings) -> None:
     @asynccontextmanager
     async def store(*args: Any, **more: Any) -> Any:
         async with open_store(*args, **more) as inner:
-            yield Store(inner, fuse)
+            yield DyingStore(inner, fuse)
 
     @asynccontextmanager
     async def objects(*args: Any, **more: Any) -> Any:
         async with open_objects(*args, **more) as inner:
-            yield Objects(inner, fuse)
+            yield DyingObjects(inner, fuse)
 
     async def replies(self: EngineCommits, *args: Any, **more: Any) -> Any:
         result = await commit(self, *args, **more)

@@ -16,7 +16,7 @@ def new_key() -> str:
     return str(uuid.UUID(int=(uuid.uuid4().int & ~(0xF << 76)) | 0x7 << 76))
 
 
-class Lost(Exception):
+class OutcomeUnknown(Exception):
     """The connection broke before an answer arrived: the outcome is unknown."""
 
 
@@ -31,7 +31,7 @@ class Client:
         """Send a request, and return status and decoded body; `headers` has the answer's headers.
 
         Raises:
-            Lost: No answer arrived.
+            OutcomeUnknown: No answer arrived.
         """
         if self._connection is None:
             self._connection = http.client.HTTPConnection(self._host, timeout=self._timeout_s)
@@ -43,7 +43,7 @@ class Client:
             self.headers = dict(answer.getheaders())
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise Lost(str(error)) from error
+            raise OutcomeUnknown(str(error)) from error
         return answer.status, json.loads(text) if text else None
 
     def close(self) -> None:

@@ -40,13 +40,13 @@ def choose_fates(seed: int, rate: float, *, applies: Callable[[str, str], bool])
 class LossyProxy:
     """A proxy with `base_url` for clients.
 
-    `seen` has (fate, method, path, status of the server or None), in order.
+    `requests` has (fate, method, path, status of the server or None), in order.
     """
 
     def __init__(self, upstream: str) -> None:
         self.upstream = urlsplit(upstream).netloc
         self.fate: Fate = lambda method, path: None
-        self.seen: list[tuple[str | None, str, str, int | None]] = []
+        self.requests: list[tuple[str | None, str, str, int | None]] = []
         self.base_url = ""
 
     def ask(self, method: str, path: str, body: bytes, headers: dict[str, str]) -> http.client.HTTPResponse:
@@ -71,12 +71,12 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
         fate = proxy.fate(method, path)
         if fate == "lost request":
-            proxy.seen.append((fate, method, path, None))
+            proxy.requests.append((fate, method, path, None))
             return self._hang_up()
         answer = proxy.ask(method, path, body, headers)
         if fate == "sent twice":
             answer = proxy.ask(method, path, body, headers)
-        proxy.seen.append((fate, method, path, answer.status))
+        proxy.requests.append((fate, method, path, answer.status))
         if fate == "lost reply":
             return self._hang_up()
         if fate == "gateway timeout":

@@ -9,13 +9,13 @@ from types import TracebackType
 from typing import Any
 
 from tests.faults.rigs.dying_server import FUSE
-from tests.faults.rigs.http import Client, Lost
+from tests.faults.rigs.http import Client, OutcomeUnknown
 from tests.services.process import ManagedProcess, free_port, http_ok
 
 _REPO = Path(__file__).parents[3]
 
 
-class Mortal:
+class MortalServer:
     """A server over `home`.
 
     `env` are `SEAMARK_…` variables; by default the server uses SQLite and a local warehouse.
@@ -42,12 +42,12 @@ class Mortal:
         (self.home / FUSE).write_text(f"{step} {nth}")
         try:
             answer = call()
-        except Lost:
+        except OutcomeUnknown:
             assert self._process.wait(60) == -9
             return
         raise AssertionError(f"the server did not die at pass {nth} of {step}, but answered {answer}")
 
-    def __enter__(self) -> Mortal:
+    def __enter__(self) -> MortalServer:
         return self
 
     def __exit__(

@@ -62,9 +62,9 @@ def session(scratch: Path) -> SparkSession:
     builder = SparkSession.builder.master("local-cluster[2,1,768]").appName("seamark-faults")
     for name, value in conf.items():
         builder = builder.config(name, value)
-    made = builder.getOrCreate()
-    made.sparkContext.setLogLevel("ERROR")
-    return made
+    session = builder.getOrCreate()
+    session.sparkContext.setLogLevel("ERROR")
+    return session
 
 
 def commit(spark: SparkSession, client: SeamarkClient, table: str, seed: int, number: int) -> None:

@@ -15,12 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from tests.faults.rigs.http import Client, Lost
+from tests.faults.rigs.http import Client, OutcomeUnknown
 from tests.faults.rigs.linear import Event, violations
 
 
 @dataclass
-class Notes:
+class RecordedOutcomes:
     """Outcomes that the clients saw.
 
     `unexplained` are answers that no fault explains.
@@ -57,7 +57,12 @@ def _outcome(status: int, body: dict[str, dict[str, str]] | None) -> str | None:
 
 
 def append_until(
-    stop: threading.Event, base_urls: Sequence[str], number: int, name: str, notes: Notes, source: random.Random
+    stop: threading.Event,
+    base_urls: Sequence[str],
+    number: int,
+    name: str,
+    notes: RecordedOutcomes,
+    source: random.Random,
 ) -> None:
     """Run one client until `stop`.
 
@@ -70,7 +75,7 @@ def append_until(
         began = time.monotonic()
         try:
             status, body = client.call("GET", f"/v1/namespaces/db/tables/{name}?snapshots=refs")
-        except Lost:
+        except OutcomeUnknown:
             stop.wait(0.05)
             continue
         if status == 503:
@@ -87,7 +92,7 @@ def append_until(
         began = time.monotonic()
         try:
             status, body = source.choice(clients).append(snapshot_id, head, sequence + 1, name)
-        except Lost:
+        except OutcomeUnknown:
             outcome: str | None = "unknown"
         else:
             outcome = _outcome(status, body)
@@ -103,9 +108,9 @@ def append_until(
 
 
 @contextmanager
-def run_writers(base_urls: Sequence[str], name: str, seed: int, clients: int = 4) -> Iterator[Notes]:
+def run_writers(base_urls: Sequence[str], name: str, seed: int, clients: int = 4) -> Iterator[RecordedOutcomes]:
     """Let `clients` write while the block runs; the notes are complete after it."""
-    stop, notes = threading.Event(), Notes()
+    stop, notes = threading.Event(), RecordedOutcomes()
     with ThreadPoolExecutor(clients) as pool:
         work = [
             pool.submit(append_until, stop, base_urls, number, name, notes, random.Random(seed * 100 + number))
@@ -119,7 +124,7 @@ def run_writers(base_urls: Sequence[str], name: str, seed: int, clients: int = 4
             item.result(timeout=120)
 
 
-def progress(notes: Notes, more: int, timeout_s: float) -> bool:
+def progress(notes: RecordedOutcomes, more: int, timeout_s: float) -> bool:
     """Wait until `more` further commits are acknowledged, and return whether they were."""
     goal, deadline = notes.count_acknowledged() + more, time.monotonic() + timeout_s
     while notes.count_acknowledged() < goal and not notes.unexplained:

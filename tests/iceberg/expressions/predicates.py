@@ -154,13 +154,13 @@ def partition_of(spec: PartitionSpec, columns: Mapping[int, str], row: Row, old:
             values.append(None if value is None else "z")
             continue
         was_int = old and kind == "long" and isinstance(value, int) and -(2**31) <= value < 2**31
-        actual_apply = apply(field.transform, "int" if was_int else kind, value)
+        transformed = apply(field.transform, "int" if was_int else kind, value)
         if old and field.transform in _CALENDAR and (field.transform, kind) != ("day", "date"):
-            assert actual_apply is None or isinstance(actual_apply, int)
+            assert transformed is None or isinstance(transformed, int)
             before = apply(field.transform, kind, value - 1) if isinstance(value, int) else None
-            if actual_apply is not None and actual_apply < 0 and before == actual_apply:
-                actual_apply += 1
-        values.append(actual_apply)
+            if transformed is not None and transformed < 0 and before == transformed:
+                transformed += 1
+        values.append(transformed)
     return tuple(values)
 
 
@@ -206,15 +206,15 @@ def holds(predicate: Bound, value: Any, order: Order) -> bool:
         prefix = predicate.values[0]
         assert isinstance(prefix, str)
         return (value[: len(prefix)] == prefix) == (op == Op.STARTS_WITH)
-    here = order(kind, value)
+    sort_key = order(kind, value)
     orders = [order(kind, other) for other in predicate.values]
     return {
-        Op.LT: lambda: here < orders[0],
-        Op.LT_EQ: lambda: here <= orders[0],
-        Op.GT: lambda: here > orders[0],
-        Op.GT_EQ: lambda: here >= orders[0],
-        Op.EQ: lambda: here == orders[0],
-        Op.NOT_EQ: lambda: here != orders[0],
-        Op.IN: lambda: any(here == other for other in orders),
-        Op.NOT_IN: lambda: all(here != other for other in orders),
+        Op.LT: lambda: sort_key < orders[0],
+        Op.LT_EQ: lambda: sort_key <= orders[0],
+        Op.GT: lambda: sort_key > orders[0],
+        Op.GT_EQ: lambda: sort_key >= orders[0],
+        Op.EQ: lambda: sort_key == orders[0],
+        Op.NOT_EQ: lambda: sort_key != orders[0],
+        Op.IN: lambda: any(sort_key == other for other in orders),
+        Op.NOT_IN: lambda: all(sort_key != other for other in orders),
     }[op]()

@@ -80,7 +80,7 @@ def make_bound(op: Op, column_id: int, name: str, kind: str, *values: Any) -> Bo
     return Bound(op, column_id, name, kind, "identity", kind, values)
 
 
-def binding_error(filter_json: Any, **more: Any) -> str:
+def bind_and_get_error(filter_json: Any, **more: Any) -> str:
     with pytest.raises(BadRequest) as error:
         bind_json(filter_json, **more)
     return error.value.message
@@ -96,11 +96,11 @@ def test_binding_ignores_case_only_if_requested() -> None:
     assert bind_json({"type": "eq", "term": "PRICE", "value": 1}, case_sensitive=False) == make_bound(
         Op.EQ, 3, "Price", "decimal(9, 1)", 10
     )
-    assert binding_error({"type": "eq", "term": "PRICE", "value": 1}) == (
+    assert bind_and_get_error({"type": "eq", "term": "PRICE", "value": 1}) == (
         "Cannot find column 'PRICE' in the table's schemas; did you mean Price?"
     )
     twins = make_schema(field(1, "a"), field(2, "A"), field(3, "b"))
-    message = binding_error({"type": "is-null", "term": "a"}, schemas=(twins,), case_sensitive=False)
+    message = bind_and_get_error({"type": "is-null", "term": "a"}, schemas=(twins,), case_sensitive=False)
     assert "it matches A, a" in message
     assert bind_json({"type": "is-null", "term": "B"}, schemas=(twins,), case_sensitive=False) == make_bound(
         Op.IS_NULL, 3, "b", "long"
@@ -127,11 +127,14 @@ def test_name_from_an_older_schema_is_found_newest_first() -> None:
 
 
 def test_unknown_column_is_a_bad_request_that_suggests_similar_names() -> None:
-    assert binding_error({"type": "is-null", "term": "home.sip"}).endswith(
+    assert bind_and_get_error({"type": "is-null", "term": "home.sip"}).endswith(
         "did you mean home.zip or home or home.street?"
     )
-    assert binding_error({"type": "is-null", "term": "qqqqqq"}) == "Cannot find column 'qqqqqq' in the table's schemas"
-    assert binding_error({"type": "is-null", "term": ""}) == "Cannot find column '' in the table's schemas"
+    assert (
+        bind_and_get_error({"type": "is-null", "term": "qqqqqq"})
+        == "Cannot find column 'qqqqqq' in the table's schemas"
+    )
+    assert bind_and_get_error({"type": "is-null", "term": ""}) == "Cannot find column '' in the table's schemas"
 
 
 @pytest.mark.parametrize("negated", [False, True])
@@ -179,7 +182,7 @@ def test_columns_inside_lists_and_maps_are_bound_but_decide_nothing() -> None:
     ],
 )
 def test_predicate_that_the_type_forbids_is_a_bad_request_that_names_the_column(filter_json: Any, message: str) -> None:
-    assert message in binding_error(filter_json)
+    assert message in bind_and_get_error(filter_json)
 
 
 def transform_predicate(op: str, transform: str, name: str, *value: object) -> Any:
@@ -220,7 +223,7 @@ def test_literals_of_transform_terms_have_the_result_type() -> None:
     ],
 )
 def test_transform_unsuitable_for_the_column_is_a_bad_request(transform: str, name: str, message: str) -> None:
-    assert message in binding_error(transform_predicate("eq", transform, name, 1))
+    assert message in bind_and_get_error(transform_predicate("eq", transform, name, 1))
 
 
 def test_in_lists_are_sorted_deduplicated_and_simplified() -> None:
@@ -248,10 +251,10 @@ def test_bound_predicates_never_contain_an_infinity() -> None:
 
 
 def test_binding_a_bound_expression_again_changes_nothing() -> None:
-    done = make_bound(Op.EQ, 1, "id", "long", 5)
-    assert bind(And((done, TRUE)), TABLE, (), case_sensitive=True) == done
+    predicate = make_bound(Op.EQ, 1, "id", "long", 5)
+    assert bind(And((predicate, TRUE)), TABLE, (), case_sensitive=True) == predicate
     with pytest.raises(BadRequest, match="already bound"):
-        bind(Not(done), TABLE, (), case_sensitive=True)
+        bind(Not(predicate), TABLE, (), case_sensitive=True)
 
 
 # An evaluator of the filter as it was sent, in exact arithmetic, and an evaluator of the bound filter

@@ -209,12 +209,12 @@ def in_any_order(value: Any) -> Any:
 @given(trees)
 def test_pyiceberg_expressions_return_to_it_unchanged(tree: theirs.BooleanExpression) -> None:
     sent = json.loads(tree.model_dump_json(by_alias=True))
-    again = theirs.BooleanExpression.model_validate(expression_json(parse_expression(sent)))
+    reparsed = theirs.BooleanExpression.model_validate(expression_json(parse_expression(sent)))
     # A flattened chain is written as a balanced tree: the same predicates in the same order under the same junctions.
-    back = parse_expression(json.loads(again.model_dump_json(by_alias=True)))
+    back = parse_expression(json.loads(reparsed.model_dump_json(by_alias=True)))
     assert in_any_order(expression_json(back)) == in_any_order(expression_json(parse_expression(sent)))
     if not isinstance(tree, theirs.And | theirs.Or | theirs.Not):
-        assert again == tree
+        assert reparsed == tree
 
 
 PYICEBERG_CANNOT_BIND = {"timestamp_ns", "timestamptz_ns", "binary", "fixed[5]"}

@@ -82,7 +82,7 @@ def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st
 
 
 @pytest.mark.parametrize(
-    ("transform", "asked", "expected"),
+    ("transform", "condition", "expected"),
     [
         ("identity", predicate(Op.LT, "int", 5), "p0 lt 5"),
         ("identity", predicate(Op.NOT_IN, "int", 5, 7), "p0 not-in 5 7"),
@@ -118,8 +118,8 @@ def test_row_matches_when_its_partition_satisfies_the_strict_projection(data: st
         ("bucket[4]", predicate(Op.EQ, "int", 2, transform="bucket[8]"), "p0 not-null"),
     ],
 )
-def test_inclusive_projection_examples(transform: str, asked: Bound, expected: str) -> None:
-    assert expression_text(project_inclusive(asked, spec(transform))) == expected
+def test_inclusive_projection_examples(transform: str, condition: Bound, expected: str) -> None:
+    assert expression_text(project_inclusive(condition, spec(transform))) == expected
 
 
 def test_partition_predicates_have_the_fields_id_name_and_type() -> None:
@@ -163,7 +163,7 @@ def test_projection_includes_results_that_wrap_around() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("condition", "expected"),
     [
         (predicate(Op.EQ, "long", -(2**31)), "p0 in -2147483650 2147483646"),
         (predicate(Op.IN, "long", -(2**31) + 1, 7), "p0 in -2147483650 0 2147483646"),
@@ -177,8 +177,8 @@ def test_projection_includes_results_that_wrap_around() -> None:
         (predicate(Op.EQ, "long", 5, transform="truncate[10]"), "p0 eq 5"),
     ],
 )
-def test_projection_includes_wrapped_truncations_of_a_long_that_was_an_int(asked: Bound, expected: str) -> None:
-    assert expression_text(project_inclusive(asked, spec("truncate[10]"))) == expected
+def test_projection_includes_wrapped_truncations_of_a_long_that_was_an_int(condition: Bound, expected: str) -> None:
+    assert expression_text(project_inclusive(condition, spec("truncate[10]"))) == expected
 
 
 def test_wide_truncation_of_a_long_that_was_an_int_decides_nothing() -> None:
@@ -216,13 +216,13 @@ def test_predicate_on_a_transform_is_rewritten_on_its_source(data: st.DataObject
     kind = data.draw(st.sampled_from(sorted(TRANSFORMS)))
     query = data.draw(predicates({1: kind}).filter(lambda made: made.transform != "identity"))
     row = {1: data.draw(st.none() | values_of(kind))}
-    actual_source_ranges = source_ranges(query)
-    assert all(leaf.transform == "identity" and leaf.result == kind for leaf in leaves(actual_source_ranges))
+    ranges = source_ranges(query)
+    assert all(leaf.transform == "identity" and leaf.result == kind for leaf in leaves(ranges))
     expected = matches(query, row, pythons_order)
     if (kind, query.transform) in ORDERED:
-        assert matches(actual_source_ranges, row, pythons_order) == expected, expression_text(actual_source_ranges)
+        assert matches(ranges, row, pythons_order) == expected, expression_text(ranges)
     else:
-        assert matches(actual_source_ranges, row, pythons_order) or not expected, expression_text(actual_source_ranges)
+        assert matches(ranges, row, pythons_order) or not expected, expression_text(ranges)
 
 
 def leaves(expression: Expression) -> list[Bound]:
@@ -293,7 +293,7 @@ def test_large_value_list_is_projected_to_one_range_or_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("condition", "expected"),
     [
         (predicate(Op.EQ, "string", "ab", transform="truncate[2]"), "(x gt-eq 'ab' and x lt 'ac')"),
         (predicate(Op.EQ, "string", "a", transform="truncate[2]"), "x eq 'a'"),
@@ -312,8 +312,8 @@ def test_large_value_list_is_projected_to_one_range_or_nothing() -> None:
         (predicate(Op.EQ, "int", 1), "x eq 1"),
     ],
 )
-def test_source_range_examples(asked: Bound, expected: str) -> None:
-    assert expression_text(source_ranges(asked)) == expected
+def test_source_range_examples(condition: Bound, expected: str) -> None:
+    assert expression_text(source_ranges(condition)) == expected
 
 
 def test_oracle_treats_null_as_not_equal_and_not_less() -> None:

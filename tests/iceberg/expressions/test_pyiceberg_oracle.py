@@ -95,7 +95,7 @@ def statistics(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
 
 
 @st.composite
-def next_commit(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
+def draw_commit(draw: st.DrawFn, m: TableMetadata) -> list[Json]:
     """Return updates that are valid on `m` and that PyIceberg implements."""
     name = draw(st.text("abc", min_size=1, max_size=2))
     choices: list[Any] = [
@@ -158,7 +158,7 @@ def comparable(m: Theirs, *, expired: bool) -> dict[str, Any]:
 def test_every_commit_produces_the_metadata_of_pyiceberg(version: int, data: st.DataObject) -> None:
     m = table(version)
     for _ in range(data.draw(st.integers(1, 12))):
-        updates = data.draw(next_commit(m))
+        updates = data.draw(draw_commit(m))
         before = TableMetadataUtil.parse_raw(encode_table(m).decode())
         theirs = update_table_metadata(before, tuple(UPDATE.validate_python(update) for update in updates))
         m = apply_json(m, updates, now_ms=m.last_updated_ms + 10)

@@ -59,7 +59,7 @@ DAY_100 = (100 * DAY, 101 * DAY)
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected"),
+    ("condition", "expected"),
     [
         (predicate(Op.LT, "timestamp", DAY_100[0]), "false"),
         (predicate(Op.LT, "timestamp", DAY_100[0] + 1), "rest"),
@@ -74,8 +74,8 @@ DAY_100 = (100 * DAY, 101 * DAY)
         (predicate(Op.NOT_NULL, "timestamp"), "true"),
     ],
 )
-def test_residual_for_a_day_partition_examples(asked: Bound, expected: str) -> None:
-    assert residual(asked, "day", 100) == {"true": TRUE, "false": FALSE, "rest": asked}[expected]
+def test_residual_for_a_day_partition_examples(condition: Bound, expected: str) -> None:
+    assert residual(condition, "day", 100) == {"true": TRUE, "false": FALSE, "rest": condition}[expected]
 
 
 def test_comparisons_are_false_and_inequality_is_true_in_a_null_partition() -> None:
@@ -161,19 +161,19 @@ def test_residual_uses_only_names_of_the_current_schema() -> None:
     def equals_on(column_id: int, name: str) -> Bound:
         return Bound(Op.EQ, column_id, name, "int", "identity", "int", (5,))
 
-    kept, renamed, replaced, dropped = (
+    kept_field, renamed, replaced, dropped = (
         equals_on(1, "x"),
         equals_on(2, "before"),
         equals_on(3, "old"),
         equals_on(9, "gone"),
     )
-    both = And((kept, equals_on(4, "old")))
+    both = And((kept_field, equals_on(4, "old")))
     assert make_bindable(both, schema) is both
     for other in (renamed, replaced, dropped):
         assert make_bindable(other, schema) == TRUE
-        assert make_bindable(And((kept, other)), schema) == kept
-        assert make_bindable(Or((kept, other)), schema) == TRUE
-        assert make_bindable(And((kept, Or((other, FALSE)))), schema) == kept
+        assert make_bindable(And((kept_field, other)), schema) == kept_field
+        assert make_bindable(Or((kept_field, other)), schema) == TRUE
+        assert make_bindable(And((kept_field, Or((other, FALSE)))), schema) == kept_field
     assert make_bindable(FALSE, schema) == FALSE
 
 
@@ -189,9 +189,9 @@ def test_residual_for_java_includes_both_zeros_if_either_satisfies_it() -> None:
         (Op.EQ, (1.0,), (Op.EQ, "(1.0,)")),
     ):
         query_predicate = predicate(op, "double", *literals)
-        actual_match_both_zeros = match_both_zeros(And((query_predicate, predicate(Op.EQ, "int", 0))))
-        assert isinstance(actual_match_both_zeros, And)
-        first, second = actual_match_both_zeros.children
+        widened = match_both_zeros(And((query_predicate, predicate(Op.EQ, "int", 0))))
+        assert isinstance(widened, And)
+        first, second = widened.children
         assert isinstance(first, Bound)
         assert (first.op, repr(first.values)) == expected
         assert second == predicate(Op.EQ, "int", 0)

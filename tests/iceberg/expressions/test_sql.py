@@ -143,56 +143,60 @@ def table() -> Iterator[tuple[duckdb.DuckDBPyConnection, list[Row]]]:
 
 def literal(rng: random.Random, name: str) -> Sql:
     """Return a literal suitable for a column; `used` is False if it is rounded or engines convert it."""
-    given_value = value(rng, name)
-    if given_value is None:
+    literal_value = value(rng, name)
+    if literal_value is None:
         return make_same("NULL")
     match name:
         case "b":
-            return make_same(str(given_value).upper())
+            return make_same(str(literal_value).upper())
         case "s":
-            return make_same(quote_name(given_value))
+            return make_same(quote_name(literal_value))
         case "f" | "d":
-            if math.isnan(given_value):
+            if math.isnan(literal_value):
                 return make_same("1e2")
-            return Sql(repr(given_value), repr(given_value), used=name == "d" or given_value != 0.7)
+            return Sql(repr(literal_value), repr(literal_value), used=name == "d" or literal_value != 0.7)
         case "day":
             choices = [
-                f"DATE '{given_value}'",
-                f"CAST('{given_value}' AS DATE)",
-                f"'{given_value}'",
-                f"TIMESTAMP '{given_value} 12:00:00'",
+                f"DATE '{literal_value}'",
+                f"CAST('{literal_value}' AS DATE)",
+                f"'{literal_value}'",
+                f"TIMESTAMP '{literal_value} 12:00:00'",
             ]
             return make_same(rng.choice(choices))
         case "ts":
             choices = [
-                f"TIMESTAMP '{given_value}'",
-                f"'{given_value}'",
-                f"DATE '{given_value.date()}'",
-                f"CAST('{given_value}' AS TIMESTAMP)",
+                f"TIMESTAMP '{literal_value}'",
+                f"'{literal_value}'",
+                f"DATE '{literal_value.date()}'",
+                f"CAST('{literal_value}' AS TIMESTAMP)",
             ]
             return make_same(rng.choice(choices))
         case "tz":
             return make_same(
-                rng.choice([f"TIMESTAMPTZ '{given_value}+00'", f"TIMESTAMPTZ '{given_value + timedelta(hours=1)}+01'"])
+                rng.choice(
+                    [f"TIMESTAMPTZ '{literal_value}+00'", f"TIMESTAMPTZ '{literal_value + timedelta(hours=1)}+01'"]
+                )
             )
         case "t":
-            return make_same(rng.choice([f"TIME '{given_value}'", f"CAST('{given_value}' AS TIME)"]))
+            return make_same(rng.choice([f"TIME '{literal_value}'", f"CAST('{literal_value}' AS TIME)"]))
         case "p" | "q":
             return make_same(
-                rng.choice([str(given_value), str(given_value + Decimal("0.0001")), str(int(given_value))])
+                rng.choice([str(literal_value), str(literal_value + Decimal("0.0001")), str(int(literal_value))])
             )
         case "u":
-            return make_same(rng.choice([f"UUID '{given_value}'", f"'{given_value}'"]))
+            return make_same(rng.choice([f"UUID '{literal_value}'", f"'{literal_value}'"]))
         case "x":
-            return Sql(f"X'{given_value.hex()}'", "'" + "".join(f"\\x{byte:02X}" for byte in given_value) + "'::BLOB")
+            return Sql(
+                f"X'{literal_value.hex()}'", "'" + "".join(f"\\x{byte:02X}" for byte in literal_value) + "'::BLOB"
+            )
     return make_same(
         rng.choice(
             [
-                str(given_value),
-                str(given_value),
-                f"{given_value}.5",
-                f"({given_value})",
-                f"CAST('{given_value}' AS INTEGER)",
+                str(literal_value),
+                str(literal_value),
+                f"{literal_value}.5",
+                f"({literal_value})",
+                f"CAST('{literal_value}' AS INTEGER)",
             ]
         )
     )
@@ -305,11 +309,9 @@ def evaluate_sql(text: str, rows: list[Row]) -> tuple[set[int], tuple[str, ...]]
     """Return the numbers of the kept rows for a client for which NaN is above all numbers, and the parts not used."""
     read = parse_sql(text, BOUND_TO)
     bound = bind(read.expression, BOUND_TO, (), case_sensitive=True)
-    actual_expression_json = expression_json(bound)
-    json.dumps(actual_expression_json, allow_nan=False)
-    return {
-        number for number, row in enumerate(rows) if matches(actual_expression_json, row, NAMES, SPARKS)
-    }, read.unused
+    bound_json = expression_json(bound)
+    json.dumps(bound_json, allow_nan=False)
+    return {number for number, row in enumerate(rows) if matches(bound_json, row, NAMES, SPARKS)}, read.unused
 
 
 def compare_with_duckdb(seed: int, db: duckdb.DuckDBPyConnection, rows: list[Row]) -> bool:

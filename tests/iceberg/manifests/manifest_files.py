@@ -296,10 +296,10 @@ def flat(manifest: DecodedManifest) -> list[dict[str, Any]]:
         for row, text in zip(rows, texts_of(spans, manifest), strict=True):
             row[name] = text if name == "key_metadata" or text is None else text.decode()
     for name, (counts, values) in manifest.lists.items():
-        remaining_iter = iter(values.tolist())
+        seed_iterator = iter(values.tolist())
         for row, count in zip(rows, counts.tolist(), strict=True):
-            row[name] = None if count < 0 else list(itertools.islice(remaining_iter, count))
-        assert next(remaining_iter, None) is None
+            row[name] = None if count < 0 else list(itertools.islice(seed_iterator, count))
+        assert next(seed_iterator, None) is None
     for name, by_column in manifest.counts.items():
         for column_id, (at, values) in by_column.items():
             assert at.size

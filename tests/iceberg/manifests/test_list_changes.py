@@ -53,12 +53,12 @@ def test_list_decoded_with_a_base_equals_the_list_decoded_alone(turn: int) -> No
     seed = first_seed() * 1000 + turn
     rng = random.Random(seed)
     styles = [Style.draw(rng) for _ in range(2)]
-    made_manifests = [make_manifest(rng) for _ in range(rng.randrange(12))]
+    manifests = [make_manifest(rng) for _ in range(rng.randrange(12))]
     known_decoded_list: DecodedList | None = None
     for number in range(LISTS):
         style = styles[0] if rng.random() < 0.9 else styles[1]
         data = list_bytes(
-            [(made_manifest, None) for made_manifest in made_manifests],
+            [(made_manifest, None) for made_manifest in manifests],
             version=2,
             style=style,
             header={"number": str(number)},
@@ -67,7 +67,7 @@ def test_list_decoded_with_a_base_equals_the_list_decoded_alone(turn: int) -> No
         assert decoded.manifests == decode_manifest_list(data, "l"), f"seed {seed}"
         known_decoded_list = decoded
         for _ in range(rng.randrange(3)):
-            made_manifests = change_randomly(made_manifests, rng)
+            manifests = change_randomly(manifests, rng)
 
 
 def test_list_with_one_more_manifest_reuses_the_others() -> None:

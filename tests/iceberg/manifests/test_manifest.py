@@ -123,7 +123,7 @@ def any_schema(chance: random.Random, version: int, prefix: str) -> dict[str, An
 def any_manifest(chance: random.Random, version: int, codec: str, prefix: str) -> bytes:
     schema = any_schema(chance, version, prefix)
 
-    def split_length(length: int) -> list[int]:
+    def draw_run_lengths(length: int) -> list[int]:
         sizes = []
         while length:
             size = chance.randint(1, length)
@@ -131,7 +131,9 @@ def any_manifest(chance: random.Random, version: int, codec: str, prefix: str) -
             length -= size
         return sizes
 
-    rows = [files.encode(schema, any_value(chance, schema), split_length) for _ in range(chance.choice([0, 1, 10, 40]))]
+    rows = [
+        files.encode(schema, any_value(chance, schema), draw_run_lengths) for _ in range(chance.choice([0, 1, 10, 40]))
+    ]
     cuts = sorted(chance.choices(range(len(rows) + 1), k=chance.randint(0, 3)))
     blocks = [rows[a:b] for a, b in itertools.pairwise([0, *cuts, len(rows)])]
     return files.container(schema, blocks, codec=codec)

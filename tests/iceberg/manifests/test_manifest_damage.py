@@ -321,19 +321,19 @@ def test_decoding_leaks_no_memory() -> None:
     good, cut = make_manifest("deflate"), make_manifest("null")[:-40]
     bad_row = body(data=ONE[:-1])
 
-    def once() -> None:
+    def decode_all() -> None:
         assert decode_manifest(good, "m").rows == 12
         for data in (cut, bad_row):
             assert not survives(data)
 
     for _ in range(100):
-        once()
+        decode_all()
     grown = []
     for _ in range(3):
         gc.collect()
         before = psutil.Process().memory_info().rss
         for _ in range(400):
-            once()
+            decode_all()
         gc.collect()
         grown.append(psutil.Process().memory_info().rss - before)
     assert min(grown) < 1 << 20, (

@@ -363,8 +363,8 @@ def test_version_1_manifest_in_a_version_2_table_has_sequence_number_0() -> None
         (ADDED, 5, 0, 0),
         (EXISTING, 4, 0, 0),
     ]
-    (again,) = write_and_read_list(table(2), [manifest])
-    assert again == manifest
+    (rewritten_manifest,) = write_and_read_list(table(2), [manifest])
+    assert rewritten_manifest == manifest
 
 
 def test_first_row_ids_are_assigned_to_data_manifests_without_them() -> None:
@@ -462,9 +462,9 @@ def test_partition_values_of_a_dropped_column_stay_distinct() -> None:
         )[0].file
         == entry.file
     )
-    gone = case.read(**{"schemas": [without], "current-schema-id": 1})
+    entries_without_field = case.read(**{"schemas": [without], "current-schema-id": 1})
     with pytest.raises(Corrupt, match=r"^m: partition field u: it has values, but no schema"):
-        read_entries(entries.data, manifest, gone)
+        read_entries(entries.data, manifest, entries_without_field)
 
 
 def test_partition_field_without_values_has_type_null() -> None:

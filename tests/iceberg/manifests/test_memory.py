@@ -29,14 +29,14 @@ def test_memory_has_the_requested_size(size: int) -> None:
 def test_threads_never_share_memory_in_use() -> None:
     def work(seed: int) -> None:
         chance = random.Random(seed)
-        held: list[tuple[int, np.ndarray[tuple[int], np.dtype[np.uint8]]]] = []
+        columns: list[tuple[int, np.ndarray[tuple[int], np.dtype[np.uint8]]]] = []
         for step in range(400):
             mark = chance.randrange(256)
             array = np.frombuffer(memoryview(Memory(chance.choice(SIZES[2:8]))), np.uint8)
             array[:] = mark
-            held.append((mark, array))
-            if len(held) > 6:
-                mark, array = held.pop(chance.randrange(len(held)))
+            columns.append((mark, array))
+            if len(columns) > 6:
+                mark, array = columns.pop(chance.randrange(len(columns)))
                 assert (array == mark).all(), f"seed {seed}, step {step}"
 
     with ThreadPoolExecutor(6) as pool:
@@ -54,13 +54,13 @@ def test_decoded_arrays_stay_unchanged_while_others_are_decoded() -> None:
         return manifest(SCHEMA, *[single_entry] * 3_000, codec="deflate")
 
     data = rows(1)
-    kept_manifest = decode_manifest(data, "m.avro")
-    before = files.flat(kept_manifest)
-    counts, heap = kept_manifest.counts["value_counts"][1][1], kept_manifest.heap
+    decoded = decode_manifest(data, "m.avro")
+    before = files.flat(decoded)
+    counts, heap = decoded.counts["value_counts"][1][1], decoded.heap
     for number in range(2, 12):
         decode_manifest(rows(number), "m.avro")
-    assert files.flat(kept_manifest) == before
-    del kept_manifest
+    assert files.flat(decoded) == before
+    del decoded
     for number in range(2, 12):
         decode_manifest(rows(number), "m.avro")
     assert (counts == 1).all()

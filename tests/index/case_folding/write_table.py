@@ -71,9 +71,9 @@ class Equations:
         else:
             raise ValueError(f"no folding makes {left} and {right} equal")
 
-    def _join(self, one: int, other: int) -> None:
-        if one != other:
-            first, second = sorted((one, other), key=_rank)
+    def _join(self, combination: int, other: int) -> None:
+        if combination != other:
+            first, second = sorted((combination, other), key=_rank)
             self._class_of[second] = first
 
 

@@ -156,9 +156,9 @@ def test_rare_values_are_stored_by_value_when_that_is_smaller() -> None:
     index = open_bitmap([of_longs(values)])
     assert index.section(0).layout == EQUALITY
     assert index.section(0).bitmaps_bytes < 5 * 3000  # 2 bytes for each rare row, and 2 runs
-    for wanted in ({3}, {0}, {3, 4}, set(range(1, 29)), set(range(30)) - {7}):
-        expected = np.flatnonzero(np.isin(values, list(wanted))).tolist()
-        assert find_rows(index, 0, ranges_of(*wanted), len(values)) == expected
+    for requested_files in ({3}, {0}, {3, 4}, set(range(1, 29)), set(range(30)) - {7}):
+        expected = np.flatnonzero(np.isin(values, list(requested_files))).tolist()
+        assert find_rows(index, 0, ranges_of(*requested_files), len(values)) == expected
 
 
 @pytest.mark.parametrize("bounds", [1, 60, 127, 128, 129, 2000])
@@ -166,9 +166,9 @@ def test_in_lists_of_any_length_find_the_same_rows(bounds: int) -> None:
     rng = np.random.default_rng(bounds)
     values = rng.integers(0, 5000, 10_007)
     index = open_bitmap([of_longs(values)])
-    wanted = rng.choice(5000, bounds, replace=False)
-    expected = np.flatnonzero(np.isin(values, wanted)).tolist()
-    assert find_rows(index, 0, ranges_of(*wanted.tolist()), len(values)) == expected
+    requested_files = rng.choice(5000, bounds, replace=False)
+    expected = np.flatnonzero(np.isin(values, requested_files)).tolist()
+    assert find_rows(index, 0, ranges_of(*requested_files.tolist()), len(values)) == expected
 
 
 @pytest.mark.parametrize(
@@ -231,8 +231,8 @@ def test_index_of_no_files_is_valid() -> None:
 
 
 def test_built_index_can_be_sent_to_another_process() -> None:
-    one = of_longs([1, None, 3])
-    assert pickle.loads(pickle.dumps(one)) == one
+    index = of_longs([1, None, 3])
+    assert pickle.loads(pickle.dumps(index)) == index
 
 
 def test_index_is_not_probed_with_keys_of_another_form() -> None:

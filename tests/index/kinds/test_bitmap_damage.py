@@ -168,10 +168,10 @@ def test_piece_that_would_inflate_past_its_limit_is_not_inflated(layout: int) ->
         pieces = [bomb, bomb]
     written_pieces = write_pieces(PiecesHeader(0 if layout == EDGES else 1, 3, CODES, layout, 0), pieces)
     postings = Postings(memoryview(written_pieces), CODES, 3, 3)
-    there = np.ones(3, dtype=np.bool_)
+    is_present = np.ones(3, dtype=np.bool_)
     wide = KeyRanges("long", (KeyRange(0, 9),))
     with pytest.raises(ValueError, match="cannot inflate to"):
-        postings.files_with(Bounds(wide, CODES), there, lambda _: pytest.fail("a section was requested"))
+        postings.files_with(Bounds(wide, CODES), is_present, lambda _: pytest.fail("a section was requested"))
 
 
 def test_lists_with_more_files_than_keys_are_rejected() -> None:
@@ -216,11 +216,11 @@ def test_runs_of_many_rows_are_expanded_in_steps() -> None:
     results: list[Any] = []
     assert _peak(lambda: results.append(bits.decode(Piece(Coding.ROARING, _runs(160)), rows))) < 12 << 20
     assert bits.count(results[0]) == rows
-    some = np.unique(np.random.default_rng(5).integers(0, rows, 1 << 19))
-    bit_map = pyroaring.BitMap(some.astype(np.uint32))
+    row_numbers = np.unique(np.random.default_rng(5).integers(0, rows, 1 << 19))
+    bit_map = pyroaring.BitMap(row_numbers.astype(np.uint32))
     text = bits.decode(Piece(Coding.ROARING, bit_map.serialize()), rows)
     assert not isinstance(text, bool)
-    assert np.array_equal(bits.list_positions(text), some)
+    assert np.array_equal(bits.list_positions(text), row_numbers)
 
 
 def test_small_section_is_not_decoded_to_gigabytes() -> None:

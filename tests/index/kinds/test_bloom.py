@@ -46,15 +46,15 @@ def hash_of(value: Any, kind: str = "long") -> Any:
     return np.array([hash_key(key_of(value, kind), 0)], dtype=np.uint64)
 
 
-def cut_ranges(blob: bytes, ranges: list[tuple[int, int]]) -> list[bytes]:
+def slice_ranges(blob: bytes, ranges: list[tuple[int, int]]) -> list[bytes]:
     return [blob[offset : offset + length] for offset, length in ranges]
 
 
-def cold(blob: bytes, hashes: Any) -> Any:
+def probe_remotely(blob: bytes, hashes: Any) -> Any:
     """Return an answer from the header and the bytes that a remote probe requests."""
     header = blob[: header_size(blob[:FIXED_SIZE])]
     bloom = Bloom(header, len(blob))
-    return bloom.probe_bytes(hashes, cut_ranges(blob, bloom.byte_ranges(hashes)))
+    return bloom.probe_bytes(hashes, slice_ranges(blob, bloom.byte_ranges(hashes)))
 
 
 def random_files(seed: int, sizes: list[int]) -> list[Any]:
@@ -77,7 +77,7 @@ def test_file_that_has_a_value_is_never_pruned(kind: str, data: st.DataObject) -
             if value is not None and not is_nan(value):
                 hashes = hash_of(value, kind)
                 assert bloom.probe(hashes)[number] == 1
-                assert cold(blob, hashes)[number] == 1
+                assert probe_remotely(blob, hashes)[number] == 1
 
 
 def test_zeros_of_both_signs_huge_strings_and_files_without_a_key() -> None:
@@ -103,10 +103,10 @@ def test_each_of_many_files_is_found_by_its_own_keys(count: int) -> None:
         for value in files[number][:3].tolist():
             result = bloom.probe(hash_of(value))
             assert result[number] == 1
-            assert np.array_equal(result, cold(blob, hash_of(value)))
+            assert np.array_equal(result, probe_remotely(blob, hash_of(value)))
     together = np.concatenate([hash_of(int(values[0])) for values in files])
     assert bloom.probe(together).all()
-    assert np.array_equal(bloom.probe(together), cold(blob, together))
+    assert np.array_equal(bloom.probe(together), probe_remotely(blob, together))
 
 
 @pytest.mark.each_value
@@ -115,9 +115,9 @@ def test_each_of_many_files_is_found_by_its_own_keys(count: int) -> None:
 def test_false_positives_are_as_rare_as_requested(fpp: float, keys: int) -> None:
     files = random_files(keys, [keys] * max(4, 40_000 // keys))
     bloom = Bloom(blob_of([build(longs(values), fpp) for values in files]))
-    others = np.random.default_rng(7).integers(0, 2**64, 100_000 // len(files) + 400, dtype=np.uint64)
-    result = sum(int(bloom.probe(others[i : i + 1]).sum()) for i in range(len(others)))
-    assert result / (len(others) * len(files)) <= 1.5 * fpp
+    absent_hashes = np.random.default_rng(7).integers(0, 2**64, 100_000 // len(files) + 400, dtype=np.uint64)
+    result = sum(int(bloom.probe(absent_hashes[i : i + 1]).sum()) for i in range(len(absent_hashes)))
+    assert result / (len(absent_hashes) * len(files)) <= 1.5 * fpp
 
 
 def test_repeated_keys_take_no_space() -> None:
@@ -139,8 +139,10 @@ def test_distinct_hashes_are_each_stored_once(hashes: list[int], again: int) -> 
 def test_many_distinct_hashes_are_counted_exactly() -> None:
     hashes = np.random.default_rng(3).integers(0, 2**64, 50_000, dtype=np.uint64)
     # In one bucket, and spread over buckets
-    for some in (hashes, hashes >> np.uint64(40), hashes << np.uint64(50), np.tile(hashes[:9_000], 5)):
-        assert np.array_equal(np.sort(_bloom.distinct(some)), np.array(sorted(set(some.tolist())), dtype=np.uint64))
+    for hash_list in (hashes, hashes >> np.uint64(40), hashes << np.uint64(50), np.tile(hashes[:9_000], 5)):
+        assert np.array_equal(
+            np.sort(_bloom.distinct(hash_list)), np.array(sorted(set(hash_list.tolist())), dtype=np.uint64)
+        )
 
 
 @pytest.mark.parametrize("fpp", [0.5, 0.01, 1e-6])
@@ -172,14 +174,14 @@ def bits_in(blob: bytes) -> list[set[int]]:
             rows *= 2
         at, end = offset, offset + length
         for first in range(0, bits, rows):
-            here = min(rows, bits - first)
-            page = blob[at : at + math.ceil(here * stride / 8)]
+            rows_of_layer = min(rows, bits - first)
+            page = blob[at : at + math.ceil(rows_of_layer * stride / 8)]
             at += len(page)
             seal = xxhash.xxh64_intdigest(page, at - len(page)) & 0xFFFFFFFF
             assert blob[at : at + 4] == seal.to_bytes(4, "little")
             at += 4
             number = int.from_bytes(page, "little")
-            for row in range(here):
+            for row in range(rows_of_layer):
                 line = number >> row * stride & (1 << stride) - 1
                 assert line >> count == 0
                 while line:
@@ -217,7 +219,7 @@ def test_format_equals_that_of_earlier_versions() -> None:
 GOLDEN = (13_112, "3f6589d64df3fa3b")
 
 
-def merged_parts(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom, Any]]]]:
+def draw_merges(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom, Any]]]]:
     """Yield the kept filters and the parts that they come from."""
     rng = np.random.default_rng(seed)
     for parts in (1, 2, 5, 12):
@@ -234,7 +236,7 @@ def merged_parts(seed: int) -> Iterator[tuple[list[FileBloom], list[tuple[Bloom,
 
 @pytest.mark.parametrize("seed", range(4))
 def test_merge_equals_a_build_from_the_kept_files_byte_by_byte(seed: int) -> None:
-    for kept_entries, parts in merged_parts(seed):
+    for kept_entries, parts in draw_merges(seed):
         merged = b"".join(merge(parts))
         Bloom(merged).verify()
         if kept_entries:
@@ -245,7 +247,7 @@ def test_merge_equals_a_build_from_the_kept_files_byte_by_byte(seed: int) -> Non
 
 def test_merge_in_many_steps_equals_one_merge(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("seamark.formats.index.kinds.bloom._MERGE_WORDS", 900)
-    for kept_entries, parts in merged_parts(9):
+    for kept_entries, parts in draw_merges(9):
         if kept_entries:
             assert b"".join(merge(parts)) == blob_of(kept_entries)
 
@@ -266,7 +268,7 @@ def test_empty_blob_covers_no_file() -> None:
     bloom, keep = Bloom(blob_of([build(longs([1]))])), np.zeros(1, dtype=bool)
     empty = b"".join(merge([(bloom, keep)]))
     assert Bloom(empty).probe(hash_of(1)).tolist() == []
-    assert cold(empty, hash_of(1)).tolist() == []
+    assert probe_remotely(empty, hash_of(1)).tolist() == []
     assert b"".join(merge([(Bloom(empty), keep[:0]), (bloom, ~keep)])) == blob_of([build(longs([1]))])
 
 
@@ -278,7 +280,7 @@ def test_list_of_keys_finds_what_any_key_finds() -> None:
     single = [bloom.probe(hashes[i : i + 1]) for i in range(3)]
     assert np.array_equal(bloom.probe(hashes), np.maximum.reduce(single))
     assert not bloom.probe(hashes[:0]).any()
-    assert not cold(blob, hashes[:0]).any()
+    assert not probe_remotely(blob, hashes[:0]).any()
 
 
 def test_remote_probe_reads_at_most_k_small_ranges_for_each_group() -> None:
@@ -295,7 +297,7 @@ def test_remote_probe_reads_at_most_k_small_ranges_for_each_group() -> None:
 def test_bytes_from_another_position_are_rejected() -> None:
     blob = blob_of([build(longs(values)) for values in random_files(2, [1_000] * 300)])
     bloom, hashes = Bloom(blob), hash_of(5)
-    parts = cut_ranges(blob, bloom.byte_ranges(hashes))
+    parts = slice_ranges(blob, bloom.byte_ranges(hashes))
     parts[0], parts[1] = parts[1], parts[0]
     with pytest.raises(ValueError, match="checksum"):
         bloom.probe_bytes(hashes, parts)
@@ -304,7 +306,7 @@ def test_bytes_from_another_position_are_rejected() -> None:
 
 
 @pytest.fixture(scope="module")
-def sound() -> tuple[bytes, list[Any], Any]:
+def undamaged_index() -> tuple[bytes, list[Any], Any]:
     """Return a blob of small and large groups, a key of each file, and the answers."""
     files = random_files(4, [12] * 150 + [70] * 9 + [400, 5_000])
     blob = blob_of([build(longs(values)) for values in files])
@@ -322,14 +324,14 @@ def check_same_or_error(damaged: bytes, hashes: list[Any], answers: Any) -> int:
     for single_hash, answer in zip(hashes, answers, strict=True):
         try:
             assert np.array_equal(bloom.probe(single_hash), answer)
-            assert np.array_equal(cold(damaged, single_hash), answer)
+            assert np.array_equal(probe_remotely(damaged, single_hash), answer)
         except ValueError:
             errors += 1
     return errors
 
 
-def test_flipped_bit_is_an_error_or_changes_no_answer(sound: tuple[bytes, list[Any], Any]) -> None:
-    blob, hashes, answers = sound
+def test_flipped_bit_is_an_error_or_changes_no_answer(undamaged_index: tuple[bytes, list[Any], Any]) -> None:
+    blob, hashes, answers = undamaged_index
     rng = np.random.default_rng(11)
     places = [*range(header_size(blob) + 8), *rng.integers(0, len(blob), 600).tolist(), len(blob) - 1]
     noticed = 0
@@ -344,8 +346,8 @@ def test_flipped_bit_is_an_error_or_changes_no_answer(sound: tuple[bytes, list[A
     assert noticed > header_size(blob)
 
 
-def test_blob_that_is_too_short_or_too_long_is_rejected(sound: tuple[bytes, list[Any], Any]) -> None:
-    blob, _, _ = sound
+def test_blob_that_is_too_short_or_too_long_is_rejected(undamaged_index: tuple[bytes, list[Any], Any]) -> None:
+    blob, _, _ = undamaged_index
     for length in [*range(200), *range(200, len(blob), 997), len(blob) - 1]:
         with pytest.raises(ValueError, match="bloom blob"):
             Bloom(blob[:length])
@@ -353,8 +355,8 @@ def test_blob_that_is_too_short_or_too_long_is_rejected(sound: tuple[bytes, list
         Bloom(blob + b"\0")
 
 
-def test_merge_of_damaged_bits_is_rejected(sound: tuple[bytes, list[Any], Any]) -> None:
-    blob, _, _ = sound
+def test_merge_of_damaged_bits_is_rejected(undamaged_index: tuple[bytes, list[Any], Any]) -> None:
+    blob, _, _ = undamaged_index
     damaged = bytearray(blob)
     damaged[-1000] ^= 16
     bloom = Bloom(bytes(damaged))
@@ -362,9 +364,11 @@ def test_merge_of_damaged_bits_is_rejected(sound: tuple[bytes, list[Any], Any]) 
         merge([(bloom, np.ones(bloom.files, dtype=bool))])
 
 
-def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(sound: tuple[bytes, list[Any], Any]) -> None:
+def test_wrong_header_with_a_valid_checksum_is_rejected_or_harmless(
+    undamaged_index: tuple[bytes, list[Any], Any],
+) -> None:
     # A malicious writer computes valid checksums, so no header may make the kernels read outside their memory.
-    blob, hashes, _ = sound
+    blob, hashes, _ = undamaged_index
     head = header_size(blob)
     rng = np.random.default_rng(13)
     refused = 0

@@ -120,15 +120,15 @@ def test_entry_has_the_aggregates_that_duckdb_computes(dimensions: list[str]) ->
         f" sum(m6), {lowest.replace('ratio', 'm7')}, {lowest.replace('ratio', 'm8').replace('min', 'max', 1)},"
         " min(m9), max(m10), sum(m11), min(m12) FROM e GROUP BY ALL",
     ).fetchall()  # fmt: skip
-    assert sorted(map(repr, map(_plain, merged))) == sorted(map(repr, map(_plain, expected)))
+    assert sorted(map(repr, map(_normalize_row, merged))) == sorted(map(repr, map(_normalize_row, expected)))
 
 
-def _plain(row: tuple[Any, ...]) -> list[Any]:
+def _normalize_row(row: tuple[Any, ...]) -> list[Any]:
     """Return a row in which equal numbers have one form."""
-    return [_plain_value(value) for value in row]
+    return [_normalize_value(value) for value in row]
 
 
-def _plain_value(value: Any) -> Any:
+def _normalize_value(value: Any) -> Any:
     if isinstance(value, int | Decimal):
         return Decimal(value).normalize()
     if isinstance(value, float):

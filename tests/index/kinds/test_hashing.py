@@ -137,9 +137,9 @@ def test_file_identity_depends_on_path_size_and_records(files: list[tuple[str, i
         for path, size, records in files
     ]
     paths, sizes, records = ([file[at] for file in files] for at in range(3))
-    actual_file_ids = file_ids(paths, np.array(sizes, dtype=np.uint64), np.array(records, dtype=np.uint64))
-    assert actual_file_ids.shape == (len(files), 2)
-    assert [tuple(row) for row in actual_file_ids.tolist()] == expected
+    ids = file_ids(paths, np.array(sizes, dtype=np.uint64), np.array(records, dtype=np.uint64))
+    assert ids.shape == (len(files), 2)
+    assert [tuple(row) for row in ids.tolist()] == expected
 
 
 def test_files_without_a_size_are_rejected() -> None:

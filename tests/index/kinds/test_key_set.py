@@ -99,14 +99,14 @@ def test_parts_that_do_not_fit_together_are_rejected() -> None:
     assert keys.table is not None
     column = index.column(0, keys.table)
     assert column is not None
-    dictionary, slices, gone, table, low, span = column
+    dictionary, slices, absent, table, low, span = column
     assert table is not None
     for broken, rows, among in (
         (column, 99, None),
         (column, 100, np.zeros(1, dtype=np.uint64)),
         ((dictionary, slices, np.zeros(1, dtype=np.uint64), table, low, span), 100, None),
-        ((dictionary, slices, gone, table[:0], low, span), 100, None),
-        ((dictionary, slices, gone, table, low, 1000), 100, None),
+        ((dictionary, slices, absent, table[:0], low, span), 100, None),
+        ((dictionary, slices, absent, table, low, 1000), 100, None),
     ):
         with pytest.raises(ValueError, match=r"words|rows|span"):
             any_row([broken], rows, among)

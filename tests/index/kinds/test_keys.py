@@ -67,7 +67,7 @@ def arrow_of(kind: str, values: list[Any]) -> pa.Array:
     return pa.array(values, arrow, from_pandas=False)
 
 
-def documented_key(kind: str, value: Any) -> Key:
+def compute_documented_key(kind: str, value: Any) -> Key:
     """Return the key that the design document describes, in plain Python."""
     if kind == "boolean":
         return 1 if value else 0
@@ -117,7 +117,9 @@ def check(keys: Keys, kind: str, values: list[Any]) -> None:
         assert keys.starts.tolist()[-1] == len(keys.heap)
         result = [keys.heap[a:b].tobytes() for a, b in zip(keys.starts[:-1], keys.starts[1:], strict=True)]
         empty = b""
-    assert result == [empty if value is None or is_nan(value) else documented_key(kind, value) for value in values]
+    assert result == [
+        empty if value is None or is_nan(value) else compute_documented_key(kind, value) for value in values
+    ]
 
 
 def layouts(array: pa.Array) -> dict[str, Any]:
@@ -160,7 +162,7 @@ def test_literal_has_the_key_of_the_column_value_and_keeps_its_order(kind: str, 
     values = COLUMNS[kind][1].filter(lambda value: not is_nan(value))
     first, other = data.draw(values), data.draw(values)
     keys: list[Any] = [key_of(first, kind), key_of(other, kind)]
-    assert keys == [documented_key(kind, first), documented_key(kind, other)]
+    assert keys == [compute_documented_key(kind, first), compute_documented_key(kind, other)]
     if first != other:
         # Code points of strings have the order of their UTF-8.
         assert (first < other) == (keys[0] < keys[1])
@@ -299,7 +301,7 @@ SMALL_BYTES = st.text("\0a", max_size=3).map(str.encode)
 
 
 @st.composite
-def ascending_ranges(draw: st.DrawFn, keys: st.SearchStrategy[Any]) -> list[KeyRange]:
+def draw_ascending_ranges(draw: st.DrawFn, keys: st.SearchStrategy[Any]) -> list[KeyRange]:
     """Return ascending ranges for a `KeyRanges`, some of them empty."""
     bounds = sorted(draw(st.lists(keys, unique=True, max_size=8)))
     bounds = [None, *bounds] if draw(st.booleans()) else bounds
@@ -326,13 +328,13 @@ def is_within(key: Any, key_range: KeyRange) -> bool:
 @settings(max_examples=examples(200))
 def test_ranges_contain_the_keys_between_their_bounds_in_every_lookup(kind: str, data: st.DataObject) -> None:
     keys: st.SearchStrategy[Any] = SMALL_CODES if kind == "long" else SMALL_BYTES
-    given_ranges = data.draw(ascending_ranges(keys))
-    ranges = KeyRanges(kind, tuple(given_ranges))
+    key_ranges = data.draw(draw_ascending_ranges(keys))
+    ranges = KeyRanges(kind, tuple(key_ranges))
     queries: list[Any] = [*range(14), *range(CODE_MAX - 5, CODE_MAX + 1)]
     if kind == "string":
         queries = [bytes(text) for length in range(5) for text in product(b"\0ab", repeat=length)]
     for key in queries:
-        expected = any(is_within(key, given_range) for given_range in given_ranges)
+        expected = any(is_within(key, given_range) for given_range in key_ranges)
         assert ranges.contains(key) == expected
         assert any(is_within(key, item) for item in ranges.closed) == expected
         if ranges.points is not None:

@@ -68,7 +68,7 @@ def bytes_of(heap: bytes | bytearray) -> npt.NDArray[np.uint8]:
     return np.frombuffer(bytes(heap), dtype=np.uint8)
 
 
-def packed_spans(
+def pack_spans(
     kind: str, heap: bytes | bytearray, spans: Spans, *, absent_low: bool
 ) -> tuple[PackedColumn, Packed] | None:
     packer = Packer(bytes_of(heap), len(spans.starts))
@@ -80,12 +80,12 @@ def packed_spans(
     return PackedColumn(memory, Packed(*packed), len(spans.starts)), Packed(*packed)
 
 
-def packed_bounds(
+def pack_bounds(
     kind: str, values: list[Value | None], *, absent_low: bool
 ) -> tuple[PackedColumn | None, Packed | None]:
     heap = bytearray(b"x")
     spans = spans_of(kind, values, heap)
-    return packed_spans(kind, heap, spans, absent_low=absent_low) or (None, None)
+    return pack_spans(kind, heap, spans, absent_low=absent_low) or (None, None)
 
 
 @pytest.mark.parametrize("kind", VALUES)
@@ -93,7 +93,7 @@ def packed_bounds(
 @given(data=st.data())
 def test_every_value_and_gap_survives_packing(kind: str, data: st.DataObject) -> None:
     values = data.draw(st.lists(st.one_of(st.none(), VALUES[kind]), min_size=1, max_size=40))
-    column, packed = packed_bounds(kind, values, absent_low=data.draw(st.booleans()))
+    column, packed = pack_bounds(kind, values, absent_low=data.draw(st.booleans()))
     if column is None or packed is None:
         assert all(value is None for value in values)
         return
@@ -125,32 +125,32 @@ def test_keys_have_the_order_of_their_values(kind: str, data: st.DataObject) -> 
 
 
 def test_narrow_range_takes_one_byte_for_each_row() -> None:
-    _, packed = packed_bounds("long", [10**15 + number for number in range(200)], absent_low=True)
+    _, packed = pack_bounds("long", [10**15 + number for number in range(200)], absent_low=True)
     assert packed is not None
     assert packed.width == 1
 
 
 def test_equal_values_take_no_bytes() -> None:
-    _, packed = packed_bounds("long", [7] * 100, absent_low=True)
+    _, packed = pack_bounds("long", [7] * 100, absent_low=True)
     assert packed is not None
     assert (packed.width, packed.base) == (0, 7)
-    _, text = packed_bounds("string", ["the same"] * 100, absent_low=True)
+    _, text = pack_bounds("string", ["the same"] * 100, absent_low=True)
     assert text is not None
     assert (text.width, text.common) == (0, b"the same")
 
 
 def test_doubles_that_are_floats_take_four_bytes() -> None:
-    _, packed = packed_bounds("double", [0.5, 1.25, -3.0], absent_low=True)
+    _, packed = pack_bounds("double", [0.5, 1.25, -3.0], absent_low=True)
     assert packed is not None
     assert packed.width == 4
-    _, exact = packed_bounds("double", [0.1, 1.25], absent_low=True)
+    _, exact = pack_bounds("double", [0.1, 1.25], absent_low=True)
     assert exact is not None
     assert exact.width == 8
 
 
 def keys_of(kind: str, heap: bytes, starts: list[int], lengths: list[int]) -> list[Any]:
     spans = Spans(np.array(starts, dtype=np.int64), np.array(lengths, dtype=np.int32))
-    actual_packed_spans = packed_spans(kind, heap, spans, absent_low=True)
+    actual_packed_spans = pack_spans(kind, heap, spans, absent_low=True)
     assert actual_packed_spans is not None
     return [actual_packed_spans[0].key(row) for row in range(len(starts))]
 
@@ -178,8 +178,8 @@ def test_span_outside_the_heap_is_dropped(kind: str, heap: bytes, first: Any) ->
 
 
 def test_least_long_is_dropped_as_a_lower_bound_and_rounded_up_as_an_upper_bound() -> None:
-    lower, _ = packed_bounds("long", [-(2**63), 3], absent_low=True)
-    upper, _ = packed_bounds("long", [-(2**63), 3], absent_low=False)
+    lower, _ = pack_bounds("long", [-(2**63), 3], absent_low=True)
+    upper, _ = pack_bounds("long", [-(2**63), 3], absent_low=False)
     assert lower is not None
     assert upper is not None
     assert [lower.key(0), lower.key(1)] == [None, 3]

@@ -78,18 +78,20 @@ class Lake:
 
     def check(self, record: RecordBlob, numbers: Sequence[int]) -> None:
         """Check that the record index has exactly these files, in this order."""
-        known = defaultdict(list)
+        positions_by_key = defaultdict(list)
         for at, number in enumerate(numbers):
             for position, row in enumerate(self.files[number]):
-                known[tuple(map(normalize, row))].append((at, position))
-        wanted = [*itertools.chain.from_iterable(self.files), *self.others]
-        columns = self.keys(wanted)
+                positions_by_key[tuple(map(normalize, row))].append((at, position))
+        all_keys = [*itertools.chain.from_iterable(self.files), *self.others]
+        columns = self.keys(all_keys)
         hi, lo = hash_rows(columns, 0), hash_rows(columns, 1)
-        expected = [(q, *place) for q, row in enumerate(wanted) for place in known[tuple(map(normalize, row))]]
+        expected = [
+            (q, *place) for q, row in enumerate(all_keys) for place in positions_by_key[tuple(map(normalize, row))]
+        ]
         assert matches(record.lookup(hi, lo)) == expected
         assert matches(cold(record, hi, lo)) == expected
-        for at in range(0, len(wanted), 17):
-            assert record.find(int(hi[at]), int(lo[at])) == known[tuple(map(normalize, wanted[at]))]
+        for at in range(0, len(all_keys), 17):
+            assert record.find(int(hi[at]), int(lo[at])) == positions_by_key[tuple(map(normalize, all_keys[at]))]
         assert record.count == sum(len(self.files[number]) for number in numbers)
         assert record.counts.tolist() == [len(self.files[number]) for number in numbers]
         record.verify()
@@ -103,9 +105,9 @@ def blob_of(record: RecordBlob) -> bytes:
     return b"".join(merge([(record, np.ones(record.files, bool))]))
 
 
-def matches(found: tuple[Any, Any, Any]) -> list[tuple[int, int, int]]:
-    assert [array.dtype for array in found] == [np.int64, np.int32, np.int64]
-    return list(zip(*(array.tolist() for array in found), strict=True))
+def matches(positions: tuple[Any, Any, Any]) -> list[tuple[int, int, int]]:
+    assert [array.dtype for array in positions] == [np.int64, np.int32, np.int64]
+    return list(zip(*(array.tolist() for array in positions), strict=True))
 
 
 def cold(record: RecordBlob, hi: Any, lo: Any) -> tuple[Any, Any, Any]:
@@ -178,24 +180,26 @@ def test_equal_and_extreme_hashes_are_distinguished_where_possible(seed: int) ->
     """Hashes come from a few values, so that halves are equal for whole pages; positions identify the entries."""
     draw = random.Random(seed)
     halves = [0, 1, (1 << 64) - 1, (1 << 64) - 2, *(draw.getrandbits(64) for _ in range(draw.choice((0, 1, 30))))]
-    known: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
+    positions_by_key: dict[tuple[int, int], list[tuple[int, int]]] = defaultdict(list)
     entries = []
     for file in range(draw.randrange(1, 6)):
         rows = [(draw.choice(halves), draw.choice(halves)) for _ in range(draw.choice((1, 170, 171, 2000)))]
         entries.append(FileRecords(sorted_run(hashes([hi for hi, _ in rows]), hashes([lo for _, lo in rows]))))
         for position, pair in enumerate(rows):
-            known[pair].append((file, position))
+            positions_by_key[pair].append((file, position))
     record = open_record(encode(entries))
     record.verify()
     pairs = [*itertools.product(halves, halves), (5, 5)]
     draw.shuffle(pairs)
     hi, lo = hashes([hi for hi, _ in pairs]), hashes([lo for _, lo in pairs])
-    expected = [(query, *place) for query, pair in enumerate(pairs) for place in known[pair]]
+    expected = [(query, *place) for query, pair in enumerate(pairs) for place in positions_by_key[pair]]
     assert matches(record.lookup(hi, lo)) == expected
     assert matches(cold(record, hi, lo)) == expected
-    assert [record.find(*pair) for pair in pairs] == [known[pair] for pair in pairs]
+    assert [record.find(*pair) for pair in pairs] == [positions_by_key[pair] for pair in pairs]
     for at in range(len(pairs)):
-        assert [match[1:] for match in matches(cold(record, hi[at : at + 1], lo[at : at + 1]))] == known[pairs[at]]
+        assert [match[1:] for match in matches(cold(record, hi[at : at + 1], lo[at : at + 1]))] == positions_by_key[
+            pairs[at]
+        ]
 
 
 def uniform(rows: int, seed: int = 0) -> tuple[Any, Any]:
@@ -239,10 +243,10 @@ def test_batch_larger_than_all_limits_is_answered_in_order() -> None:
     query, file, position = record.lookup(
         np.concatenate([hi, absent_hi])[queries], np.concatenate([lo, absent_lo])[queries]
     )
-    there = np.flatnonzero(queries < 2000)
-    assert np.array_equal(query, np.repeat(there, 3))
-    assert np.array_equal(file, np.tile([0, 1, 2], len(there)))
-    assert np.array_equal(position, np.repeat(queries[there], 3))
+    found_positions = np.flatnonzero(queries < 2000)
+    assert np.array_equal(query, np.repeat(found_positions, 3))
+    assert np.array_equal(file, np.tile([0, 1, 2], len(found_positions)))
+    assert np.array_equal(position, np.repeat(queries[found_positions], 3))
 
 
 def test_lookups_of_many_threads_agree() -> None:

@@ -21,7 +21,7 @@ from seamark.connector.index.indexer import Indexer
 from seamark.formats.index.index_file import assemble, open_index_file
 from seamark.formats.index.kinds.kinds import KINDS
 from tests.connector.lake import append, catalog_at, create, spread
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.index.kinds.signature_kind import SIGNATURE
 
 FILES, ROWS = 9, 20
@@ -29,10 +29,10 @@ INDEX = "id_signature"
 
 
 @pytest.fixture(params=[1 << 24, 0], ids=["read whole", "by range where a kind can"])
-def served(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+def server(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ServerThread]:
     """Serve `db.t`: 9 files of 20 rows without useful bounds, and an unbuilt index of the toy kind."""
     monkeypatch.setitem(KINDS, SIGNATURE.name, SIGNATURE)
-    server = Served(
+    server = ServerThread(
         tmp_path, warehouse=tmp_path.as_uri(), index_whole_bytes=request.param, index_retention_s=0, index_wait_s=30
     )
     server.start()
@@ -43,15 +43,15 @@ def served(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.fixture
-def client(served: Served) -> Iterator[IndexClient]:
-    with closing(IndexClient(served.url)) as new_client:
+def client(server: ServerThread) -> Iterator[IndexClient]:
+    with closing(IndexClient(server.url)) as new_client:
         new_client.put_index("db.t", INDEX, kind=SIGNATURE.name, columns=["id"], width=1024)
         yield new_client
 
 
 def build(client: IndexClient) -> None:
-    new_round = Indexer(client, lambda: closing(InProcessWorkers()), limits=GroupLimits(files=1)).round()
-    assert (new_round.builds, new_round.merges, new_round.failed) == (1, 1, 0)
+    round_report = Indexer(client, lambda: closing(InProcessWorkers()), limits=GroupLimits(files=1)).round()
+    assert (round_report.builds, round_report.merges, round_report.failed) == (1, 1, 0)
 
 
 def live_paths(client: IndexClient) -> list[Path]:
@@ -141,12 +141,12 @@ def test_damaged_toy_blob_is_quarantined_and_widens_the_plan(client: IndexClient
     assert client.index("db.t", INDEX).health == "damaged"
 
 
-def test_toy_index_files_are_deleted_with_their_definition(client: IndexClient, served: Served) -> None:
+def test_toy_index_files_are_deleted_with_their_definition(client: IndexClient, server: ServerThread) -> None:
     build(client)
     paths = live_paths(client)
     client.drop_index("db.t", INDEX)
     for _ in range(3):  # First superseded files, then unused files
-        served.run(served.server.components.housekeeping.round())
+        server.run(server.components.housekeeping.round())
     assert len(paths) == 1
     assert not any(path.exists() for path in paths)
 

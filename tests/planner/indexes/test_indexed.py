@@ -270,7 +270,7 @@ def test_index_is_unused_when_it_covers_only_one_side_of_an_or() -> None:
 async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) -> None:
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", [4, 1])
-    again = await table.index("b", [1])
+    second_index = await table.index("b", [1])
     other = Table(rig.folder / "other")
     other.commit(1, [other.manifest("a", [0])])
     planning = await rig.open_planning()
@@ -283,7 +283,7 @@ async def test_index_file_covers_the_rows_of_the_files_it_describes(rig: Rig) ->
     assert coverage.files == 2
     assert [(part.location, part.positions.tolist()) for part in coverage.parts] == [
         (path.as_uri(), [4, 1]),
-        (again.as_uri(), [1]),
+        (second_index.as_uri(), [1]),
     ]
     part_of, file_of = coverage.by_position
     assert (part_of[4], file_of[4]) == (0, 0)
@@ -465,10 +465,11 @@ async def test_plan_with_remote_bitmaps_waits_no_longer_than_its_limit(
     monkeypatch.setattr(cold, "_GUESS_BYTES", 64)
     table = await rig.create(b="bitmap(id)")
     path = await table.index("b", FILES)
-    planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=0.6)
+    planning, storage = await open_planner_with_remote_indexes(rig, path, index_wait_s=60.0)
     assert await rig.plan_files(planning, eq(12)) == [1]
     assert await rig.plan_files(planning, eq(14)) == [1]
     request_count = len(storage.ranges)
+    monkeypatch.setattr(planning.planner._index_selection, "_wait_s", 0.3)
 
     async def never(location: str, start: int, length: int) -> bytes:
         storage.ranges.append(location)

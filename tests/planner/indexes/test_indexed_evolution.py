@@ -88,7 +88,7 @@ CASES = [
 ]
 
 
-class Evolved(Table):
+class TableOfTwoSchemas(Table):
     """A table with a column 3 whose type differs between schema 0 and schema 1."""
 
     def __init__(self, folder: Path, before: list[dict[str, Any]], after: list[dict[str, Any]]) -> None:
@@ -134,7 +134,7 @@ async def store(tmp_path: Path) -> AsyncIterator[PointerStore]:
 async def create_evolved_table(
     folder: Path, store: PointerStore, before: list[dict[str, Any]], after: list[dict[str, Any]], definition: str
 ) -> EvolvedTable:
-    evolved_lake = Evolved(folder / "t", before, after)
+    evolved_lake = TableOfTwoSchemas(folder / "t", before, after)
     evolved_lake.commit(1, [evolved_lake.manifest("a", range(2))])
     table = EvolvedTable(evolved_lake, store, Registry(store, SystemClock()), {"i": definition})
     await table.register()

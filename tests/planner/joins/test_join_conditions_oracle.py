@@ -117,7 +117,7 @@ def into_duckdb(con: duckdb.DuckDBPyConnection, name: str, table: StarTable) -> 
         (number, row)
         for number, file in enumerate(table.data)
         for position, row in enumerate(table.rows[file.path])
-        if position not in table.gone.get(file.path, ())
+        if position not in table.deleted.get(file.path, ())
     ]
     columns = {"file": pa.array([number for number, _ in rows], pa.int64())}
     for column in table.columns:
@@ -217,8 +217,8 @@ async def one_star(seed: str, api: Api, monkeypatch: pytest.MonkeyPatch, counts:
         )
         assert answer.status == 200, (seed, answer.raw, requests)
         used = {
-            one.get("transform", "equal")
-            for one, outcome in zip(requests, answer.json["joins"], strict=True)
+            join_request.get("transform", "equal")
+            for join_request, outcome in zip(requests, answer.json["joins"], strict=True)
             if outcome["used"]
         }
         has_extremes = any(

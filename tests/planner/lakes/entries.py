@@ -121,12 +121,12 @@ def assert_same(record: Record, original: Record, note: str) -> None:
     mine, theirs = record.pop("partition"), original.pop("partition")
     assert mine.keys() == theirs.keys(), note
     for key, value in mine.items():
-        was = theirs[key]
-        days = isinstance(value, int) and isinstance(was, int) and value in {was * item for item in DAYS}
+        expected = theirs[key]
+        days = isinstance(value, int) and isinstance(expected, int) and value in {expected * item for item in DAYS}
         wider = isinstance(value, bytes) and int.from_bytes(value, "big", signed=True) == int.from_bytes(
-            was or b"", "big", signed=True
+            expected or b"", "big", signed=True
         )
-        assert days or wider or repr(value) == repr(was) or value == was, f"{note}: partition {key}"
+        assert days or wider or repr(value) == repr(expected) or value == expected, f"{note}: partition {key}"
     assert record.pop("status") in (0, original.pop("status")), note
     record["file_format"], original["file_format"] = record["file_format"].upper(), original["file_format"].upper()
     assert record == original, note

@@ -240,10 +240,10 @@ class FileMaker:
                     replaced.append(delete)
             positions = positions or {(file.path, 0)}
             size = rng.randint(30, 90)
-            one = self._delete(POSITION_DELETES, file.spec_id, file.partition, len(positions))
+            delete_file = self._delete(POSITION_DELETES, file.spec_id, file.partition, len(positions))
             new_entries.append(
                 replace(
-                    one,
+                    delete_file,
                     path=path,
                     format="PUFFIN",
                     positions=frozenset(positions),

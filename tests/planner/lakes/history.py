@@ -48,7 +48,7 @@ class _History:
         self.version = rng.choice([1, 2, 2, 2, 3, 3])
         self.final_version = min(3, self.version + (rng.random() < 0.3))
         self.maker = SchemaMaker(rng)
-        self.schema = self.maker.first(self.version)
+        self.schema = self.maker.draw_first_schema(self.version)
         self.schemas = {0: self.schema}
         self.pools: dict[int, list[Any]] = {}
         self._fill_pools()
@@ -137,8 +137,8 @@ class _History:
         fields: list[PartitionField] = []
         if self.version == 1 and self.specs:
             for part in self.specs[self.default_spec]:
-                gone = rng.random() < 0.4
-                fields.append(PartitionField(part.id, part.name, part.source, "void") if gone else part)
+                is_deleted = rng.random() < 0.4
+                fields.append(PartitionField(part.id, part.name, part.source, "void") if is_deleted else part)
         known_values = {(part.source, part.transform): part for old in self.specs.values() for part in old}
         leaves = list(self.schema.leaves().values())
         for column in rng.sample(leaves, min(len(leaves), rng.choice([0, 1, 1, 1, 2, 3]))):
@@ -168,10 +168,10 @@ class _History:
     # Commits
 
     def _append(self, branch: str) -> None:
-        added = self._new_data(self.rng.randint(2, 7))
+        added = self._draw_data_files(self.rng.randint(2, 7))
         self._commit(branch, "append", [], self._group(added))
 
-    def _new_data(self, count: int) -> list[DataFile]:
+    def _draw_data_files(self, count: int) -> list[DataFile]:
         results = []
         for _ in range(count):
             spec_id = self.default_spec if self.rng.random() < 0.9 else self.rng.choice(list(self.specs))
@@ -185,11 +185,11 @@ class _History:
         groups: dict[tuple[int, ...], list[Entry]] = {}
         for file in files:
             part = self.rng.randint(0, 1) if len(files) > 2 else 0
-            groups.setdefault((int(file.content != DATA), file.spec_id, part), []).append(self._added_entry(file))
+            groups.setdefault((int(file.content != DATA), file.spec_id, part), []).append(self._make_added_entry(file))
         return list(groups.values())
 
     @staticmethod
-    def _added_entry(file: ContentFile, sequence: int | None = None) -> Entry:
+    def _make_added_entry(file: ContentFile, sequence: int | None = None) -> Entry:
         return Entry(ADDED, None, sequence, None, file)
 
     def _overwrite(self, branch: str) -> None:
@@ -201,7 +201,7 @@ class _History:
         share = rng.choice([0.2, 0.5, 1.0])
         files = self.heads[branch].data_files + self.heads[branch].delete_files
         ids = {id(file) for file in files if rng.random() < share * (1.0 if isinstance(file, DataFile) else 0.3)}
-        added = self._new_data(rng.randint(0, 3))
+        added = self._draw_data_files(rng.randint(0, 3))
         self._replace(branch, "overwrite" if added else "delete", ids, self._group(added))
 
     def _compact(self, branch: str) -> None:
@@ -216,22 +216,22 @@ class _History:
             self.schema, chosen_file.spec_id, self.specs[chosen_file.spec_id], self._kinds(), like=chosen_file
         )
         oldest = max(file.sequence for file in group) if self.version > 1 else None
-        return self._replace(branch, "replace", {id(file) for file in group}, [[self._added_entry(data, oldest)]])
+        return self._replace(branch, "replace", {id(file) for file in group}, [[self._make_added_entry(data, oldest)]])
 
     def _replace(self, branch: str, operation: str, removed: set[int], added: list[list[Entry]]) -> None:
         kept_manifests, rewritten = [], []
         for manifest in self.heads[branch].manifests:
             live = [entry for entry in manifest.entries if entry.status != DELETED]
             if any(id(entry.file) in removed for entry in live):
-                rewritten.append([self._carried_entry(entry.file, id(entry.file) in removed) for entry in live])
+                rewritten.append([self._carry_entry(entry.file, id(entry.file) in removed) for entry in live])
             elif live or self.rng.random() < 0.5:
                 kept_manifests.append(manifest)
         self._commit(branch, operation, kept_manifests, rewritten + added)
 
     @staticmethod
-    def _carried_entry(file: ContentFile, gone: bool) -> Entry:
-        snapshot_id = None if gone else file.snapshot_id
-        return Entry(DELETED if gone else EXISTING, snapshot_id, file.sequence, file.file_sequence, file)
+    def _carry_entry(file: ContentFile, is_deleted: bool) -> Entry:
+        snapshot_id = None if is_deleted else file.snapshot_id
+        return Entry(DELETED if is_deleted else EXISTING, snapshot_id, file.sequence, file.file_sequence, file)
 
     def _rewrite_manifests(self, branch: str) -> None:
         """Merge manifests of one spec into a manifest that has only EXISTING entries."""
@@ -243,7 +243,7 @@ class _History:
         merged = self.rng.choice(list(groups.values()))
         files = [entry.file for manifest in merged for entry in manifest.entries if entry.status != DELETED]
         manifests = [manifest for manifest in self.heads[branch].manifests if manifest not in merged]
-        entries = [self._carried_entry(file, gone=False) for file in files]
+        entries = [self._carry_entry(file, is_deleted=False) for file in files]
         return self._commit(branch, "replace", manifests, [entries] if entries else [])
 
     def _row_delta(self, branch: str) -> None:
@@ -253,7 +253,7 @@ class _History:
         rng = self.rng
         head = self.heads[branch]
         live = head.data_files
-        data = self._new_data(rng.choice([0, 0, 1, 2]))
+        data = self._draw_data_files(rng.choice([0, 0, 1, 2]))
         delete_files: list[DeleteFile] = []
         removed: set[int] = set()
         for _ in range(rng.randint(1, 3)):

@@ -43,7 +43,7 @@ from seamark.metaserver.store.model import Entry, IndexFileState, RegisteredInde
 from seamark.metaserver.store.operations import CreateEntry, CreateNamespace
 from seamark.metaserver.store.port import PointerStore
 from tests.planner.lakes import partitioning
-from tests.planner.lakes.kinds import V3_ONLY, base, decimal_parts, fixed_length
+from tests.planner.lakes.kinds import V3_ONLY, base, decimal_parts, length_of_fixed
 from tests.planner.lakes.lake import DataFile, Lake
 from tests.planner.lakes.predicates import maybe_of_both_zeros, predicate_on, random_filter
 from tests.planner.lakes.schemas import Schema as TableSchema
@@ -61,7 +61,7 @@ def array_of(kind: str, values: Sequence[Any]) -> pa.Array:
         numbers = [None if value is None else _decimal(value, scale) for value in values]
         return pa.array(numbers, pa.decimal128(precision, scale))
     if name in ("uuid", "fixed"):
-        return pa.array(values, pa.binary(16 if name == "uuid" else fixed_length(kind)))
+        return pa.array(values, pa.binary(16 if name == "uuid" else length_of_fixed(kind)))
     if name == "date":
         return pa.array(values, pa.int32()).cast(pa.date32())
     if name in V3_ONLY or name in ("time", "timestamp", "timestamptz"):
@@ -147,8 +147,8 @@ def draw_indexed_filter(rng: random.Random, indexed: IndexedLake, schema: TableS
         defined = term.transform.startswith("bucket") or term.transform in CALENDAR[:3]
         transform = rng.choice([*transforms, term.transform] if defined else transforms)
         ops = rng.choice([("eq", "in"), ("eq", "in"), None])
-        one = maybe_of_both_zeros(rng, predicate_on(rng, indexed.lake, column, transform, ops))
-        result = one if result is None else {"type": "and", "left": result, "right": one}
+        index_predicate = maybe_of_both_zeros(rng, predicate_on(rng, indexed.lake, column, transform, ops))
+        result = index_predicate if result is None else {"type": "and", "left": result, "right": index_predicate}
     return result
 
 
@@ -290,9 +290,9 @@ class IndexedLake:
         """Yield the entries that can be built for these files."""
         for file in files:
             columns = [keys_of_file(self.lake, file, term, as_written=as_written) for term in definition.terms]
-            there = [column for column in columns if column is not None]
-            if len(there) == len(columns):
-                yield ListedFile(file.path, file.size, file.record_count), build_part(definition, there)
+            present = [column for column in columns if column is not None]
+            if len(present) == len(columns):
+                yield ListedFile(file.path, file.size, file.record_count), build_part(definition, present)
 
 
 async def register_lake(lake: Lake, store: PointerStore, registry: Registry, properties: dict[str, str]) -> IndexedLake:
@@ -352,11 +352,13 @@ def _entries_of_replaced_files(
 ) -> list[tuple[ListedFile, Any]]:
     """Return entries for earlier files of the same paths, with a different size or row count and no common row."""
     results = []
-    for one, _ in entries:
+    for index_entry, _ in entries:
         if rng.random() < 0.1:
-            size, records = (one.size_bytes + 1, one.records) if rng.random() < 0.5 else (one.size_bytes, 0)
+            size, records = (
+                (index_entry.size_bytes + 1, index_entry.records) if rng.random() < 0.5 else (index_entry.size_bytes, 0)
+            )
             empty = [keys_of_term(term, pa.chunked_array([pa.nulls(records)])) for term in definition.terms]
-            results.append((ListedFile(one.path, size, records), build_part(definition, empty)))
+            results.append((ListedFile(index_entry.path, size, records), build_part(definition, empty)))
     return results
 
 

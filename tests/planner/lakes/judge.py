@@ -46,7 +46,7 @@ from tests.planner.lakes.cases import Case, cases
 from tests.planner.lakes.kinds import FLOATS, LONG_MIN
 from tests.planner.lakes.lake import ContentFile, DataFile, DeleteFile
 from tests.planner.lakes.predicates import IEEE, ORDERED, SPARKS, find_transformed, is_judged_otherwise_by_java
-from tests.services.java_planner import JavaPlanner, Planned, PlanRequest
+from tests.services.java_planner import JavaPlan, JavaPlanner, PlanRequest
 
 LAKES_AT_ONCE = 20
 CLIENTS = (IEEE, ORDERED, SPARKS)
@@ -134,7 +134,7 @@ def _parse_answer(scan: ScanPlan) -> dict[str, Task]:
     }
 
 
-def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned) -> Counter[str]:
+def judge(case: Case, ours: dict[str, Task], java: JavaPlan, unfiltered: JavaPlan) -> Counter[str]:
     """Check a plan, and return counts of the situations that occurred.
 
     `java` and `unfiltered` are Java's plans with the case's filter and without a filter.
@@ -178,7 +178,7 @@ def judge(case: Case, ours: dict[str, Task], java: Planned, unfiltered: Planned)
 
 
 def judge_deletes(
-    case: Case, file: DataFile, task: Task, expected: list[bool], java: Planned, counts: Counter[str]
+    case: Case, file: DataFile, task: Task, expected: list[bool], java: JavaPlan, counts: Counter[str]
 ) -> None:
     """Check the delete files of a planned file. `java` is Java's plan of the snapshot without a filter."""
     lake = case.lake
@@ -201,7 +201,9 @@ def judge_deletes(
 
 def _removes(case: Case, delete: DeleteFile, file: DataFile, expected: list[bool]) -> bool:
     """Return whether a delete file removes a row that matches the filter."""
-    return any(expected[position] for position in case.lake.removed_positions(delete, file) if position < len(expected))
+    return any(
+        expected[position] for position in case.lake.find_removed_positions(delete, file) if position < len(expected)
+    )
 
 
 def _may_have_nan(case: Case, file: DataFile) -> bool:
@@ -274,7 +276,7 @@ async def campaign(seeds: Sequence[int], per_lake: int, folder: Path, java: Java
     return counts
 
 
-def plan_with_java(java: JavaPlanner, cases: Sequence[Case]) -> list[tuple[Planned, Planned]]:
+def plan_with_java(java: JavaPlanner, cases: Sequence[Case]) -> list[tuple[JavaPlan, JavaPlan]]:
     """Return Java's plans of each case, with its filter and without; cases of one snapshot share the latter."""
     requests: dict[PlanRequest, None] = {}
     for case in cases:

@@ -38,7 +38,7 @@ def decimal_parts(kind: str) -> tuple[int, int]:
     return int(precision), int(scale)
 
 
-def fixed_length(kind: str) -> int:
+def length_of_fixed(kind: str) -> int:
     return int(kind[len("fixed[") : -1])
 
 
@@ -88,7 +88,7 @@ def _draw(rng: random.Random, kind: str) -> Value:
     if name == "string":
         return _draw_text(rng)
     length = {"uuid": 16, "binary": rng.choice([0, 1, 3, 16, 17, 40])}.get(name) if name != "fixed" else None
-    size = fixed_length(kind) if length is None else length
+    size = length_of_fixed(kind) if length is None else length
     shape = rng.random()
     if shape < 0.15:
         return b"\xff" * size
@@ -193,7 +193,7 @@ def avro_type(kind: str, name: str) -> Any:
     if parts == "uuid":
         return {"type": "fixed", "size": 16, "name": f"uuid_{name}", "logicalType": "uuid"}
     if parts == "fixed":
-        return {"type": "fixed", "size": fixed_length(kind), "name": f"fixed_{name}"}
+        return {"type": "fixed", "size": length_of_fixed(kind), "name": f"fixed_{name}"}
     if parts == "decimal":
         precision, scale = decimal_parts(kind)
         document = {

@@ -163,7 +163,7 @@ class Lake:
         unpartitioned = all(part.transform == "void" for part in self.specs[delete.spec_id])
         return file.sequence < delete.sequence and (unpartitioned or file.partition_key == delete.partition_key)
 
-    def removed_positions(self, delete: DeleteFile, file: DataFile) -> set[int]:
+    def find_removed_positions(self, delete: DeleteFile, file: DataFile) -> set[int]:
         """Return the positions of the file's rows that this delete file removes if it applies."""
         if delete.content == POSITION_DELETES:
             return {position for path, position in delete.positions if path == file.path}

@@ -61,7 +61,7 @@ def apply(transform: str, kind: str, value: Any) -> Any:
 def _apply_transform(transform: str, kind: str, value: Any, _: bool) -> Any:
     name = base(transform)
     if name == "bucket":
-        return (mmh3.hash(_hashed_bytes(kind, value)) & 0x7FFFFFFF) % width_of(transform)
+        return (mmh3.hash(_to_hash_bytes(kind, value)) & 0x7FFFFFFF) % width_of(transform)
     if name == "truncate":
         width = width_of(transform)
         return value[:width] if isinstance(value, str | bytes) else value - value % width
@@ -85,7 +85,7 @@ def micros_of(kind: str, value: int) -> int:
     return value // 1000 if kind in V3_ONLY else value
 
 
-def _hashed_bytes(kind: str, value: Any) -> bytes:
+def _to_hash_bytes(kind: str, value: Any) -> bytes:
     name = base(kind)
     if name == "decimal":
         length = max(1, ((value if value >= 0 else ~value).bit_length() + 8) // 8)

@@ -85,7 +85,7 @@ class SchemaMaker:
         self.last_id = 0
         self._dropped: list[str] = []
 
-    def first(self, version: int) -> Schema:
+    def draw_first_schema(self, version: int) -> Schema:
         fields = [self._field(version, names=set(), depth=0) for _ in range(self._rng.randint(2, 6))]
         if all(not isinstance(field.kind, str) for field in fields):
             self.last_id += 1
@@ -118,7 +118,7 @@ class SchemaMaker:
             list_type = {"type": "list", "element-id": self.last_id, "element": "string", "element-required": False}
             return Field(own, name, False, list_type)
         kind = random_kind(rng, version)
-        if added and version >= 3 and kind not in V3_ONLY and rng.random() < 0.5 and _plain_default(kind):
+        if added and version >= 3 and kind not in V3_ONLY and rng.random() < 0.5 and _has_simple_default(kind):
             return Field(own, name, rng.random() < 0.5, kind, rng.choice(pool(rng, kind, 5)))
         return Field(own, name, required, kind)
 
@@ -152,11 +152,11 @@ class SchemaMaker:
         remaining_fields = [field for field in fields if isinstance(field.kind, str)]
         if len(free) == 0 or len(remaining_fields) < 2:
             return fields
-        gone = self._rng.choice(free)
-        if isinstance(gone.kind, str) and len(remaining_fields) == 1:
+        dropped_field = self._rng.choice(free)
+        if isinstance(dropped_field.kind, str) and len(remaining_fields) == 1:
             return fields
-        self._dropped.append(gone.name)
-        return tuple(field for field in fields if field is not gone)
+        self._dropped.append(dropped_field.name)
+        return tuple(field for field in fields if field is not dropped_field)
 
     def _rename(self, fields: tuple[Field, ...], _: int, __: set[int]) -> tuple[Field, ...]:
         name = f"r{self._rng.randint(100, 999)}"
@@ -201,6 +201,6 @@ def _map_fields(fields: tuple[Field, ...], chosen: int, change: Callable[[Field]
     )
 
 
-def _plain_default(kind: str) -> bool:
+def _has_simple_default(kind: str) -> bool:
     """Return whether the JSON form of a default is simple; other tests cover times and infinite floats."""
     return kind in ("boolean", "int", "long", "string", "uuid", "binary") or kind.startswith(("fixed", "decimal"))

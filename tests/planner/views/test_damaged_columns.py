@@ -190,8 +190,8 @@ async def test_view_that_was_loading_when_damage_was_found_is_loaded_again(tmp_p
         watcheds[0].let_go()
         await loading
         for at_snapshot in (2, 1):
-            planned_numbers = await numbers(planner, table.metadata, make_between(20, 29), snapshot_id=at_snapshot)
-            assert planned_numbers == list(range(20, 30))
+            planned_files = await numbers(planner, table.metadata, make_between(20, 29), snapshot_id=at_snapshot)
+            assert planned_files == list(range(20, 30))
         planner.check_invariants()
 
 

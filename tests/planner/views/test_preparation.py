@@ -36,7 +36,7 @@ from tests.planner.lakes.tables import (
     path_of,
 )
 from tests.seeds import first_seed
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 from tests.waits import until
 
 LIMIT = 1 << 20
@@ -47,7 +47,7 @@ def key_of(metadata: TableMetadata) -> ViewKey:
     return BoundScan.bind(metadata, ScanRequest()).view_key
 
 
-def planned_table(metadata: TableMetadata, *, prepared: bool = False) -> PlannedTable:
+def make_planned_table(metadata: TableMetadata, *, prepared: bool = False) -> PlannedTable:
     return PlannedTable(key_of(metadata), 0.0, prepared)
 
 
@@ -86,19 +86,19 @@ class Lake:
         deletes = [manifest for manifest, files in self.manifests if manifest.content]
         data = [manifest for manifest, files in self.manifests if not manifest.content]
         self.table.commit(len(self.states) + 1, [*data, *deletes])
-        held: dict[int, int] = {}
+        record_counts: dict[int, int] = {}
         for _, files in self.manifests:
-            held |= files
-        self.states.append((self.table.metadata, held))
+            record_counts |= files
+        self.states.append((self.table.metadata, record_counts))
         return self.table.metadata
 
     def change(self) -> tuple[TableMetadata, dict[int, int]]:
         """Return the next state of the table: a commit, or a rollback."""
         chance = self.rng.random()
         if chance < 0.2:
-            metadata, held = self.rng.choice(self.states)
+            metadata, record_counts = self.rng.choice(self.states)
             back = metadata.current_snapshot_id
-            return msgspec.structs.replace(self.table.metadata, current_snapshot_id=back), held
+            return msgspec.structs.replace(self.table.metadata, current_snapshot_id=back), record_counts
         if chance < 0.35 and len(self.manifests) > 2:
             self.manifests.pop(self.rng.randrange(len(self.manifests)))
         elif chance < 0.5:
@@ -122,13 +122,13 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
     memory = rng.choice([1 << 30, 1 << 30, 120_000])
     async with open_test_planner(tmp_path, plan_memory_bytes=memory) as planner, open_test_planner(tmp_path) as other:
 
-        async def check(metadata: TableMetadata, held: dict[int, int]) -> None:
+        async def check(metadata: TableMetadata, record_counts: dict[int, int]) -> None:
             low, day = rng.randrange(lake.files), rng.randrange(DAYS)
             filter, expected = rng.choice(
                 [
-                    (make_between(low, low + 5), {number for number in held if low <= number <= low + 5}),
-                    (on_day(day), {number for number, of in held.items() if of == day}),
-                    (True, set(held)),
+                    (make_between(low, low + 5), {number for number in record_counts if low <= number <= low + 5}),
+                    (on_day(day), {number for number, of in record_counts.items() if of == day}),
+                    (True, set(record_counts)),
                 ]
             )
             actual_plan, fresh = await plan(planner, metadata, filter), await plan(other, metadata, filter)
@@ -142,7 +142,7 @@ async def test_plans_of_prepared_snapshots_equal_those_without_preparation(tmp_p
         for _ in range(CHANGES):
             state = lake.change()
             preparing = asyncio.create_task(
-                planner.prepare(state[0], planned_table(last[0], prepared=unused), limit_bytes=LIMIT)
+                planner.prepare(state[0], make_planned_table(last[0], prepared=unused), limit_bytes=LIMIT)
             )
             unused = rng.random() < 0.3
             if unused:
@@ -176,11 +176,11 @@ async def test_plan_after_a_prepared_commit_reads_nothing_from_storage(tmp_path:
         await plan(planner, before, make_between(1, 2))
         lake.append()
         after = lake.commit()
-        assert await planner.prepare(after, planned_table(before), limit_bytes=LIMIT) == key_of(after)
+        assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) == key_of(after)
         read = list(watcheds[0].reads)
         assert sorted(numbers_of(await plan(planner, after))) == sorted(lake.states[-1][1])
         assert watcheds[0].reads == read
-        assert await planner.prepare(after, planned_table(before), limit_bytes=LIMIT) is None, "it exists"
+        assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, "it exists"
 
 
 async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Path) -> None:
@@ -190,21 +190,27 @@ async def test_only_small_commits_to_tables_in_memory_are_prepared(tmp_path: Pat
     after = lake.commit()
     size = path_of(lake.manifests[0][0]).stat().st_size
     async with open_test_planner(tmp_path) as planner:
-        assert await planner.prepare(after, planned_table(before), limit_bytes=LIMIT) is None, "nobody has planned it"
+        assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, (
+            "nobody has planned it"
+        )
         await plan(planner, before)
         decoded = planner.stats().decoded
-        assert await planner.prepare(after, planned_table(before), limit_bytes=size - 1) is None
+        assert await planner.prepare(after, make_planned_table(before), limit_bytes=size - 1) is None
         # The view of another table does not count for this table.
-        assert await planner.prepare(cold.states[-1][0], planned_table(cold.states[-1][0]), limit_bytes=LIMIT) is None
+        assert (
+            await planner.prepare(cold.states[-1][0], make_planned_table(cold.states[-1][0]), limit_bytes=LIMIT) is None
+        )
         assert planner.stats().decoded == decoded
-        assert await planner.prepare(after, planned_table(before), limit_bytes=size) == key_of(after)
+        assert await planner.prepare(after, make_planned_table(before), limit_bytes=size) == key_of(after)
         assert planner.stats().decoded == decoded + 1
         needed = planner.stats().live_bytes + planner.stats().added_bytes
     for share in (0.5, 0.9, 1.0):
         async with open_test_planner(tmp_path, plan_memory_bytes=int(needed * share)) as planner:
             await plan(planner, before)
             views = planner.stats().views
-            assert await planner.prepare(after, planned_table(before), limit_bytes=LIMIT) is None, "there is no room"
+            assert await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT) is None, (
+                "there is no room"
+            )
             assert planner.stats().views == views
             planner.check_invariants()
 
@@ -214,7 +220,7 @@ async def test_unused_prepared_view_is_replaced_by_the_next(tmp_path: Path) -> N
     async with open_test_planner(tmp_path) as planner:
         before = lake.states[-1][0]
         await plan(planner, before, make_between(1, 2))
-        latest = planned_table(before)
+        latest = make_planned_table(before)
         for _ in range(6):
             lake.append()
             key = await planner.prepare(lake.commit(), latest, limit_bytes=LIMIT)
@@ -238,7 +244,7 @@ async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> Non
         data = path.read_bytes()
         path.write_bytes(data[: len(data) // 2])
         with pytest.raises(Corrupt):
-            await planner.prepare(after, planned_table(before), limit_bytes=LIMIT)
+            await planner.prepare(after, make_planned_table(before), limit_bytes=LIMIT)
         with pytest.raises(Corrupt):
             await plan(planner, after)
         path.write_bytes(data)
@@ -246,7 +252,7 @@ async def test_failed_preparation_is_reported_by_the_plan(tmp_path: Path) -> Non
         planner.check_invariants()
 
 
-class Late(SystemClock):
+class OffsetMonotonicClock(SystemClock):
     ahead_s = 0.0
 
     def monotonic(self) -> float:
@@ -254,7 +260,7 @@ class Late(SystemClock):
 
 
 def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_views() -> None:
-    clock = Late()
+    clock = OffsetMonotonicClock()
     tables = PlannedTables(clock)
     assert tables.is_empty
     tables.note("a", ("1",))
@@ -281,7 +287,7 @@ def test_table_counts_as_planned_for_minutes_and_plans_count_more_than_prepared_
 # Tests with a server
 
 
-async def count_decoded_after(server: Running, prepared: int) -> int:
+async def count_decoded_after(server: RunningServer, prepared: int) -> int:
     await until(lambda: server.components.planner.stats().prepared == prepared)
     return server.components.planner.stats().decoded
 

@@ -36,6 +36,6 @@ def test_equality_deletes_that_duckdb_misapplies_are_recognised(
     schema = SimpleNamespace(column=lambda column: column if column in (1, 2) else None)
     metadata: Any = SimpleNamespace(partition_specs=specs, current_schema=schema)
     view: Any = SimpleNamespace(delete_blocks=[block(spec_id, content, ids)])
-    actual_misread_deletes = misread_deletes(view, metadata)
-    assert reason in actual_misread_deletes
-    assert bool(actual_misread_deletes) == bool(reason)
+    misread = misread_deletes(view, metadata)
+    assert reason in misread
+    assert bool(misread) == bool(reason)

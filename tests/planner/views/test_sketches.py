@@ -37,18 +37,18 @@ def test_plan_with_sketches_keeps_the_same_files_as_without(turn: int, monkeypat
     blocks = [make_block(f"m{n}", rng, rows=2000, spread=SPREAD, absent=share) for n, share in enumerate(absent)]
     plain = TableView([manifest() for _ in blocks], blocks)
     bounds = [draw_bound(rng) for _ in range(30)]
-    expected = [remaining_rows(plain, bound) for bound in bounds]
+    expected = [find_remaining_rows(plain, bound) for bound in bounds]
     several = [rng.sample(range(len(bounds)), rng.randrange(2, 5)) for _ in range(20)]
     before = [block.size_bytes for block in blocks]
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1)
     monkeypatch.setattr(view_module, "ROWS_MIN", 1)
     monkeypatch.setattr(view_module, "STRING_ROWS_MIN", 1)
     sketched = TableView([manifest() for _ in blocks], blocks)
-    assert [remaining_rows(sketched, bound) for bound in bounds] == expected, f"seed {seed}"
+    assert [find_remaining_rows(sketched, bound) for bound in bounds] == expected, f"seed {seed}"
     for numbers in several:  # Sketches of one conjunction are computed together.
         together = And(tuple(bounds[number] for number in numbers))
         all_keep = set.intersection(*(set(expected[number]) for number in numbers))
-        assert remaining_rows(sketched, together) == sorted(all_keep), f"seed {seed}"
+        assert find_remaining_rows(sketched, together) == sorted(all_keep), f"seed {seed}"
     # The view of the next snapshot reuses them.
     sides = [side for column in sketched._stats.values() for side in (*column.lower, *column.upper)]
     addresses = {address for side in sides for address in side.layout[:, 13].tolist()} - {0}
@@ -61,12 +61,12 @@ def test_plan_with_sketches_keeps_the_same_files_as_without(turn: int, monkeypat
     after = TableView([manifest() for _ in more], more, base=sketched)
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1 << 40)
     fresh = TableView([manifest() for _ in more], more)
-    assert [remaining_rows(after, bound) for bound in bounds] == [remaining_rows(fresh, bound) for bound in bounds], (
-        f"seed {seed}"
-    )
+    assert [find_remaining_rows(after, bound) for bound in bounds] == [
+        find_remaining_rows(fresh, bound) for bound in bounds
+    ], f"seed {seed}"
 
 
-def remaining_rows(view: TableView, expression: Expression) -> list[int]:
+def find_remaining_rows(view: TableView, expression: Expression) -> list[int]:
     selection = Selection.everything(view)
     narrow_by_stats(selection, expression, return_false)
     selection.check_invariants()

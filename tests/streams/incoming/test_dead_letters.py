@@ -17,11 +17,11 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType, Time
 
 from seamark.formats.runtime.clock import SystemClock
 from seamark.metaserver.access.tokens import create_token
-from seamark.metaserver.api.streams.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.streams.incoming import prepared_rows
-from seamark.metaserver.streams.streams import ENABLED
+from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
+from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.server.rig import running, some_settings
 from tests.streams.test_rows_over_http import ARROW, LINES, NEVER_MS, SCHEMA, Stream, arrow_body, create, streaming
 

@@ -18,7 +18,7 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType
 
 import seamark
 from seamark.connector.client.client import SeamarkClient
-from seamark.metaserver.api.streams.dead_letters import DEAD_LETTER_TABLE
+from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
 from seamark.metaserver.streams.incoming.new_columns import NEW_COLUMNS
 from tests.seeds import first_seed, quick
 from tests.streams.incoming.test_dead_letters import create_letters, read_letters
@@ -154,13 +154,13 @@ async def test_rows_keep_their_values_while_the_schema_changes(tmp_path: Path, s
         for turn in range(14):
             table = await asyncio.to_thread(stream.catalog.load_table, "db.t")
             present = {field.name: field for field in table.schema().fields}
-            others = [name for name in present if name not in ("id", "size")]
+            other_columns = [name for name in present if name not in ("id", "size")]
             match rng.choice(("post", "post", "post", "new", "add", "rename", "drop", "widen", "flush")):
                 case "post" | "new" as action:
                     rows = []
                     for number in range(rng.randint(1, 4)):
                         row: dict[str, Any] = {"id": 10 * turn + number}
-                        row |= {name: f"{name}.{turn}" for name in others if rng.random() < 0.6}
+                        row |= {name: f"{name}.{turn}" for name in other_columns if rng.random() < 0.6}
                         if rng.random() < 0.6:
                             row["size"] = turn + (1 << 40 if str(present["size"].field_type) == "long" else 0)
                         if action == "new":
@@ -173,11 +173,11 @@ async def test_rows_keep_their_values_while_the_schema_changes(tmp_path: Path, s
                 case "add":
                     change = table.update_schema().add_column(f"added{turn}", StringType())
                     await asyncio.to_thread(change.commit)
-                case "rename" if others:
-                    change = table.update_schema().rename_column(rng.choice(others), f"renamed{turn}")
+                case "rename" if other_columns:
+                    change = table.update_schema().rename_column(rng.choice(other_columns), f"renamed{turn}")
                     await asyncio.to_thread(change.commit)
-                case "drop" if len(others) > 1:
-                    change = table.update_schema().delete_column(rng.choice(others))
+                case "drop" if len(other_columns) > 1:
+                    change = table.update_schema().delete_column(rng.choice(other_columns))
                     await asyncio.to_thread(change.commit)
                 case "widen":
                     change = table.update_schema().update_column("size", field_type=LongType())

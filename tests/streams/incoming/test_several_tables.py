@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from seamark.metaserver.api.streams import several_tables
-from seamark.metaserver.api.streams.dead_letters import DEAD_LETTER_TABLE
-from seamark.metaserver.streams.streams import ENABLED
+from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
+from seamark.metaserver.streams.stream_properties import ENABLED
 from tests.streams.incoming.test_dead_letters import create_letters, read_letters
 from tests.streams.test_rows_over_http import SCHEMA, Stream, streaming
 

@@ -24,7 +24,7 @@ from seamark.metaserver.streams.row_files import EncodedDeletes, EncodedFile, Ro
 from seamark.metaserver.streams.stream_table import FlushedBefore, FreshRows
 from tests.log.disk import copy_of
 from tests.streams.simulation.ports import Catalog, Faults, LineFiles, Network, RemoteBroker, Storage, Table
-from tests.streams.simulation.world import KAFKA_LIMITS, SHARDS, Append, Broken, InstantRunner, Process, World
+from tests.streams.simulation.world import KAFKA_LIMITS, SHARDS, Append, InstantRunner, InvariantBroken, Process, World
 
 KEYS_PER_SHARD = 3
 KEEPS_LOG = SegmentLimits(segment_bytes=1500)
@@ -134,10 +134,10 @@ class KeyedFiles(LineFiles):
     ) -> EncodedDeletes:
         keys = frozenset().union(*(part.keys for part in parts))
         deleted: dict[str, list[int]] = {}
-        for file, gone in metadata.files.items():
+        for file, deleted_rows in metadata.files.items():
             lines = self._storage.objects[file].split(b"\n")
             deleted[file] = [
-                number for number, line in enumerate(lines) if number not in gone and key_of_line(line) in keys
+                number for number, line in enumerate(lines) if number not in deleted_rows and key_of_line(line) in keys
             ]
         for place, part in enumerate(parts):
             later = frozenset().union(*(other.keys for other in parts[place + 1 :]))
@@ -235,7 +235,7 @@ class KeyedWorld(World):
                         deletes = await table.store_deletes(keyed, entry, snapshot, fresh=True)
                         for file, positions in _decode(deletes).items():
                             if file not in files:
-                                raise Broken(f"a plan deletes rows of {file}, which is not in it")
+                                raise InvariantBroken(f"a plan deletes rows of {file}, which is not in it")
                             files[file] |= positions
                     return files, fresh
             raise RetryLater("each attempt to read the table met another flush")
@@ -245,10 +245,10 @@ class KeyedWorld(World):
         reader = (asyncio.current_task(), process.number, uuid)
         last = self._offsets.get(reader, {})
         if any(offset < last.get(shard, 0) for shard, offset in fresh.offsets.items()):
-            raise Broken(f"a reader went back: from {last} to {fresh.offsets}")
+            raise InvariantBroken(f"a reader went back: from {last} to {fresh.offsets}")
         self._offsets[reader] = fresh.offsets
         if missing := [file for file in files if file not in self.storage.objects]:
-            raise Broken(f"a plan names {missing[0]}, which has been deleted")
+            raise InvariantBroken(f"a plan names {missing[0]}, which has been deleted")
         lines = list(self._live_lines(files))
         await self._compare(uuid, fresh.offsets, lines, required)
         return Counter()
@@ -283,16 +283,18 @@ class KeyedWorld(World):
         self.replays += 1
         keys = Counter(map(key_of_line, lines))
         if repeated := [key for key, count in keys.items() if count > 1]:
-            raise Broken(f"a key has several rows: {[line for line in lines if key_of_line(line) in repeated]}")
+            raise InvariantBroken(
+                f"a key has several rows: {[line for line in lines if key_of_line(line) in repeated]}"
+            )
         expected = replay(logged)
         if set(lines) != set(expected.values()):
-            raise Broken(
+            raise InvariantBroken(
                 "the rows are not the replay of the log: "
                 f"unexpected rows {sorted(set(lines) - set(expected.values()))[:3]}, "
                 f"missing rows {sorted(set(expected.values()) - set(lines))[:3]}"
             )
         if lost := [line for append in required for line in append.lines if line not in logged]:
-            raise Broken(f"acknowledged rows are lost: {lost[:5]}")
+            raise InvariantBroken(f"acknowledged rows are lost: {lost[:5]}")
 
     def check_read(self, lines: Counter[bytes], uuid: str, required: list[Append]) -> None:
         """Do nothing, because `_read` has compared the rows with the log."""

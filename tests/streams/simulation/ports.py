@@ -46,7 +46,7 @@ class Faults:
     clock_jump: float
 
 
-class Lost(Exception):
+class NoAnswer(Exception):
     """Raised if no answer arrives."""
 
 
@@ -80,7 +80,7 @@ class Network:
             async with asyncio.timeout(1):
                 return await answer
         except TimeoutError:
-            raise Lost from None
+            raise NoAnswer from None
 
     async def _carry(self, receive: Callable[[], Awaitable[T]], answer: asyncio.Future[T]) -> None:
         await self.delay()
@@ -90,7 +90,7 @@ class Network:
             result = await receive()
         except Exception as error:  # noqa: BLE001  the run ends with it
             result = error
-            if not isinstance(error, SeamarkError | Lost):
+            if not isinstance(error, SeamarkError | NoAnswer):
                 self.failures.append(error)
         await self.delay()
         if self._rng.random() < self.faults.lost or answer.done():
@@ -176,7 +176,7 @@ class RemoteTables:
 
         try:
             return await self._network.send(receive)
-        except Lost:
+        except NoAnswer:
             raise RetryLater("the database does not answer") from None
 
     async def commit(
@@ -201,7 +201,7 @@ class RemoteTables:
 
         try:
             await self._network.send(receive)
-        except Lost:
+        except NoAnswer:
             raise CommitUnknown("no answer to the commit") from None
         return entry
 
@@ -225,7 +225,7 @@ class Storage:
 
         try:
             await self._network.send(receive)
-        except Lost:
+        except NoAnswer:
             raise RetryLater("the storage does not answer") from None
 
     async def delete(self, location: str) -> None:
@@ -293,7 +293,7 @@ class RemoteBroker:
 
         try:
             offsets = await self._network.send(receive)
-        except Lost:
+        except NoAnswer:
             raise LogUnavailable("the cluster does not answer") from None
         await self._unpaused()
         return offsets
@@ -314,7 +314,7 @@ class RemoteBroker:
         async def send() -> None:
             try:
                 await self._network.send(receive)
-            except Lost:
+            except NoAnswer:
                 raise CommitUnknown("the cluster does not answer") from None
             finally:
                 if not stored.done():  # The message was lost. No later message waits for it.
@@ -392,12 +392,12 @@ class RemoteLeases:
 
         try:
             return await self._network.send(receive)
-        except Lost:
+        except NoAnswer:
             raise RetryLater("the database does not answer") from None
 
 
 @dataclass
-class Written:
+class SentRows:
     """The model: the rows that writers have sent to a table, and the acknowledged appends."""
 
     sent: dict[tuple[str, int], Counter[bytes]] = field(default_factory=dict)

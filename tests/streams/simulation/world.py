@@ -40,8 +40,8 @@ from tests.streams.simulation.ports import (
     Faults,
     Leases,
     LineFiles,
-    Lost,
     Network,
+    NoAnswer,
     RemoteBroker,
     RemoteLeases,
     RemoteTables,
@@ -59,7 +59,7 @@ KAFKA_LIMITS = KafkaLimits(
 LEASE_S = 1.0
 
 
-class Broken(AssertionError):
+class InvariantBroken(AssertionError):
     """Raised if an invariant does not hold."""
 
 
@@ -146,7 +146,7 @@ class World:
         self.storage = Storage(self.network)
         self.files = LineFiles()
         self.disk = SimulatedDisk()
-        self.disk.before = self._before_disk
+        self.disk.before = self._maybe_crash
         self.cluster = Cluster()
         self.leases = Leases(self.clock)
         self.states: dict[int, bytes] = {}
@@ -164,7 +164,7 @@ class World:
 
     # -- faults ------------------------------------------------------------------------------------------------------
 
-    def _before_disk(self, work: str) -> None:
+    def _maybe_crash(self, work: str) -> None:
         if not self.is_ending and self.rng.random() < self.faults.crash:
             raise Crash
 
@@ -266,10 +266,10 @@ class World:
         try:
             log.check_invariants()
         except AssertionError as error:
-            raise Broken(f"an invariant of the log does not hold: {error}") from error
+            raise InvariantBroken(f"an invariant of the log does not hold: {error}") from error
         applied, state = log.snapshot()
         if self.states.setdefault(applied, state) != state:
-            raise Broken(f"two servers have different states after record {applied} of the journal")
+            raise InvariantBroken(f"two servers have different states after record {applied} of the journal")
 
     async def table(self, process: Process, uuid: str) -> StreamTable:
         """Return the table of a process, opened when it is first used."""
@@ -305,7 +305,7 @@ class World:
 
         async def receive():
             if not process.is_alive:
-                raise Lost
+                raise NoAnswer
             task = asyncio.get_running_loop().create_task(work())
             process.tasks.append(task)
             try:
@@ -314,7 +314,7 @@ class World:
                 if task in process.tasks:
                     process.tasks.remove(task)
             if task.cancelled() or not process.is_alive:
-                raise Lost
+                raise NoAnswer
             return task.result()
 
         return await self.network.send(receive)
@@ -391,7 +391,7 @@ class World:
                     await self.call(process, work)
                 except (NoSuchTable, StreamRemoved):
                     return False
-                except (SeamarkError, Lost):
+                except (SeamarkError, NoAnswer):
                     pass
                 else:
                     append.acknowledged = True
@@ -402,7 +402,7 @@ class World:
 
     async def run_reader(self) -> None:
         """Read the table repeatedly, and check each answer."""
-        seen: Counter[bytes] = Counter()
+        previous_lines: Counter[bytes] = Counter()
         last: tuple[int, str] = (0, "")
         while True:
             await asyncio.sleep(self.rng.choice((0.01, 0.05, 0.2)))
@@ -414,16 +414,16 @@ class World:
             try:
                 lines = await self._read(process, uuid)
             except OffsetOutOfRange as error:
-                raise Broken(f"acknowledged rows are lost: {error.message}") from None
-            except (SeamarkError, Lost):
+                raise InvariantBroken(f"acknowledged rows are lost: {error.message}") from None
+            except (SeamarkError, NoAnswer):
                 continue
             if uuid != self.uuid:
                 continue
             self.reads += 1
             self.check_read(lines, uuid, required)
-            if last == (process.number, uuid) and seen - lines:
-                raise Broken(f"a reader went back: rows {sorted(seen - lines)[:5]} have disappeared")
-            seen, last = lines, (process.number, uuid)
+            if last == (process.number, uuid) and previous_lines - lines:
+                raise InvariantBroken(f"a reader went back: rows {sorted(previous_lines - lines)[:5]} have disappeared")
+            previous_lines, last = lines, (process.number, uuid)
 
     async def _read(self, process: Process, uuid: str) -> Counter[bytes]:
         """Return the rows of the table's files and its fresh rows, as a plan of the server does."""
@@ -446,7 +446,7 @@ class World:
             try:
                 lines.update((await self.storage.read(location)).split(b"\n"))
             except ObjectMissing:
-                raise Broken(f"a plan names {location}, which has been deleted") from None
+                raise InvariantBroken(f"a plan names {location}, which has been deleted") from None
         return lines
 
     async def _check_durable(self, uuid: str, offsets) -> None:
@@ -458,23 +458,23 @@ class World:
         async with open_segments(disk, InstantRunner(), self.clock, LOG_LIMITS) as log:
             for shard, state in log.shards(uuid).items():
                 if offsets.get(shard.number, 0) > state.watermark:
-                    raise Broken(f"a reader sees row {offsets[shard.number]} beyond the watermark of {shard}")
+                    raise InvariantBroken(f"a reader sees row {offsets[shard.number]} beyond the watermark of {shard}")
 
     # -- checks ------------------------------------------------------------------------------------------------------
 
     def check_read(self, lines: Counter[bytes], uuid: str, required: list[Append]) -> None:
         """Check the rows of one read."""
         if twice := [line for line, count in lines.items() if count > 1]:
-            raise Broken(f"rows occur twice: {twice[:5]}")
+            raise InvariantBroken(f"rows occur twice: {twice[:5]}")
         for append in self.appended:
             there = [line in lines for line in append.lines]
             if any(there) and not all(there):
-                raise Broken(f"only a part of an append is visible: {append.lines}")
+                raise InvariantBroken(f"only a part of an append is visible: {append.lines}")
             if any(there) and append.uuid != uuid:
-                raise Broken(f"rows of another table are visible: {append.lines}")
+                raise InvariantBroken(f"rows of another table are visible: {append.lines}")
         for append in required:
             if missing := [line for line in append.lines if line not in lines]:
-                raise Broken(f"acknowledged rows are lost: {missing[:5]}")
+                raise InvariantBroken(f"acknowledged rows are lost: {missing[:5]}")
 
     async def check_table(self, table: Table, acknowledged: list[Append]) -> None:
         """Check the table's files after the last flush."""
@@ -490,7 +490,9 @@ class World:
             while offset < state.watermark:
                 for record in await log.read(shard, offset, limit_bytes=1 << 20):
                     if record.sequence <= last.get(record.producer, -1):
-                        raise Broken(f"append {record.sequence} of {record.producer} is out of order in {shard}")
+                        raise InvariantBroken(
+                            f"append {record.sequence} of {record.producer} is out of order in {shard}"
+                        )
                     last[record.producer] = record.sequence
                     offset = record.end
 
@@ -537,12 +539,12 @@ class World:
         """Wait for tasks; a failure of any task ends the run."""
         waiting = set(wanted)
         while waiting:
-            done, _ = await asyncio.wait([*waiting, *background], return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
+            finished_tasks, _ = await asyncio.wait([*waiting, *background], return_when=asyncio.FIRST_COMPLETED)
+            for task in finished_tasks:
                 task.result()
             if self.network.failures:
                 raise self.network.failures[0]
-            waiting -= done
+            waiting -= finished_tasks
 
     async def _flush(self, process: Process) -> int:
         return await (await self.table(process, self.uuid)).flush()
@@ -553,7 +555,7 @@ class World:
         while True:
             await asyncio.sleep(0.5)
             for process in self.live():
-                with suppress(SeamarkError, Lost):
+                with suppress(SeamarkError, NoAnswer):
                     if await self.call(process, partial(self._flush, process)) == 0:
                         break
             else:

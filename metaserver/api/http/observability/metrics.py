@@ -370,6 +370,9 @@ class StreamMetrics:
                 ("flushes", "Flushes that added rows to tables."),
                 ("flushed_rows", "Rows that flushes added to tables."),
                 ("failed_flushes", "Flushes that failed; they are tried again."),
+                ("topic_messages", "Messages of input topics that were read."),
+                ("topic_rows", "Rows of these messages that were appended."),
+                ("topic_rejected", "Rows and messages of input topics that do not fit their table."),
             )
         }
         self._counted = dict.fromkeys(self._totals, 0)

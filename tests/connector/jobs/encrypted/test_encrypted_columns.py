@@ -46,7 +46,7 @@ from tests.connector.jobs.encrypted.test_encrypted_merges import CONFIGURATIONS,
 from tests.connector.jobs.test_file_merges import ARROW, PROPERTIES, SCHEMA, create, rows
 from tests.connector.lake import catalog_at
 from tests.connector.parquet import encrypted
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed
 
 pytestmark = pytest.mark.usefixtures("kms")
@@ -64,8 +64,8 @@ def fill(client: IndexClient, files: int = 3, size: int = 60) -> None:
         encrypt(path, CONFIGURATIONS[2])
 
 
-def change(served: Served, **properties: str) -> None:
-    with catalog_at(served.url) as catalog, catalog.load_table("db.t").transaction() as transaction:
+def change(server: ServerThread, **properties: str) -> None:
+    with catalog_at(server.url) as catalog, catalog.load_table("db.t").transaction() as transaction:
         transaction.set_properties({name.replace("_", "."): value for name, value in properties.items()})
 
 
@@ -81,15 +81,15 @@ def list_published_files(client: IndexClient, folder: Path) -> list[bytes]:
 
 @pytest.mark.parametrize("transform", [IdentityTransform(), TruncateTransform(3), BucketTransform(16)])
 def test_job_derives_no_partition_values_from_encrypted_columns(
-    client: IndexClient, served: Served, tmp_path: Path, transform: Any
+    client: IndexClient, server: ServerThread, tmp_path: Path, transform: Any
 ) -> None:
     """A bucket would publish a hash of the value. A merge copies partition values that files already have."""
-    create(served, 2)
+    create(server, 2)
     fill(client)
     before, files = read(client), sorted(paths(client))
-    with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_spec() as update:
+    with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.add_field("payload", transform, "leak")
-    change(served, seamark_clustering_columns="fixed")
+    change(server, seamark_clustering_columns="fixed")
     for job in (cluster_incrementally, split_buckets, merge_files, compact):
         report = job(client, "db.t")
         assert report.commits == 0, job
@@ -102,35 +102,35 @@ def test_job_derives_no_partition_values_from_encrypted_columns(
         new = pa.Table.from_pylist([{**before[5], "payload": "mine"}], schema=ARROW)
         with pytest.raises(Unwritable, match="encrypt the column payload, and the partition spec"):
             upsert(client, "db.t", new, keys=["id"], mode=mode, file_keys=encrypted.keys())
-    with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_spec() as update:
+    with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.remove_field("leak")
     assert cluster_incrementally(client, "db.t").commits == 1
     assert read(client) == before
 
 
-def test_void_partition_field_of_an_encrypted_column_is_accepted(client: IndexClient, served: Served) -> None:
-    with catalog_at(served.url) as catalog:
+def test_void_partition_field_of_an_encrypted_column_is_accepted(client: IndexClient, server: ServerThread) -> None:
+    with catalog_at(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.t", SCHEMA, properties=PROPERTIES)
     fill(client)
-    with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_spec() as update:
+    with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_spec() as update:
         update.add_field("payload", VoidTransform(), "nothing")
-    change(served, seamark_clustering_columns="fixed")
+    change(server, seamark_clustering_columns="fixed")
     before = read(client)
     assert cluster_incrementally(client, "db.t").errors == []
     assert read(client) == before
 
 
 @pytest.mark.parametrize("columns", ["price", "fixed, payload", "customer.city"])
-def test_rows_are_not_clustered_by_encrypted_columns(client: IndexClient, served: Served, columns: str) -> None:
+def test_rows_are_not_clustered_by_encrypted_columns(client: IndexClient, server: ServerThread, columns: str) -> None:
     """Attributes of a table that is joined by an encrypted column are refused, too."""
-    create(served, 2)
+    create(server, 2)
     fill(client)
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         catalog.create_table("db.customers", pa.schema([("name", pa.string()), ("city", pa.string())]))
     append(client, "db.customers", pa.table({"name": ["a"], "city": ["b"]}))
     change(
-        served,
+        server,
         seamark_clustering_columns=columns,
         seamark_clustering_joins='{"customer": {"table": "db.customers", "on": {"payload": "name"}}}',
     )
@@ -141,12 +141,12 @@ def test_rows_are_not_clustered_by_encrypted_columns(client: IndexClient, served
     assert sorted(paths(client)) == before
 
 
-def test_rows_are_not_sorted_by_encrypted_columns(client: IndexClient, served: Served) -> None:
-    create(served, 2)
+def test_rows_are_not_sorted_by_encrypted_columns(client: IndexClient, server: ServerThread) -> None:
+    create(server, 2)
     fill(client)
-    with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
+    with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
         update.asc("price", IdentityTransform(), NullOrder.NULLS_FIRST)
-    change(served, seamark_clustering_columns="fixed")
+    change(server, seamark_clustering_columns="fixed")
     before = sorted(paths(client))
     for job in (merge_files, compact, cluster_incrementally):
         report = job(client, "db.t")
@@ -157,12 +157,12 @@ def test_rows_are_not_sorted_by_encrypted_columns(client: IndexClient, served: S
     assert sorted(paths(client)) == before
 
 
-def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClient, served: Served) -> None:
+def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClient, server: ServerThread) -> None:
     """The number of remaining rows would show whether a file contains the value.
 
     A reader with the keys still sees the rows.
     """
-    create(served, 3)
+    create(server, 3)
     fill(client)
     before = read(client)
     guess = next(row["payload"] for row in before.values() if row["payload"])
@@ -170,12 +170,12 @@ def test_job_applies_no_equality_deletes_on_encrypted_columns(client: IndexClien
     for part in (0, 1):
         table = guessed.set_column(1, "part", pa.array([part]))
         upsert(client, "db.t", _fill_fixed(table), keys=["payload", "part"], strategy="equality")
-    known_paths = sorted(paths(client))
+    paths_before = sorted(paths(client))
     for job in (merge_files, compact):
         report = job(client, "db.t")
         assert report.commits == 0
         assert any("equality deletes compare its encrypted column payload" in error for error in report.errors)
-    assert sorted(paths(client)) == known_paths
+    assert sorted(paths(client)) == paths_before
     actual_rows = scan(client, "db.t", ["id"], keys=encrypted.keys()).to_arrow()
     assert actual_rows.num_rows == len(before) + 2 - 1
 
@@ -185,9 +185,9 @@ def _fill_fixed(table: pa.Table) -> pa.Table:
 
 
 def test_statistics_and_dropped_columns_publish_no_metrics_of_encrypted_columns(
-    client: IndexClient, served: Served
+    client: IndexClient, server: ServerThread
 ) -> None:
-    create(served, 2)
+    create(server, 2)
     fill(client)
     with pytest.raises(Unreadable, match="encrypted"):
         compute_statistics(client, "db.t")
@@ -198,11 +198,13 @@ def test_statistics_and_dropped_columns_publish_no_metrics_of_encrypted_columns(
             assert not SECRET_IDS & {*(task.file.get(metric) or {"keys": []})["keys"]}, metric
 
 
-def test_copied_file_of_another_namespace_is_not_decrypted(client: IndexClient, served: Served, tmp_path: Path) -> None:
+def test_copied_file_of_another_namespace_is_not_decrypted(
+    client: IndexClient, server: ServerThread, tmp_path: Path
+) -> None:
     """The attacker copies the bytes of the file into a table of their own namespace."""
-    create(served, 2)
+    create(server, 2)
     fill(client)
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         catalog.create_namespace("mine")
         properties = {**PROPERTIES, "seamark.clustering.columns": "fixed"}
         catalog.create_table("mine.t", SCHEMA, properties=properties)
@@ -255,10 +257,10 @@ def test_master_key_is_usable_only_in_the_namespaces_that_the_key_file_names(
 
 @pytest.mark.parametrize("size", [40, 700])
 def test_file_that_is_encrypted_during_a_job_is_not_rewritten_without_encryption(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, size: int
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, size: int
 ) -> None:
     """The job has chosen the encryption of the new file when the file is replaced."""
-    create(served, 2)
+    create(server, 2)
     for number in range(3):
         append(client, "db.t", rows(random.Random(number), range(number * size, number * size + size)))
     chosen, kept_paths = CopyWriter._group_by_scheme, paths(client)
@@ -277,10 +279,10 @@ def test_file_that_is_encrypted_during_a_job_is_not_rewritten_without_encryption
 
 
 def test_error_of_a_job_quotes_no_value_of_an_encrypted_file(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The value does not fit the column's type in the table, which the attacker has chosen."""
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.t", pa.schema([("at", pa.timestamp("us")), ("n", pa.int64())]), properties=PROPERTIES)
     secret = 1_234_567_890_123_456_789
@@ -303,11 +305,11 @@ def test_error_of_a_job_quotes_no_value_of_an_encrypted_file(
     assert format_error_line(pa.ArrowInvalid("bad value 5"), 500, with_class=True) == "ArrowInvalid: bad value 5"
 
 
-def test_copied_file_keeps_its_encryption_in_another_table(client: IndexClient, served: Served) -> None:
+def test_copied_file_keeps_its_encryption_in_another_table(client: IndexClient, server: ServerThread) -> None:
     """The other table is in the same namespace, and a job rewrites it."""
-    create(served, 2)
+    create(server, 2)
     fill(client, files=1, size=700)
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         catalog.create_table("db.other", SCHEMA, properties=PROPERTIES)
     for number in range(2):
         append(client, "db.other", rows(random.Random(number), range(350)))

@@ -32,7 +32,7 @@ from seamark.formats.iceberg.metadata.snapshot import MAIN
 from tests.connector.jobs.test_file_merges import ARROW, create, rows
 from tests.connector.lake import catalog_at
 from tests.connector.parquet import encrypted
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.faults.rigs.mortal_statement import NEVER, run_killed_at
 from tests.seeds import first_seed
 
@@ -88,10 +88,10 @@ def protections(path: str) -> set[tuple[str, str]]:
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_random_jobs_keep_rows_in_files_with_the_same_protection(
-    client: IndexClient, served: Served, kms: None, version: int
+    client: IndexClient, server: ServerThread, kms: None, version: int
 ) -> None:
     rng = random.Random(first_seed() + version)
-    create(served, version)
+    create(server, version)
     owners: dict[int, set[tuple[str, str]]] = {}
     known_keys: set[str] = set()
     first = 0
@@ -143,36 +143,38 @@ def _check_files(client: IndexClient, owners: dict[int, set[tuple[str, str]]], h
 
 
 def test_statement_process_takes_its_keys_from_its_environment(
-    client: IndexClient, served: Served, tmp_path: Path
+    client: IndexClient, server: ServerThread, tmp_path: Path
 ) -> None:
     """Without keys, the statement fails and the table stays unchanged."""
-    create(served, 2)
+    create(server, 2)
     for number in range(3):
         append(client, "db.t", rows(random.Random(number), range(number * 700, number * 700 + 700)))
     for path in paths(client):
         encrypt(path, CONFIGURATIONS[2])
     before = read(client)
-    job = StatementJob(served.url, None, MergeFiles(("db", "t")), utc=True)
+    job = StatementJob(server.url, None, MergeFiles(("db", "t")), utc=True)
     refused = run_killed_at(NEVER, job)
     assert refused is not None
     assert "set SEAMARK_PARQUET_KEY_FILE or SEAMARK_PARQUET_KMS" in refused.error
     assert read(client) == before
-    done = run_killed_at(
+    completed = run_killed_at(
         NEVER,
         job,
         {KMS_CLASS: "tests.connector.parquet.encrypted:PyArrowKms", KEY_FILE: encrypted.key_file(tmp_path, "db")},
     )
-    assert done is not None
-    assert done.error == ""
-    assert done.result is not None
-    assert (done.result.files_before, done.result.files_after) == (6, 2)
+    assert completed is not None
+    assert completed.error == ""
+    assert completed.result is not None
+    assert (completed.result.files_before, completed.result.files_after) == (6, 2)
     assert read(client) == before
     for path in paths(client):
         assert {key for name, key in protections(path)} == {"k1", "k2"}
 
 
-def test_scan_reads_encrypted_files_only_with_explicit_keys(client: IndexClient, served: Served, kms: None) -> None:
-    create(served, 2)
+def test_scan_reads_encrypted_files_only_with_explicit_keys(
+    client: IndexClient, server: ServerThread, kms: None
+) -> None:
+    create(server, 2)
     input_rows = rows(random.Random(1), range(700))
     append(client, "db.t", input_rows)
     for path in paths(client):
@@ -193,11 +195,11 @@ def test_scan_reads_encrypted_files_only_with_explicit_keys(client: IndexClient,
 
 @pytest.mark.parametrize("version", [2, 3])
 def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
-    client: IndexClient, served: Served, kms: None, version: int
+    client: IndexClient, server: ServerThread, kms: None, version: int
 ) -> None:
     """Files without encryption are merged separately."""
-    create(served, version)
-    with catalog_at(served.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
+    create(server, version)
+    with catalog_at(server.url) as catalog, catalog.load_table("db.t").update_sort_order() as update:
         update.desc("fixed", IdentityTransform(), NullOrder.NULLS_LAST)
     rng, known_keys, secret = random.Random(first_seed() + version), set[str](), set[int]()
     for number in range(6):
@@ -227,9 +229,11 @@ def test_encrypted_files_of_a_sorted_table_are_sorted_and_stay_encrypted(
     assert {task.file["sort-order-id"] for task in plan(client, open_table(client, "db.t", At(ref=MAIN)))} == {1}
 
 
-def test_small_encrypted_files_are_compacted_and_stay_encrypted(client: IndexClient, served: Served, kms: None) -> None:
+def test_small_encrypted_files_are_compacted_and_stay_encrypted(
+    client: IndexClient, server: ServerThread, kms: None
+) -> None:
     """All files of the partition are small, and the compaction removes deleted rows."""
-    create(served, 2)
+    create(server, 2)
     for number in range(4):
         append(client, "db.t", rows(random.Random(number), range(number * 20, number * 20 + 20)))
     delete(client, "db.t", where="id IN (3, 44)", mode=MERGE_ON_READ)
@@ -245,9 +249,9 @@ def test_small_encrypted_files_are_compacted_and_stay_encrypted(client: IndexCli
 
 
 def test_missing_key_leaves_the_table_unchanged_and_no_new_file(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    create(served, 2)
+    create(server, 2)
     for number in range(2):
         append(client, "db.t", rows(random.Random(number), range(number * 700, number * 700 + 700)))
     for path in paths(client):

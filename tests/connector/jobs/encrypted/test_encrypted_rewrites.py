@@ -33,7 +33,7 @@ from tests.connector.jobs.encrypted.test_encrypted_merges import CONFIGURATIONS,
 from tests.connector.jobs.test_file_merges import ARROW, BY_PART, PROPERTIES, SCHEMA, create, rows
 from tests.connector.lake import catalog_at
 from tests.connector.parquet import encrypted
-from tests.connector.served import Served
+from tests.connector.server_thread import ServerThread
 from tests.seeds import first_seed
 
 SECRET = {("payload", "k1"), ("price", "k2"), ("place.city", "k2")}
@@ -69,7 +69,7 @@ def protections_of_rows(client: IndexClient) -> dict[int, Any]:
 
 @pytest.mark.parametrize("version", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_clustered_rows_stay_in_files_with_the_same_protection(
-    client: IndexClient, served: Served, kms: None, monkeypatch: pytest.MonkeyPatch, version: int
+    client: IndexClient, server: ServerThread, kms: None, monkeypatch: pytest.MonkeyPatch, version: int
 ) -> None:
     """Temporary files contain no plain values either."""
     spilled: list[bytes] = []
@@ -83,7 +83,7 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     monkeypatch.setattr(clustering, "RANGE_ROWS", 300)
     rng = random.Random(first_seed() + version)
     properties = {"format-version": str(version), **PROPERTIES, "seamark.clustering.columns": "fixed, part"}
-    with catalog_at(served.url) as catalog:
+    with catalog_at(server.url) as catalog:
         catalog.create_namespace_if_not_exists("db")
         catalog.create_table("db.t", SCHEMA, partition_spec=BY_PART, properties=properties)
     configurations = [*PLAIN_PARTS, *PLAIN_PARTS]
@@ -103,8 +103,8 @@ def test_clustered_rows_stay_in_files_with_the_same_protection(
     assert protections_of_rows(client) == owners
     monkeypatch.delenv(KMS_CLASS)
     before = paths(client)
-    again = cluster_incrementally(client, "db.t", full=True)
-    assert again.commits == 0
+    second_report = cluster_incrementally(client, "db.t", full=True)
+    assert second_report.commits == 0
     assert paths(client) == before
 
 
@@ -163,10 +163,10 @@ def test_long_values_in_sealed_files_are_split_into_short_blocks(
 @pytest.mark.parametrize("version", [2, 3])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))])
 def test_changed_rows_are_in_files_with_the_same_protection(
-    client: IndexClient, served: Served, version: int, seed: int
+    client: IndexClient, server: ServerThread, version: int, seed: int
 ) -> None:
     rng = random.Random(first_seed() + 10 * seed + version)
-    create(served, version)
+    create(server, version)
     fill(client, rng, [CONFIGURATIONS[2]] * 3, 60)
     keys, model = encrypted.keys(), read(client)
     highest = len(model)
@@ -199,10 +199,10 @@ def test_changed_rows_are_in_files_with_the_same_protection(
 
 @pytest.mark.parametrize("mode", MODES)
 def test_change_of_rows_from_differently_encrypted_files_is_refused(
-    client: IndexClient, served: Served, mode: str
+    client: IndexClient, server: ServerThread, mode: str
 ) -> None:
     """A change of rows from one kind of encrypted files, with or without plain files, is accepted."""
-    create(served, 2)
+    create(server, 2)
     rng = random.Random(first_seed())
     owners = fill(client, rng, [None, CONFIGURATIONS[3], CONFIGURATIONS[2]], 50)
     keys, before = encrypted.keys(), read(client)
@@ -226,13 +226,13 @@ def test_change_of_rows_from_differently_encrypted_files_is_refused(
         before[number]["payload"] = "new"
     owners[2] = owners[110]
     assert read(client) == before
-    live = protections_of_rows(client) if mode == "copy-on-write" else {2: protections(new_file(client, 2))}
+    live = protections_of_rows(client) if mode == "copy-on-write" else {2: protections(append_file(client, 2))}
     assert live == {number: owners[number] for number in live}
     opened = replace(open_table(client, "db.t", At(ref=MAIN)), keys=keys)
     assert pickle.loads(pickle.dumps(opened)) == replace(opened, keys=None)
 
 
-def new_file(client: IndexClient, number: int) -> str:
+def append_file(client: IndexClient, number: int) -> str:
     """Return the file that contains the changed row.
 
     The old file may still contain the old row, with a delete file for it.
@@ -246,7 +246,7 @@ def new_file(client: IndexClient, number: int) -> str:
 
 
 def test_indexes_contain_plain_columns_of_encrypted_files(
-    client: IndexClient, served: Served, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    client: IndexClient, server: ServerThread, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Jobs and writers both build indexes.
 
@@ -262,7 +262,7 @@ def test_indexes_contain_plain_columns_of_encrypted_files(
     monkeypatch.setattr(encrypted, "counted", make_kms, raising=False)
     monkeypatch.setenv(KMS_CLASS, "tests.connector.parquet.encrypted:counted")
     monkeypatch.setenv(KEY_FILE, encrypted.key_file(tmp_path, "db"))
-    create(served, 2)
+    create(server, 2)
     rng = random.Random(first_seed())
     fill(client, rng, [CONFIGURATIONS[2], {**CONFIGURATIONS[2], "plaintext_footer": False}], 80)
     client.put_index("db.t", "ids", columns=["id"], kind="bitmap")

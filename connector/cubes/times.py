@@ -13,8 +13,6 @@ from datetime import datetime
 
 from sqlglot import exp
 
-from seamark.connector.sql.scopes import SqlValue
-from seamark.connector.sql.types import ZONED, duckdb_name
 from seamark.formats.index.kinds.cube import TIME_UNITS
 
 _UNITS_OF_PARTS: dict[type[exp.Expr], str] = {
@@ -67,12 +65,6 @@ class TimeDimension:
         return TIME_UNITS.index(unit) <= TIME_UNITS.index(self.unit)
 
 
-def truncate(unit: str, value: SqlValue) -> str:
-    """Return the truncated time in DuckDB's SQL, with the type of the value."""
-    source = f"CAST({value.sql} AS TIMESTAMP)" if value.type == ZONED else value.sql
-    return f"CAST(date_trunc('{unit}', {source}) AS {duckdb_name(value.type)})"
-
-
 def replace_times(tree: exp.Expr, dimensions: Sequence[TimeDimension]) -> exp.Expr:
     """Return a copy of the query in which time dimensions replace columns where they have the same effect."""
     if not dimensions:
@@ -121,6 +113,8 @@ def _find_time(node: exp.Expr) -> tuple[exp.Column, str, datetime | None] | None
 
 
 def _with_column(node: exp.Expr, unit: str | None) -> tuple[exp.Column, str, None] | None:
+    if isinstance(node, exp.TsOrDsToDate) and set(node.args) <= {"this"}:  # Spark's year(ts) is year(CAST(ts AS date)).
+        node = node.this
     if unit is None or not isinstance(node, exp.Column) or not isinstance(node.this, exp.Identifier):
         return None
     return node, unit, None
@@ -131,7 +125,7 @@ def _with_boundary(node: exp.Expr, literal: exp.Expr) -> tuple[exp.Column, str, 
         return None
     if type(literal) is not exp.Cast or not isinstance(literal.this, exp.Literal):
         return None
-    types = (exp.DataType.Type.DATE, exp.DataType.Type.TIMESTAMP)
+    types = (exp.DataType.Type.DATE, exp.DataType.Type.TIMESTAMP, exp.DataType.Type.TIMESTAMPNTZ)
     if not literal.args["to"].is_type(*types) or not literal.this.is_string:
         return None
     try:

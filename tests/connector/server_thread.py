@@ -7,11 +7,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
+from seamark.metaserver.api.http.components import ServerComponents
 from tests.api.client import Api
-from tests.server.rig import Running, running
+from tests.server.rig import RunningServer, running
 
 
-class Served:
+class ServerThread:
     """A server in its own thread: `url` is its address, and `run` executes a coroutine on its event loop."""
 
     def __init__(self, home: Path, **settings: Any) -> None:
@@ -20,16 +23,25 @@ class Served:
         self._ready = threading.Event()
         self._ended: asyncio.Event | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="server")
-        self.server: Running
+        self._running: RunningServer
         self._loop: asyncio.AbstractEventLoop
 
     @property
     def url(self) -> str:
-        return self.server.url
+        return self._running.url
+
+    @property
+    def components(self) -> ServerComponents:
+        return self._running.components
+
+    @property
+    def http(self) -> aiohttp.ClientSession:
+        """An HTTP client that lives in the server's event loop."""
+        return self._running.http
 
     @property
     def api(self) -> Api:
-        return Api(self.server)
+        return Api(self._running)
 
     def written_files(self) -> set[Path]:
         """Return the data, delete and index files in the home, whether or not a table names them."""
@@ -50,6 +62,6 @@ class Served:
 
     async def _serve(self) -> None:
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
-        async with running(self.home, **self._settings) as self.server:
+        async with running(self.home, **self._settings) as self._running:
             self._ready.set()
             await self._ended.wait()

@@ -15,7 +15,7 @@ from tests.store.samples import (
 )
 
 
-class OpenedStores:
+class StorePair:
     @pytest.fixture
     def url(self) -> str:
         raise NotImplementedError
@@ -33,7 +33,9 @@ class OpenedStores:
             await store.check_invariants()
 
     @pytest.fixture
-    async def other(self, url: str, clock: SimulatedClock, store: GeneratorStore) -> AsyncIterator[GeneratorStore]:
-        async with open_store(url, clock=clock) as other:
-            assert isinstance(other, GeneratorStore)
-            yield other
+    async def other_store(
+        self, url: str, clock: SimulatedClock, store: GeneratorStore
+    ) -> AsyncIterator[GeneratorStore]:
+        async with open_store(url, clock=clock) as other_store:
+            assert isinstance(other_store, GeneratorStore)
+            yield other_store

@@ -1,4 +1,4 @@
-"""The fresh snapshots of a server: stores their manifests, and finds them by id.
+"""The fresh snapshots of a server: stores their manifests, and finds them by id, also those of other processes.
 
 A client opens a table once, and then names the snapshot in all its requests, so that all scans of a statement read the
 same rows. A request may name a fresh snapshot for some minutes after the server last returned it as the current
@@ -19,7 +19,8 @@ from seamark.metaserver.commit.snapshots.manifests import Manifests
 from seamark.metaserver.commit.snapshots.snapshot_writer import SnapshotWriter
 from seamark.metaserver.objects.port import ObjectStore
 from seamark.metaserver.store.model import Entry
-from seamark.metaserver.streams.fresh_snapshots import drop_removed_files, run_encoding
+from seamark.metaserver.streams.fresh_snapshots import drop_removed_files, may_be_fresh, run_encoding
+from seamark.metaserver.streams.snapshots.shared_snapshots import SharedSnapshots
 from seamark.metaserver.streams.stream_table import FreshRows, StreamTable
 
 _NAMED_S_MAX = 600.0
@@ -53,17 +54,21 @@ class NamedSnapshots:
             answer.
     """
 
-    def __init__(self, objects: ObjectStore, manifests: Manifests, clock: Clock, *, retention_s: float) -> None:
+    def __init__(
+        self, objects: ObjectStore, manifests: Manifests, shared: SharedSnapshots, clock: Clock, *, retention_s: float
+    ) -> None:
         """Create an empty collection.
 
         Args:
             objects: The storage.
             manifests: Reads the manifest lists of tables.
+            shared: Shares the snapshots with other processes.
             clock: The clock.
             retention_s: The time for which files stay after the last plan that may name them.
         """
         self._objects = objects
         self._manifests = manifests
+        self._shared = shared
         self._clock = clock
         self._retention_s = retention_s
         self.named_s = min(_NAMED_S_MAX, retention_s)
@@ -73,12 +78,23 @@ class NamedSnapshots:
         """All snapshots by the UUID of the table and the id, the oldest first."""
         self._encoding: SingleFlight[tuple[object, ...], Snapshot] = SingleFlight()
 
-    def find(self, uuid: str, snapshot_id: int) -> Snapshot | None:
-        """Return a fresh snapshot of a table, or None if no snapshot has this id or requests can no longer name it."""
+    async def find(self, uuid: str, snapshot_id: int, folder: str) -> Snapshot | None:
+        """Return a fresh snapshot of a table; None if there is none with this id, or if it can no longer be named.
+
+        Args:
+            uuid: The UUID of the table.
+            snapshot_id: The id. Another process may have made the snapshot.
+            folder: The location of the folder for fresh files.
+
+        Raises:
+            RetryLater: The storage is unavailable.
+        """
         named = self._by_id.get((uuid, snapshot_id))
-        if named is None or self._clock.monotonic() - named.used_s > self.named_s:
+        if named is not None:
+            return named.snapshot if self._clock.monotonic() - named.used_s <= self.named_s else None
+        if not may_be_fresh(snapshot_id):
             return None
-        return named.snapshot
+        return await self._shared.find(uuid, snapshot_id, folder)
 
     async def make(
         self, table: StreamTable, entry: Entry, metadata: TableMetadata, fresh: FreshRows, folder: str
@@ -117,17 +133,21 @@ class NamedSnapshots:
         deletes: list[bytes] = []
         try:
             if keyed:
-                stored = await table.store_deletes(keyed, entry, metadata, fresh=True)
-                locations += [location for location, _ in stored.files]
-                deletes = stored.content_files
+                replaced = await table.store_deletes(keyed, entry, metadata, fresh=True)
+                locations += [location for location, _ in replaced.files]
+                deletes = replaced.content_files
                 writer = SnapshotWriter(self._objects, self._clock, self._manifests, folder, 0)
                 try:
-                    listed = await drop_removed_files(stored.removed, listed, metadata, writer, self._manifests)
+                    listed = await drop_removed_files(replaced.removed, listed, metadata, writer, self._manifests)
                 finally:
                     locations += writer.written
             encoded = await run_encoding(metadata, listed, files, folder, self._clock, deletes)
-            locations += [location for location, _ in encoded.files]
-            await asyncio.gather(*(self._objects.create(location, data) for location, data in encoded.files))
+            # `make` returns the snapshot for the retention, and requests may name it for `named_s` after that.
+            until_ms = self._clock.now_ms() + int(1000 * (self._retention_s + self.named_s))
+            record = self._shared.encode(table.uuid, encoded.snapshot, folder, until_ms=until_ms)
+            stored = (*encoded.files, record)
+            locations += [location for location, _ in stored]
+            await asyncio.gather(*(self._objects.create(location, data) for location, data in stored))
         finally:
             # The snapshot may be the current snapshot for as long as a query may run after its plan.
             table.give_up_files(locations, extra_s=self._retention_s)

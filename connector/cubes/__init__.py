@@ -1,0 +1,1 @@
+"""Aggregate queries over cubes, for the engines that run their own SQL."""

@@ -1,0 +1,297 @@
+"""How each engine combines partial aggregates, with the types that its own aggregates have.
+
+Each function returns SQL of the engine. Where an engine's result does not follow from the partial aggregates, it raises
+`NotFromCube`. So the maximum of floats does not follow in DuckDB and Spark, where NaN is the greatest value: a cube
+has the greatest number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from sqlglot import exp
+
+from seamark.formats.iceberg.types.types import base_name
+from seamark.formats.iceberg.types.values import decimal_precision, decimal_scale
+from seamark.formats.index.keys.measures import (
+    AVG,
+    COUNT,
+    MAX,
+    MIN,
+    PRECISION_MAX,
+    SUM,
+    ColumnOperand,
+    Measure,
+    NumberOperand,
+    Operand,
+    Partial,
+    decimal_digits,
+)
+
+_INTEGERS = ("int", "long")
+_FLOATS = ("float", "double")
+
+
+class NotFromCube(Exception):
+    """Raised if a query does not follow from a cube. The message is the reason."""
+
+
+class CubeDialect:
+    """The SQL of an engine, as far as queries over cubes need it.
+
+    Attributes:
+        name: The name of the dialect in sqlglot.
+        quote: The character around names.
+        types: The engine's types, by Iceberg type. Decimals are not in it.
+        lowers_names: Whether the engine shows the names of columns in lower case.
+        time_literals: Further types that sqlglot gives to the literal `TIMESTAMP '…'`.
+    """
+
+    name: str
+    quote = '"'
+    types: Mapping[str, str]
+    lowers_names = False
+    time_literals: tuple[exp.DType, ...] = ()
+
+    def quote_name(self, name: str) -> str:
+        return self.quote + name.replace(self.quote, 2 * self.quote) + self.quote
+
+    def type_name(self, kind: str) -> str:
+        """Return the engine's name of an Iceberg type.
+
+        Raises:
+            NotFromCube: Values of the type are not used in cubes.
+        """
+        if base_name(kind) == "decimal":
+            return f"DECIMAL({decimal_precision(kind)}, {decimal_scale(kind)})"
+        if base_name(kind) not in self.types:
+            raise NotFromCube(f"the type {kind} is not supported in cubes of {self.name}")
+        return self.types[base_name(kind)]
+
+    def truncate(self, unit: str, column: str, kind: str) -> str:
+        """Return a time truncated to a unit, with the type of the time."""
+        return f"CAST(date_trunc('{unit}', {column}) AS {self.type_name(kind)})"
+
+    def partial_type(self, partial: Partial) -> str:
+        """Return the type that a partial aggregate has in the union of groups and rows."""
+        if partial.function == COUNT or partial.operand is None:
+            return self.type_name("long")
+        kind = partial.operand.kind
+        if partial.function != SUM:
+            return self.type_name(kind)
+        return self.type_name("double") if kind in _FLOATS else self.sum_type(kind)
+
+    def sum_type(self, kind: str) -> str:
+        """Return the type of the partial sums of integers or decimals."""
+        return f"DECIMAL({PRECISION_MAX}, {decimal_digits(kind)[1]})"
+
+    def adds_floats(self, measure: Measure) -> bool:
+        """Return whether the last digits of an aggregate depend on the order of additions."""
+        is_float = measure.operand is not None and measure.operand.kind in _FLOATS
+        return measure.function == AVG or (measure.function == SUM and is_float)
+
+    def combine(self, measure: Measure, columns: Sequence[str], where: str) -> str:
+        """Return an aggregate of rows as an aggregate of partial aggregates.
+
+        Args:
+            measure: The aggregate.
+            columns: The columns of its partial aggregates.
+            where: An empty text, or FILTER with a condition on groups.
+
+        Raises:
+            NotFromCube: The aggregate does not follow from its partial aggregates in this engine.
+        """
+        first = columns[0]
+        if measure.function == COUNT:
+            return f"CAST(coalesce(sum({first}){where}, 0) AS {self.type_name('long')})"
+        operand = measure.operand
+        assert operand is not None
+        if measure.function == MIN:
+            self.check_extreme(operand)
+            return f"min({first}){where}"
+        if measure.function == MAX:
+            self.check_extreme(operand)
+            return self.combine_maximum(first, operand, where)
+        if measure.function == SUM:
+            return self.combine_sum(first, operand, where)
+        assert measure.function == AVG
+        return self.combine_average(first, columns[1], operand, where)
+
+    def check_extreme(self, operand: Operand) -> None:
+        """Check that an extreme of the operand has the same type in a cube and in the engine.
+
+        Raises:
+            NotFromCube: The type of the operand may differ.
+        """
+        if not isinstance(operand, ColumnOperand) and base_name(operand.kind) == "decimal":
+            raise NotFromCube(f"the type of an extreme of decimals that {self.name} computes may differ")
+
+    def combine_maximum(self, column: str, operand: Operand, where: str) -> str:
+        if operand.kind in _FLOATS:
+            raise NotFromCube(f"NaN is the greatest value in {self.name}, and a cube has the greatest number")
+        return f"max({column}){where}"
+
+    def combine_sum(self, column: str, operand: Operand, where: str) -> str:
+        raise NotImplementedError
+
+    def combine_average(self, column: str, count: str, operand: Operand, where: str) -> str:
+        """Return the average as a division of doubles."""
+        total, rows = f"CAST(sum({column}){where} AS DOUBLE)", f"CAST(sum({count}){where} AS DOUBLE)"
+        return f"({total} / nullif({rows}, 0))"
+
+    def count_as_sum(self, rows: str, where: str) -> str:
+        """Return `sum(1)`."""
+        raise NotImplementedError
+
+    def count_if(self, rows: str, condition: str) -> str:
+        """Return `count_if(condition)`."""
+        return self.combine(Measure(COUNT, None), [rows], f" FILTER (WHERE {condition})")
+
+
+class DuckDBCubes(CubeDialect):
+    name = "duckdb"
+    types = MappingProxyType(
+        {
+            "boolean": "BOOLEAN",
+            "int": "INTEGER",
+            "long": "BIGINT",
+            "float": "FLOAT",
+            "double": "DOUBLE",
+            "string": "VARCHAR",
+            "binary": "BLOB",
+            "fixed": "BLOB",
+            "date": "DATE",
+            "time": "TIME",
+            "uuid": "UUID",
+            "timestamp": "TIMESTAMP",
+            "timestamptz": "TIMESTAMPTZ",
+        }
+    )
+
+    def sum_type(self, kind: str) -> str:
+        return "HUGEINT" if kind in _INTEGERS else super().sum_type(kind)
+
+    def combine_sum(self, column: str, operand: Operand, where: str) -> str:
+        return f"sum({column}){where}"
+
+    def count_as_sum(self, rows: str, where: str) -> str:
+        return f"sum(CAST({rows} AS HUGEINT)){where}"
+
+    def count_if(self, rows: str, condition: str) -> str:
+        # The result is null if the condition is null for all rows.
+        return f"sum(CASE WHEN {condition} THEN {rows} WHEN NOT ({condition}) THEN 0 END)"
+
+
+class TrinoCubes(CubeDialect):
+    name = "trino"
+    lowers_names = True
+    types = MappingProxyType(
+        {
+            "boolean": "BOOLEAN",
+            "int": "INTEGER",
+            "long": "BIGINT",
+            "float": "REAL",
+            "double": "DOUBLE",
+            "string": "VARCHAR",
+            "binary": "VARBINARY",
+            "fixed": "VARBINARY",
+            "date": "DATE",
+            "time": "TIME(6)",
+            "uuid": "UUID",
+            "timestamp": "TIMESTAMP(6)",
+            "timestamptz": "TIMESTAMP(6) WITH TIME ZONE",
+        }
+    )
+
+    def adds_floats(self, measure: Measure) -> bool:
+        is_decimal = measure.operand is not None and base_name(measure.operand.kind) == "decimal"
+        return super().adds_floats(measure) and not is_decimal
+
+    def check_extreme(self, operand: Operand) -> None:
+        """Accept each operand, because a cube has Trino's types."""
+
+    def combine_maximum(self, column: str, operand: Operand, where: str) -> str:
+        if operand.kind not in _FLOATS:
+            return f"max({column}){where}"
+        # NaN is the result only if all values are NaN.
+        return f"coalesce(max(CASE WHEN is_nan({column}) THEN NULL ELSE {column} END){where}, max({column}){where})"
+
+    def combine_sum(self, column: str, operand: Operand, where: str) -> str:
+        if base_name(operand.kind) == "decimal":
+            return f"sum({column}){where}"
+        kind = "long" if operand.kind in _INTEGERS else operand.kind
+        return f"CAST(sum({column}){where} AS {self.type_name(kind)})"
+
+    def combine_average(self, column: str, count: str, operand: Operand, where: str) -> str:
+        if base_name(operand.kind) == "decimal":
+            rows = f"CAST(nullif(sum({count}){where}, 0) AS DECIMAL(19, 0))"
+            return f"CAST(sum({column}){where} / {rows} AS {self.type_name(operand.kind)})"
+        average = super().combine_average(column, count, operand, where)
+        return f"CAST({average} AS REAL)" if operand.kind == "float" else average
+
+    def count_as_sum(self, rows: str, where: str) -> str:
+        return f"CAST(sum({rows}){where} AS BIGINT)"
+
+
+class SparkCubes(CubeDialect):
+    """Spark with ANSI mode, in which a sum that overflows is an error."""
+
+    name = "spark"
+    quote = "`"
+    time_literals = (exp.DType.TIMESTAMPTZ,)
+    types = MappingProxyType(
+        {
+            "boolean": "BOOLEAN",
+            "int": "INT",
+            "long": "BIGINT",
+            "float": "FLOAT",
+            "double": "DOUBLE",
+            "string": "STRING",
+            "binary": "BINARY",
+            "fixed": "BINARY",
+            "date": "DATE",
+            "timestamp": "TIMESTAMP_NTZ",
+            "timestamptz": "TIMESTAMP",
+        }
+    )
+
+    def combine_sum(self, column: str, operand: Operand, where: str) -> str:
+        if operand.kind in _FLOATS:
+            return f"sum({column}){where}"
+        if operand.kind in _INTEGERS:
+            return f"CAST(sum({column}){where} AS BIGINT)"
+        precision, scale = _spark_digits(operand)
+        return f"CAST(sum({column}){where} AS DECIMAL({min(PRECISION_MAX, precision + 10)}, {scale}))"
+
+    def combine_average(self, column: str, count: str, operand: Operand, where: str) -> str:
+        if base_name(operand.kind) == "decimal":
+            raise NotFromCube("an average of decimals has more digits in spark than a cube")
+        return super().combine_average(column, count, operand, where)
+
+    def count_as_sum(self, rows: str, where: str) -> str:
+        return f"sum({rows}){where}"
+
+
+def _spark_digits(operand: Operand) -> tuple[int, int]:
+    """Return the precision and the scale that Spark gives to a number.
+
+    Raises:
+        NotFromCube: Spark would round the number, because it has more than 38 digits.
+    """
+    match operand:
+        case ColumnOperand():
+            integers = {"int": 10, "long": 20}
+            return (integers[operand.kind], 0) if operand.kind in integers else decimal_digits(operand.kind)
+        case NumberOperand():
+            whole, _, fraction = operand.text.partition(".")
+            return max(1, len(whole.lstrip("0")) + len(fraction)), len(fraction)
+    (p, s), (q, t) = _spark_digits(operand.left), _spark_digits(operand.right)
+    scale = s + t if operand.sign == "*" else max(s, t)
+    digits = p + q + 1 if operand.sign == "*" else max(p - s, q - t) + scale + 1
+    if digits > PRECISION_MAX:
+        raise NotFromCube("spark rounds a number of the sum")
+    return digits, scale
+
+
+DUCKDB, TRINO, SPARK = DuckDBCubes(), TrinoCubes(), SparkCubes()

@@ -1,0 +1,125 @@
+"""Requests the plan of an aggregate query over a cube: the groups of covered files, and a plan of the other files."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import pyarrow as pa
+
+from seamark.connector.client.errors import ServerFailed
+from seamark.connector.cubes.dialects import NotFromCube
+from seamark.connector.cubes.statements import CubeStatement, CubeTable
+from seamark.connector.cubes.summaries import CubeSummary
+from seamark.connector.plans.async_client import CubePlanRequest, KnownTable, Seamark
+from seamark.formats.iceberg.expressions.expression import Expression
+from seamark.formats.index.definitions import read_definitions
+from seamark.formats.index.kinds.cube import entry_schema
+from seamark.formats.index.kinds.kinds import KINDS
+from seamark.formats.protocol.wire import CUBE_PLAN
+from seamark.formats.runtime.decoding import from_json
+
+
+class _Plan(msgspec.Struct, frozen=True, rename="kebab"):
+    reason: str | None
+    schema_id: int = 0
+    covered_files: int = 0
+    considered_files: int = 0
+    row_files: int = 0
+    row_bytes: int = 0
+    name: str | None = None
+    plan_snapshot_id: int | None = None
+
+
+@dataclass(frozen=True)
+class CubeScan:
+    """The plan of one query over a cube.
+
+    Attributes:
+        groups: The groups of the covered files. Equal groups may appear several times.
+        name, plan_snapshot_id: The plan of the other files, or None if there are none.
+    """
+
+    groups: pa.Table
+    summary: CubeSummary
+    considered_files: int
+    row_bytes: int
+    name: str | None
+    plan_snapshot_id: int | None
+
+
+def cube_table_of(table: KnownTable, *, truncates_in_utc: bool) -> CubeTable | None:
+    """Return the cubes of a table, or None if it has none.
+
+    Args:
+        table: The current state of the table.
+        truncates_in_utc: Whether the engine truncates times with a zone in UTC, as cubes do.
+    """
+    if table.cube_metadata is None:
+        return None
+    definitions = read_definitions(table.cube_metadata).enabled
+    cubes = tuple(one for one in definitions if KINDS[one.kind].aggregates)
+    return CubeTable(table.cube_metadata.current_schema, cubes, truncates_in_utc) if cubes else None
+
+
+def find_doubt(statement: CubeStatement, find_filter: Callable[[str, str], Expression | None]) -> Expression | None:
+    """Return a filter that is true for each row that does not meet `row_condition`, or None if there is no condition.
+
+    Args:
+        statement: The query over the cube.
+        find_filter: Returns a filter that is true for each row of the table that meets a condition, or None if the
+            engine's conditions are not understood. It has the alias of the table and the condition.
+
+    Raises:
+        NotFromCube: The condition is not understood, so no file is known whose rows all meet it.
+    """
+    if not statement.doubt:
+        return None
+    doubt = find_filter(statement.alias, statement.doubt)
+    if doubt is None:
+        raise NotFromCube(f"{statement.cube.name}: no statistics of files decide {statement.row_condition[:200]}")
+    return doubt
+
+
+async def scan_cube(server: Seamark, statement: CubeStatement, request: CubePlanRequest, table: KnownTable) -> CubeScan:
+    """Request the plan of a query.
+
+    Args:
+        server: The server of the table.
+        statement: The query over the cube.
+        request: The request, for the cube and the columns of the query.
+        table: The table with which the query was translated.
+
+    Raises:
+        NotFromCube: The server cannot answer from the cube.
+        ClientError: The server refuses the request or does not respond.
+    """
+    raw = await server.cube_plan(request)
+    try:
+        groups = pa.ipc.open_stream(pa.py_buffer(raw)).read_all()
+        plan = from_json((groups.schema.metadata or {}).get(CUBE_PLAN.encode(), b""), _Plan)
+    except (pa.ArrowException, OSError, msgspec.MsgspecError) as error:
+        raise ServerFailed(f"{server.url} sent a response that is not a plan of a cube: {error}") from None
+    cube = statement.cube
+    if plan.reason is not None:
+        raise NotFromCube(f"{cube.name}: {plan.reason}")
+    if table.cube_metadata is None or plan.schema_id != table.cube_metadata.current_schema_id:
+        raise NotFromCube(f"{cube.name}: the columns of the table changed during planning")
+    groups = groups.replace_schema_metadata(None)
+    expected = entry_schema(cube.terms, cube.measures)
+    if groups.schema != pa.schema([expected.field(name) for name in statement.columns]):
+        raise NotFromCube(f"{cube.name}: the server returned other columns")
+    if plan.row_files and plan.name is None and plan.plan_snapshot_id is None:
+        raise NotFromCube(f"{cube.name}: the server created no plan of the other files")
+    summary = CubeSummary(cube.name, plan.covered_files, plan.row_files)
+    return CubeScan(groups, summary, plan.considered_files, plan.row_bytes, plan.name, plan.plan_snapshot_id)
+
+
+def convert_uuids(groups: pa.Table, statement: CubeStatement) -> pa.Table:
+    """Return the groups with Arrow's type for UUIDs, so that an engine reads them as UUIDs."""
+    for number, name in enumerate(statement.columns):
+        if name.startswith("d") and statement.cube.terms[int(name[1:])].source == "uuid":
+            chunks = [pa.ExtensionArray.from_storage(pa.uuid(), chunk) for chunk in groups[name].chunks]
+            groups = groups.set_column(number, name, pa.chunked_array(chunks, pa.uuid()))
+    return groups

@@ -1,0 +1,582 @@
+"""Translates an aggregate query of an engine so that it reads groups of a cube instead of rows.
+
+The table is replaced by a union: the groups of the files that the cube covers, and the rows of the other files, each as
+a group of one row. In the union, only dimensions and partial aggregates are columns. Each aggregate becomes a
+combination of partial aggregates. All other parts of the query stay, so the engine itself evaluates conditions,
+groupings, HAVING and ORDER BY.
+
+A query follows from a cube only if each of its nodes is in `_SUPPORTED`: an unknown function may be an aggregate.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sqlglot import exp
+
+from seamark.connector.cubes.dialects import CubeDialect, NotFromCube
+from seamark.connector.cubes.times import TimeDimension, replace_times
+from seamark.formats.iceberg.types.schema import Column, Schema, StructType, is_primitive
+from seamark.formats.iceberg.types.transforms import IDENTITY
+from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.measures import (
+    AVG,
+    COUNT,
+    COUNT_ROWS,
+    MAX,
+    MIN,
+    SUM,
+    ColumnOperand,
+    Measure,
+    NumberOperand,
+    Operand,
+    Partial,
+    format_operand,
+    list_columns,
+    list_partials,
+    operation,
+)
+from seamark.formats.runtime.errors import BadRequest
+
+PREFIX = "seamark_"
+"""The beginning of the names of the union's columns that are not columns of the table."""
+_FUNCTIONS: dict[type[exp.Expr], str] = {exp.Count: COUNT, exp.Sum: SUM, exp.Avg: AVG, exp.Min: MIN, exp.Max: MAX}
+_SIGNS: dict[type[exp.Expr], str] = {exp.Add: "+", exp.Sub: "-", exp.Mul: "*"}
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}", re.ASCII)
+_TIME = re.compile(rf"{_DATE.pattern}(?: [0-9]{{2}}:[0-9]{{2}}(?::[0-9]{{2}}(?:\.[0-9]{{1,6}})?)?)?", re.ASCII)
+_SUPPORTED: tuple[type[exp.Expr], ...] = (
+    *(exp.Select, exp.Where, exp.Group, exp.Having, exp.Order, exp.Ordered, exp.Limit, exp.Offset, exp.Fetch),
+    *(exp.Distinct, exp.Rollup, exp.Cube, exp.GroupingSets, exp.Grouping, exp.Alias, exp.Identifier, exp.Column),
+    *(exp.Paren, exp.Tuple, exp.Literal, exp.Boolean, exp.Null, exp.Var, exp.DataType, exp.DataTypeParam),
+    *(exp.And, exp.Or, exp.Not, exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.Is, exp.In, exp.Between),
+    *(exp.NullSafeEQ, exp.NullSafeNEQ, exp.Like, exp.Add, exp.Sub, exp.Mul, exp.Div, exp.IntDiv, exp.Mod, exp.Neg),
+    *(exp.Case, exp.If, exp.Coalesce, exp.Nullif, exp.Cast, exp.Abs, exp.Lower, exp.Upper, exp.Length, exp.Substring),
+    *(exp.Trim, exp.Extract, exp.Year, exp.Quarter, exp.Month, exp.Day, exp.DayOfMonth, exp.DayOfYear, exp.Hour),
+    *(exp.TsOrDsToDate, exp.DateTrunc, exp.TimestampTrunc, exp.Interval, exp.CurrentDate, exp.CurrentTimestamp),
+    *(exp.Count, exp.CountIf, exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Filter, exp.Star),
+)
+
+
+_TABLE_ARGS = {"this", "db", "catalog", "alias", "version", "when"}
+_ROW_CONDITIONS = frozenset(
+    {exp.And, exp.Or, exp.Not, exp.Paren, exp.EQ, exp.NEQ, exp.LT, exp.LTE, exp.GT, exp.GTE, exp.In, exp.Between}
+    | {exp.Like, exp.Column, exp.Identifier, exp.Literal, exp.Boolean, exp.Neg, exp.Cast, exp.DataType}
+    | {exp.DataTypeParam}
+)
+"""The nodes of conditions on rows. Each of them is null only if one of its operands is null."""
+
+
+@dataclass(frozen=True)
+class CubeTable:
+    """A table with cubes.
+
+    Attributes:
+        schema: The schema with which a query reads the table.
+        cubes: The cubes that plans use.
+        uses_zoned_times: Whether the engine truncates times with a zone in UTC, as cubes do.
+    """
+
+    schema: Schema
+    cubes: tuple[IndexDefinition, ...]
+    uses_zoned_times: bool = True
+
+
+@dataclass(frozen=True)
+class CubeStatement:
+    """A query over the groups of a cube and the rows of other files.
+
+    Attributes:
+        cube: The cube.
+        columns: The columns of entries that the query uses, in the order of the entries.
+        row_condition: A condition on rows that groups cannot decide, or an empty text. A file is answered from the cube
+            only if all its rows meet the condition.
+        doubt: A condition that is true for each row for which `row_condition` is false or null.
+        alias: The name of the table in the conditions.
+    """
+
+    cube: IndexDefinition
+    columns: tuple[str, ...]
+    row_condition: str
+    doubt: str
+    alias: str
+    _tree: exp.Select
+    _dialect: CubeDialect
+    _outputs: Mapping[str, _Output]
+    _condition_ids: frozenset[int]
+
+    @property
+    def used_columns(self) -> frozenset[int]:
+        """The field ids of the table's columns that the query reads."""
+        measured = (number for column in self.columns for number in self._outputs[column].column_ids)
+        return self._condition_ids | frozenset(measured)
+
+    def write(self, groups: str, rows: str | None, names: Sequence[str] = (), *, has_rows: bool = True) -> str:
+        """Return the query in the engine's SQL.
+
+        Args:
+            groups: The relation with the columns `columns` of the groups.
+            rows: The relation with the rows of the other files, or None if there are none.
+            has_rows: Whether there are rows. Otherwise the query names `rows`, but reads nothing.
+            names: The names of the result's columns. By default, expressions have the names that the engine gives them.
+        """
+        union_names = [self._outputs[column].name for column in self.columns]
+        quote = self._dialect.quote_name
+        from_groups = ", ".join(
+            f"{self._outputs[column].write_group(column)} AS {quote(name)}"
+            for column, name in zip(self.columns, union_names, strict=True)
+        )
+        union = f"SELECT {from_groups} FROM {groups}"  # noqa: S608
+        if rows is not None:
+            values = ", ".join(self._outputs[column].row for column in self.columns)
+            union += f" UNION ALL SELECT {values} FROM {rows} AS {quote(self.alias)}"  # noqa: S608
+            conditions = [*([self.row_condition] if self.row_condition else []), *([] if has_rows else ["FALSE"])]
+            union += f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        tree = self._tree.copy()
+        for name, item in zip(names, list(tree.expressions), strict=False):
+            if item.alias_or_name != name:
+                item.replace(exp.alias_(item.unalias().copy(), name, quoted=True))
+        tree.set("from_", exp.From(this=exp.Var(this=f"({union}) AS {quote(self.alias)}")))
+        return str(tree.sql(dialect=self._dialect.name, comments=False))
+
+
+@dataclass(frozen=True)
+class _Output:
+    """A column of the union.
+
+    Attributes:
+        name: The name in the union.
+        row: The value for one row, in the engine's SQL.
+        kind: The type to which the value of a group is cast, or an empty text.
+    """
+
+    name: str
+    row: str
+    kind: str
+    column_ids: frozenset[int]
+
+    def write_group(self, column: str) -> str:
+        return f"CAST({column} AS {self.kind})" if self.kind else column
+
+
+@dataclass(frozen=True)
+class _Dimension:
+    """A dimension of the cube: its column in entries, and the column of the table."""
+
+    entry: str
+    column: Column
+    transform: str
+
+
+def translate_statement(
+    tree: exp.Expr, table: CubeTable, dialect: CubeDialect, *, floats: bool = True
+) -> CubeStatement:
+    """Translate a query over the cube with the fewest dimensions from which it follows.
+
+    Args:
+        tree: The query, in the engine's dialect. It is not changed.
+        table: The table that the query reads.
+        dialect: The engine.
+        floats: Whether sums of floats, and averages that are floats, may be used. Their last digits depend on the order
+            of the additions.
+
+    Raises:
+        NotFromCube: The query follows from no cube. The message has the reason for each cube.
+    """
+    if not table.cubes:
+        raise NotFromCube("the table has no cube")
+    select = check_form(tree)
+    reasons = []
+    for cube in sorted(table.cubes, key=lambda one: (len(one.terms), len(one.measures), one.name)):
+        try:
+            return _Translation(select, table, cube, dialect, floats=floats).run()
+        except (NotFromCube, BadRequest) as why:
+            reasons.append(f"{cube.name}: {why}")
+        except RecursionError:
+            reasons.append(f"{cube.name}: the query is nested too deeply")
+    raise NotFromCube("; ".join(reasons)[:1000])
+
+
+def check_form(tree: exp.Expr) -> exp.Select:
+    """Return the query if it is one SELECT of one table that groups rows.
+
+    Raises:
+        NotFromCube: The query has another form.
+    """
+    source = tree.args.get("from_")
+    if (
+        not isinstance(tree, exp.Select)
+        or source is None
+        or not isinstance(source.this, exp.Table)
+        or any(node.args.get(name) for node in (tree, source.this) for name in ("with_", "joins", "laterals", "sample"))
+        or sum(1 for _ in tree.find_all(exp.Query)) > 1
+    ):
+        raise NotFromCube("it is not one SELECT of one table")
+    if {name for name, value in source.this.args.items() if value} - _TABLE_ARGS:
+        raise NotFromCube("it does not read the whole table")
+    alias = source.this.args.get("alias")
+    if alias is not None and alias.columns:
+        raise NotFromCube("it renames the columns of the table")
+    if tree.find(exp.Window) is not None:
+        raise NotFromCube("it has a window function")
+    if any(isinstance(item.this if isinstance(item, exp.Column) else item, exp.Star) for item in tree.expressions):
+        raise NotFromCube("it selects all columns")
+    has_aggregate = any(item.find(exp.AggFunc) is not None for item in tree.expressions)
+    if not (tree.args.get("group") or tree.args.get("distinct") or has_aggregate):
+        raise NotFromCube("it does not group rows")
+    return tree
+
+
+def source_of(select: exp.Select) -> exp.Table:
+    """Return the table of a query that `check_form` has accepted."""
+    source = select.args["from_"].this
+    assert isinstance(source, exp.Table)
+    return source
+
+
+class _Translation:
+    """The translation of one query over one cube."""
+
+    def __init__(
+        self, select: exp.Select, table: CubeTable, cube: IndexDefinition, dialect: CubeDialect, *, floats: bool
+    ) -> None:
+        self._select, self._cube, self._dialect, self._floats = select, cube, dialect, floats
+        schema = table.schema
+        self._schema = schema
+        columns = list(_list_columns(schema))
+        self._columns = dict(columns)
+        """The columns and fields of structs, by their path in lower case."""
+        self._names = {field.name.lower() for field in schema.fields}
+        source = source_of(select)
+        self._alias = source.alias or source.name
+        self._aliases = {item.alias.lower(): item.this for item in select.expressions if isinstance(item, exp.Alias)}
+        if any(name.startswith(PREFIX) for name in self._names) or len(self._columns) < len(columns):
+            raise NotFromCube("the table has names that differ only in case, or begin with " + PREFIX)
+        by_id = {column.id: column for column in self._columns.values()}
+        dimensions = [
+            _Dimension(f"d{number}", by_id[term.column_id], term.transform)
+            for number, term in enumerate(cube.terms)
+            if term.column_id in by_id and by_id[term.column_id].type == term.source
+        ]
+        self._dimensions = {one.column.name.lower(): one for one in dimensions if one.transform == IDENTITY}
+        self._times = {
+            TimeDimension(one.column.name.lower(), one.transform, one.column.type == "timestamptz"): one
+            for one in dimensions
+            if one.transform != IDENTITY
+            and one.column.name.lower() not in self._dimensions
+            and "." not in one.column.name
+            and (table.uses_zoned_times or one.column.type != "timestamptz")
+        }
+        self._partials = {
+            partial.text: f"m{number}"
+            for number, partial in enumerate(list_partials(cube.measures))
+            if all(
+                one.column_id in by_id and by_id[one.column_id].type == one.kind
+                for one in list_columns(partial.operand)
+            )
+        }
+        self._used: dict[str, _Output] = {}
+
+    def run(self) -> CubeStatement:
+        names = [item.alias_or_name if isinstance(item, exp.Column) else "" for item in self._select.expressions]
+        tree = replace_times(self._select, list(self._times))
+        assert isinstance(tree, exp.Select)
+        tree.set("from_", None)
+        self._check_aliases(tree)
+        row_conditions = self._split_condition(tree)
+        self._visit(tree)
+        for name, item in zip(names, list(tree.expressions), strict=True):
+            if name and isinstance(item, exp.Column) and item.name != name:
+                item.replace(exp.alias_(item.copy(), name, quoted=True))
+        if not self._used:
+            self._use_partial(COUNT_ROWS)
+        columns = sorted(self._used, key=lambda column: (column[0], int(column[1:])))
+        paths = dict.fromkeys(path for one in row_conditions for path in self._list_paths(one))
+        condition = " AND ".join(f"({one.sql(dialect=self._dialect.name, comments=False)})" for one in row_conditions)
+        nulls = "".join(f" OR {self._write_path(self._columns[path].name)} IS NULL" for path in paths)
+        return CubeStatement(
+            self._cube,
+            tuple(columns),
+            condition,
+            f"NOT ({condition}){nulls}" if condition else "",
+            self._alias,
+            tree,
+            self._dialect,
+            self._used,
+            frozenset(self._columns[path].id for path in paths),
+        )
+
+    def _split_condition(self, tree: exp.Select) -> list[exp.Expr]:
+        """Leave the conditions on groups in WHERE, and return the conditions on rows.
+
+        Raises:
+            NotFromCube: A condition is not supported.
+        """
+        where = tree.args.get("where")
+        if where is None:
+            return []
+        on_groups, on_rows = [], []
+        pairs = zip(_split(where.this), _split(self._select.args["where"].this), strict=True)
+        for condition, original in pairs:
+            used, holder = dict(self._used), exp.Paren(this=condition.copy())
+            try:
+                self._visit(holder)
+            except NotFromCube as why:
+                self._used = used
+                self._check_row_condition(original, why)
+                on_rows.append(original)
+            else:
+                on_groups.append(condition.copy())
+        tree.set("where", exp.Where(this=exp.and_(*on_groups, copy=False)) if on_groups else None)
+        return on_rows
+
+    def _check_row_condition(self, condition: exp.Expr, why: NotFromCube) -> None:
+        """Check that a condition is null only if one of its columns is null.
+
+        Raises:
+            NotFromCube: The condition is not supported. The reason is `why`.
+        """
+        nodes = list(condition.walk())
+        if not all(type(node) in _ROW_CONDITIONS and not node.args.get("query") for node in nodes):
+            raise why
+        for node in nodes:
+            if isinstance(node, exp.Cast):
+                self._check_literal(node)
+        if not all(path in self._columns for path in self._list_paths(condition)):
+            raise why
+
+    def _list_paths(self, condition: exp.Expr) -> list[str]:
+        """Return the paths of the columns of a condition. An empty path is an unknown column."""
+        return [self._path_of(column) or "" for column in condition.find_all(exp.Column)]
+
+    def _check_aliases(self, tree: exp.Select) -> None:
+        """Check that no name may mean an output or a column, because engines resolve such names differently.
+
+        Raises:
+            NotFromCube: A name is ambiguous.
+        """
+        for column in self._select.find_all(exp.Column):
+            name = column.name.lower()
+            output = self._aliases.get(name) if len(column.parts) == 1 else None
+            if output is None or name not in self._names:
+                continue
+            is_itself = isinstance(output, exp.Column) and output.name.lower() == name
+            if not is_itself:
+                raise NotFromCube(f"{column.name} may be an output or a column")
+
+    # Nodes
+
+    def _visit(self, node: exp.Expr) -> None:
+        """Replace the columns and aggregates below a node.
+
+        Raises:
+            NotFromCube: A part of the query does not follow from the cube.
+        """
+        if not isinstance(node, _SUPPORTED) or node.args.get("query"):
+            raise NotFromCube(f"{_describe(node)} is not supported over a cube")
+        if isinstance(node, exp.Cast) and isinstance(node.this, exp.Literal) and node.this.is_string:
+            self._check_literal(node)
+        if isinstance(node, exp.Filter | exp.AggFunc) and not isinstance(node, exp.Grouping):
+            node.replace(exp.Var(this=self._aggregate(node)))
+            return
+        if isinstance(node, exp.Column):
+            self._replace_column(node)
+            return
+        for child in list(node.iter_expressions()):
+            self._visit(child)
+
+    def _check_literal(self, node: exp.Cast) -> None:
+        """Check that a literal with a type is written as it was read.
+
+        sqlglot reads the literal `DECIMAL '1.5'` as a cast, which rounds in Trino, and drops the zone of a time.
+
+        Raises:
+            NotFromCube: The literal is not a plain date or time.
+        """
+        kind, text = node.to.this, str(node.this.this) if isinstance(node.this, exp.Literal) else ""
+        if kind == exp.DType.DATE and _DATE.fullmatch(text):
+            return
+        if kind in (exp.DType.TIMESTAMP, exp.DType.TIMESTAMPNTZ, *self._dialect.time_literals) and _TIME.fullmatch(
+            text
+        ):
+            return
+        raise NotFromCube(f"{_describe(node)} is not supported over a cube")
+
+    def _replace_column(self, node: exp.Column) -> None:
+        dimension = self._find_dimension(node)
+        if dimension is None:
+            if len(node.parts) == 1 and node.name.lower() in self._aliases and node.name.lower() not in self._names:
+                return  # The name of an output, whose expression is checked in SELECT.
+            raise NotFromCube(f"{_describe(node)} is not a dimension")
+        name = self._use_dimension(dimension)
+        node.replace(exp.column(exp.to_identifier(name, quoted=True), exp.to_identifier(self._alias, quoted=True)))
+
+    def _find_dimension(self, node: exp.Column) -> _Dimension | None:
+        path = self._path_of(node)
+        if path is None:
+            return None
+        hidden = next((one for time, one in self._times.items() if time.hidden_name == path), None)
+        return hidden or self._dimensions.get(path)
+
+    def _path_of(self, node: exp.Column) -> str | None:
+        """Return the path of a column or of a field in lower case, or None if the node has another form."""
+        if not all(isinstance(part, exp.Identifier) for part in node.parts):
+            return None
+        parts = [part.name.lower() for part in node.parts]
+        if len(parts) > 1 and parts[0] == self._alias.lower():
+            if parts[0] in self._names:
+                raise NotFromCube(f"{parts[0]} may be the table or a column")
+            parts = parts[1:]
+        return ".".join(parts)
+
+    def _use_dimension(self, dimension: _Dimension) -> str:
+        column, kind = dimension.column, str(dimension.column.type)
+        plain = "." not in column.name and dimension.transform == IDENTITY
+        name = self._name(column.name) if plain else PREFIX + dimension.entry
+        row = self._write_path(column.name)
+        if dimension.transform != IDENTITY:
+            row = self._dialect.truncate(dimension.transform, row, kind)
+        output = _Output(name, row, self._dialect.type_name(kind), frozenset({column.id}))
+        return self._used.setdefault(dimension.entry, output).name
+
+    def _name(self, name: str) -> str:
+        return name.lower() if self._dialect.lowers_names else name
+
+    def _write_path(self, path: str) -> str:
+        return ".".join(self._dialect.quote_name(self._name(part)) for part in path.split("."))
+
+    # Aggregates
+
+    def _aggregate(self, node: exp.Expr) -> str:
+        """Return an aggregate in the engine's SQL.
+
+        Raises:
+            NotFromCube: The aggregate does not follow from the cube.
+        """
+        where = ""
+        aggregate = node
+        if isinstance(node, exp.Filter):
+            aggregate = node.this
+            condition = node.expression.this
+            self._visit(condition)
+            where = f" FILTER (WHERE {node.expression.this.sql(dialect=self._dialect.name, comments=False)})"
+        if isinstance(aggregate, exp.CountIf):
+            if where:
+                raise NotFromCube(f"{_describe(node)} is not supported over a cube")
+            self._visit(aggregate.this)
+            counted_if = aggregate.this.sql(dialect=self._dialect.name, comments=False)
+            return self._dialect.count_if(self._use_partial(COUNT_ROWS), counted_if)
+        if type(aggregate) not in _FUNCTIONS:
+            raise NotFromCube(f"{_describe(node)} is not supported over a cube")
+        if {name for name, value in aggregate.args.items() if value} - {"this", "big_int"}:
+            # The two smallest values of `min(x, 2)` may be equal, but groups have each value once.
+            raise NotFromCube(f"{_describe(aggregate)} is not supported over a cube")
+        measure = self._to_measure(aggregate)
+        if measure is not None and all(one.text in self._partials for one in measure.partials):
+            return self._combine(measure, where)
+        if isinstance(aggregate, exp.Sum) and aggregate.this == exp.Literal.number(1):
+            return self._dialect.count_as_sum(self._use_partial(COUNT_ROWS), where)
+        if isinstance(aggregate, exp.Count) and (dimension := self._counted_dimension(aggregate)) is not None:
+            name = f"{self._dialect.quote_name(self._alias)}.{self._dialect.quote_name(self._use_dimension(dimension))}"
+            rows = self._use_partial(COUNT_ROWS)
+            counted = f"CASE WHEN {name} IS NULL THEN 0 ELSE {rows} END"
+            return self._dialect.combine(Measure(COUNT, None), [counted], where)
+        is_distinct = isinstance(aggregate.this, exp.Distinct)
+        if isinstance(aggregate, exp.Count | exp.Sum | exp.Avg) and not is_distinct:
+            raise NotFromCube(f"{_describe(aggregate)} is not a measure of the cube")
+        # The least, the greatest, and the distinct values of dimensions follow from the groups.
+        for child in list(aggregate.iter_expressions()):
+            self._visit(child)
+        return f"{aggregate.sql(dialect=self._dialect.name, comments=False)}{where}"
+
+    def _counted_dimension(self, aggregate: exp.Count) -> _Dimension | None:
+        """Return the dimension of `count(dimension)`, or None for another argument."""
+        argument = aggregate.this
+        if not isinstance(argument, exp.Column):
+            return None
+        return self._find_dimension(argument)
+
+    def _to_measure(self, node: exp.Expr) -> Measure | None:
+        """Return an aggregate as a measure, or None if it has another form."""
+        if isinstance(node.this, exp.Distinct):
+            return None
+        if isinstance(node, exp.Count) and (isinstance(node.this, exp.Star) or _is_constant(node.this)):
+            return Measure(COUNT, None)
+        operand = self._to_operand(node.this)
+        return None if operand is None else Measure(_FUNCTIONS[type(node)], operand)
+
+    def _to_operand(self, node: exp.Expr) -> Operand | None:
+        match node:
+            case exp.Paren():
+                return self._to_operand(node.this)
+            case exp.Column():
+                path = self._path_of(node)
+                column = None if path is None else self._columns.get(path)
+                if column is None or not isinstance(column.type, str):
+                    return None
+                return ColumnOperand(column.id, column.name, column.type)
+            case exp.Literal() if not node.is_string and _is_plain_number(str(node.this)):
+                return NumberOperand(str(node.this))
+        sign = _SIGNS.get(type(node))
+        if sign is None:
+            return None
+        left, right = (self._to_operand(side) for side in (node.this, node.expression))
+        return None if left is None or right is None else operation(sign, left, right)
+
+    def _combine(self, measure: Measure, where: str) -> str:
+        if not self._floats and self._dialect.adds_floats(measure):
+            raise NotFromCube(f"{measure.text} adds floats, which the session excludes")
+        columns = [self._use_partial(partial) for partial in measure.partials]
+        return self._dialect.combine(measure, columns, where)
+
+    def _use_partial(self, partial: Partial) -> str:
+        """Return the column of the union with a partial aggregate, in the engine's SQL."""
+        entry = self._partials[partial.text]
+        kind = self._dialect.partial_type(partial)
+        ids = frozenset(column.column_id for column in list_columns(partial.operand))
+        row = "1"
+        if partial.operand is not None:
+            row = format_operand(partial.operand, lambda column: self._write_column(column.column_id))
+            if partial.function == COUNT:
+                row = f"CASE WHEN {row} IS NULL THEN 0 ELSE 1 END"
+        output = _Output(PREFIX + entry, f"CAST({row} AS {kind})", kind, ids)
+        name = self._used.setdefault(entry, output).name
+        return f"{self._dialect.quote_name(self._alias)}.{self._dialect.quote_name(name)}"
+
+    def _write_column(self, column_id: int) -> str:
+        column = self._schema.column(column_id)
+        assert column is not None
+        return self._write_path(column.name)
+
+
+def _list_columns(schema: Schema) -> Iterator[tuple[str, Column]]:
+    """Yield the primitive columns, and the primitive fields of structs, by their path in lower case."""
+    nested = {column.id for column in schema.index.by_id.values() if not is_primitive(column.type)}
+    for column in schema.index.by_id.values():
+        ancestors = list(schema.ancestors(column))
+        if column.id in nested or not all(isinstance(one.type, StructType) for one in ancestors):
+            continue
+        if "." in column.name.replace(".", "", len(ancestors)):
+            continue  # A name with a dot is not distinct from a field of a struct.
+        yield column.name.lower(), column
+
+
+def _split(condition: exp.Expr) -> list[exp.Expr]:
+    """Return the parts of a conjunction."""
+    inner = condition.unnest()
+    return list(inner.flatten()) if isinstance(inner, exp.And) else [condition]
+
+
+def _is_constant(node: exp.Expr) -> bool:
+    """Return whether the node is a constant that is not null."""
+    return isinstance(node, exp.Literal | exp.Boolean)
+
+
+def _is_plain_number(text: str) -> bool:
+    return text.replace(".", "", 1).isdigit() and text.isascii() and text[0] != "." and text[-1] != "."
+
+
+def _describe(node: exp.Expr) -> str:
+    text = node.sql(comments=False).replace("\0", "")
+    return text if len(text) <= 100 else f"{text[:100]}…"

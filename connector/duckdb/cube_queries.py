@@ -1,0 +1,90 @@
+"""An aggregate query of DuckDB that reads groups of a cube.
+
+The names and the types of the result come from DuckDB itself: the original query is bound with an empty relation of
+the table's columns, and the new query with an empty relation of groups. If the types differ, the cube is not used.
+"""
+
+from __future__ import annotations
+
+import duckdb
+
+from seamark.connector.cubes.dialects import DUCKDB, NotFromCube
+from seamark.connector.cubes.statements import CubeTable, translate_statement
+from seamark.connector.duckdb.statements import DuckDBStatement, NamedRelation
+from seamark.connector.plans.quotes import quote_name
+from seamark.connector.plans.splices import Replacement, splice
+from seamark.formats.iceberg.types.schema import ListType, MapType, Schema, StructType, Type
+
+GROUPS = "seamark_cube_groups"
+"""The name of the relation with the groups."""
+_WITHOUT_PUSHDOWN = f"(SELECT * FROM {GROUPS} LIMIT {1 << 62})"  # noqa: S608
+"""A clause after which DuckDB pushes no filter down, because some filters cannot be pushed into an Arrow scan."""
+
+
+class DuckDBCubeQuery:
+    """A query over a cube.
+
+    Attributes:
+        statement: The translated query.
+    """
+
+    def __init__(
+        self,
+        con: duckdb.DuckDBPyConnection,
+        statement: DuckDBStatement,
+        reference: NamedRelation,
+        table: CubeTable,
+        *,
+        floats: bool,
+    ) -> None:
+        """Translate a query.
+
+        Args:
+            con: The connection in which the query runs.
+            statement: The query.
+            reference: The only relation of the query.
+            table: The table, with its cubes.
+            floats: See `translate_statement`.
+
+        Raises:
+            NotFromCube: The query does not follow from a cube.
+            duckdb.Error: DuckDB does not accept the query.
+        """
+        self.statement = translate_statement(statement.parse_again(), table, DUCKDB, floats=floats)
+        original = con.sql(_read_no_rows(statement.text, reference, table.schema), params=statement.parameters)
+        self._names = original.columns
+        no_groups = ", ".join(f"NULL AS {column}" for column in self.statement.columns)
+        new = con.sql(self.statement.write(f"(SELECT {no_groups} LIMIT 0)", None, self._names))
+        if new.types != original.types:
+            pairs = zip(original.types, new.types, strict=True)
+            raise NotFromCube(f"the types differ: {', '.join(f'{old} and {new}' for old, new in pairs if old != new)}")
+
+    def write(self, rows: str | None) -> str:
+        """Return the query that reads `GROUPS`, and the rows of a plan table unless it is None."""
+        return self.statement.write(_WITHOUT_PUSHDOWN, rows, self._names)
+
+
+def _read_no_rows(text: str, reference: NamedRelation, schema: Schema) -> str:
+    """Return the statement with an empty relation of the table's columns in the place of the table."""
+    columns = ((field.name, _type_name(field.type)) for field in schema.fields)
+    listed = ", ".join(f"CAST(NULL AS {kind}) AS {quote_name(name)}" for name, kind in columns if kind is not None)
+    replacements = [
+        Replacement(reference.start, reference.end, f"(SELECT {listed} LIMIT 0){reference.alias_needed or ''}")
+    ]
+    if reference.version_span is not None:
+        replacements.append(Replacement(*reference.version_span, ""))
+    return splice(text, replacements)
+
+
+def _type_name(kind: Type) -> str | None:
+    """Return a type in DuckDB's SQL, or None if a query over a cube cannot use the type."""
+    if isinstance(kind, StructType):
+        fields = [(field.name, _type_name(field.type)) for field in kind.fields]
+        listed = [f"{quote_name(name)} {inner}" for name, inner in fields if inner is not None]
+        return f"STRUCT({', '.join(listed)})" if listed else None
+    if isinstance(kind, ListType | MapType):
+        return None
+    try:
+        return DUCKDB.type_name(kind)
+    except NotFromCube:
+        return None

@@ -1,0 +1,109 @@
+"""An aggregate query of Spark that reads groups of a cube, which are a temporary view.
+
+The names and the types of the result come from Spark itself: if the new query has other types than the original
+query, the original runs.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import DataFrame, SparkSession
+from sqlglot import Dialect
+from sqlglot.errors import SqlglotError
+
+from seamark.connector.cubes.dialects import SPARK, NotFromCube
+from seamark.connector.cubes.plans import cube_table_of
+from seamark.connector.cubes.statements import CubeStatement, translate_statement
+from seamark.connector.plans.async_client import KnownTable
+from seamark.connector.plans.quotes import backquote
+from seamark.connector.plans.zones import is_utc
+from seamark.formats.iceberg.expressions.sql_parser import parse_statements
+
+_SPARK = Dialect.get_or_raise("spark")
+_UNCLEAR = re.compile(r"\\|\btry_|\bdiv\b|\$\{|:", re.IGNORECASE)
+"""Matches texts whose tree does not tell how Spark reads them: escapes, TRY_CAST, integer division and parameters."""
+
+
+def translate_text(spark: SparkSession, text: str, table: KnownTable, *, floats: bool) -> CubeStatement:
+    """Translate a query over a cube of its only table.
+
+    Raises:
+        NotFromCube: The query does not follow from a cube of the table.
+    """
+    cubes = cube_table_of(table, truncates_in_utc=True)
+    if cubes is None:
+        raise NotFromCube("the table has no cube")
+    if not is_utc(str(spark.conf.get("spark.sql.session.timeZone"))):
+        raise NotFromCube("the time zone of the session is not UTC")
+    if str(spark.conf.get("spark.sql.ansi.enabled")).lower() != "true":
+        raise NotFromCube("spark.sql.ansi.enabled is not true")
+    if _UNCLEAR.search(text):
+        raise NotFromCube("it has an escape, a parameter or a TRY function")
+    try:
+        trees = parse_statements(_SPARK, text)
+    except (SqlglotError, RecursionError):
+        raise NotFromCube("its syntax is not supported") from None
+    if len(trees) != 1 or trees[0] is None:
+        raise NotFromCube("it is not a single query")
+    statement = translate_statement(trees[0], cubes, SPARK, floats=floats)
+    if statement.row_condition:
+        raise NotFromCube(f"{statement.cube.name}: {statement.row_condition[:200]} is not a condition on dimensions")
+    return statement
+
+
+@dataclass(frozen=True)
+class QueryOverCube:
+    """A query over a cube.
+
+    Attributes:
+        text: The original query.
+        statement: Its translation.
+        groups: The groups of the covered files.
+        rows: The plan table with the other files, or None if there are none.
+    """
+
+    text: str
+    statement: CubeStatement
+    groups: pa.Table
+    rows: tuple[str, ...] | None
+
+    def run(self, spark: SparkSession) -> DataFrame:
+        """Return the DataFrame of the query.
+
+        Raises:
+            NotFromCube: The types of the result differ from those of the original query.
+            PySparkException: Spark does not accept the query.
+        """
+        original = spark.sql(self.text)
+        view = f"seamark_groups_{uuid.uuid4().hex}"
+        spark.createDataFrame(_write_times(self.groups)).createTempView(view)
+        try:
+            frame = spark.sql(
+                self.statement.write(view, None if self.rows is None else ".".join(map(backquote, self.rows)))
+            )
+        finally:
+            spark.catalog.dropTempView(view)
+        types = [[field.dataType for field in one.schema.fields] for one in (original, frame)]
+        if types[0] != types[1]:
+            raise NotFromCube(f"the types differ: {types[0]} and {types[1]}")
+        return frame.toDF(*original.columns)
+
+
+def _write_times(groups: pa.Table) -> pa.Table:
+    """Return the groups with times without a zone as text, which Spark reads without regard to time zones.
+
+    Raises:
+        NotFromCube: A time is not in the years from 1 to 9999.
+    """
+    for number, field in enumerate(groups.schema):
+        if pa.types.is_timestamp(field.type) and field.type.tz is None:
+            years = pc.min_max(pc.year(groups[field.name])).as_py()
+            if not ((years["min"] or 1) >= 1 and (years["max"] or 1) <= 9999):
+                raise NotFromCube("a time is not in the years from 1 to 9999")
+            groups = groups.set_column(number, field.name, groups[field.name].cast(pa.string()))
+    return groups

@@ -1,0 +1,96 @@
+"""Writes the groups of a cube as VALUES in Trino's SQL."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from datetime import UTC, datetime, time
+from typing import Any
+from uuid import UUID
+
+import pyarrow as pa
+
+from seamark.connector.cubes.dialects import NotFromCube
+from seamark.connector.cubes.statements import CubeStatement
+from seamark.connector.plans.quotes import quote_text
+
+
+def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int) -> str:
+    """Return a relation with the groups, as it follows FROM.
+
+    Args:
+        groups: The groups.
+        statement: The query over the cube.
+        characters_max: The maximum number of characters of the relation.
+
+    Raises:
+        NotFromCube: The relation would be too long, or Trino's SQL has no literal for a value.
+    """
+    listed = ", ".join(statement.columns)
+    if groups.num_rows == 0:
+        return f"(VALUES ({', '.join('NULL' for _ in statement.columns)})) AS seamark_groups ({listed}) WHERE FALSE"
+    columns = []
+    for name, column in zip(statement.columns, groups.columns, strict=True):
+        is_uuid = name.startswith("d") and statement.cube.terms[int(name[1:])].source == "uuid"
+        write = _write_uuid if is_uuid else _writer_of(column.type)
+        try:
+            columns.append(["NULL" if value is None else write(value) for value in column.to_pylist()])
+        except (ValueError, OverflowError) as error:  # Python's years end at 9999.
+            raise NotFromCube(f"{statement.cube.name}: a value cannot be written in SQL: {error}") from None
+    size = sum(len(text) + 2 for column in columns for text in column)
+    if size > characters_max:
+        raise NotFromCube(
+            f"{statement.cube.name}: its groups have {size:,} characters of SQL, more than a statement may"
+        )
+    rows = ", ".join(f"({', '.join(row)})" for row in zip(*columns, strict=True))
+    return f"(VALUES {rows}) AS seamark_groups ({listed})"
+
+
+def _writer_of(kind: pa.DataType) -> Callable[[Any], str]:
+    """Return a function that writes a value of a type."""
+    for matches, write in _WRITERS:
+        if matches(kind):
+            return write
+    raise NotFromCube(f"values of type {kind} cannot be written in SQL")
+
+
+def _write_float(kind: str) -> Callable[[float], str]:
+    def write(value: float) -> str:
+        if math.isnan(value):
+            return f"CAST(nan() AS {kind})"
+        if math.isinf(value):
+            return f"CAST({'-' if value < 0 else ''}infinity() AS {kind})"
+        return f"{kind} '{value!r}'"
+
+    return write
+
+
+def _write_timestamp(value: datetime) -> str:
+    plain = value if value.tzinfo is None else value.astimezone(UTC).replace(tzinfo=None)
+    zone = "" if value.tzinfo is None else " UTC"
+    return f"TIMESTAMP '{plain.isoformat(' ', 'microseconds')}{zone}'"
+
+
+def _write_time(value: time) -> str:
+    return f"TIME '{value.isoformat('microseconds')}'"
+
+
+def _write_uuid(value: bytes) -> str:
+    return f"UUID '{UUID(bytes=value)}'"
+
+
+_WRITERS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Any], str]], ...] = (
+    (pa.types.is_boolean, lambda value: "TRUE" if value else "FALSE"),
+    (pa.types.is_integer, str),
+    (pa.types.is_float32, _write_float("REAL")),
+    (pa.types.is_float64, _write_float("DOUBLE")),
+    (pa.types.is_decimal, lambda value: f"DECIMAL '{value:f}'"),
+    (pa.types.is_string, quote_text),
+    (pa.types.is_large_string, quote_text),
+    (pa.types.is_date, lambda value: f"DATE '{value.isoformat()}'"),
+    (pa.types.is_timestamp, _write_timestamp),
+    (pa.types.is_time, _write_time),
+    (pa.types.is_binary, lambda value: f"X'{value.hex()}'"),
+    (pa.types.is_large_binary, lambda value: f"X'{value.hex()}'"),
+    (pa.types.is_fixed_size_binary, lambda value: f"X'{value.hex()}'"),
+)

@@ -1,0 +1,190 @@
+"""The route that plans an aggregate query over a cube: groups of covered files, and a plan of the other files.
+
+One request decides which files are answered from the cube, so that each file of the plan counts exactly once: its rows
+are either in the groups or in the plan table. The plan table has a new name for each request, because the files that a
+cube covers may differ a moment later. If no file is left, there is no plan table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+from aiohttp import web
+
+from seamark.formats.protocol.wire import CUBE_PLAN
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.api.formats.arrow import ARROW_STREAM
+from seamark.metaserver.api.http.describe import BodySize, ResponseSpec, doc
+from seamark.metaserver.api.http.dispatch import Call, Route
+from seamark.metaserver.api.http.fresh_reads import load_to_read
+from seamark.metaserver.api.http.parameters.fresh import AFTER, FRESH
+from seamark.metaserver.api.http.parameters.plan_audience import AUDIENCE
+from seamark.metaserver.api.lookups.cube_groups import find_cube, read_groups
+from seamark.metaserver.api.plans.plan_leases import check_lease
+from seamark.metaserver.api.plans.plan_tables import (
+    NewPlanTable,
+    PlanTableRequest,
+    PlanTableResponse,
+    bind_request,
+    count_plan_table,
+    read_filter,
+)
+from seamark.metaserver.catalog.plans.plan_tables import Holder
+from seamark.metaserver.planner.indexes.coverage import file_ids_of
+from seamark.metaserver.planner.scan.scan_plan import ScanPlan
+
+GROUPS_MAX = 1_000_000
+"""The maximum number of groups of a response."""
+
+
+class MakeCubePlanRequest(msgspec.Struct, rename="kebab", forbid_unknown_fields=True):
+    definition_id: Annotated[str, doc("The definition-id of the cube.")]
+    columns: Annotated[
+        list[str],
+        doc("Dimensions d0, d1, … and partial aggregates m0, m1, … of the entries.", examples=[["d0", "m1"]]),
+    ]
+    filter: Annotated[
+        msgspec.Raw, doc("An expression of the Iceberg REST specification, true for all needed rows.")
+    ] = msgspec.field(default_factory=msgspec.Raw)
+    predicate: Annotated[str | None, doc("A predicate in SQL, instead of `filter`.")] = None
+    unless: Annotated[
+        msgspec.Raw,
+        doc("An expression. A file is answered from the cube only if the plan shows that no row of it meets this."),
+    ] = msgspec.field(default_factory=msgspec.Raw)
+    case_sensitive: Annotated[bool, doc("Whether names in `filter` are case-sensitive.")] = True
+    snapshot_id: int | None = None
+    ref: Annotated[str | None, doc("A branch or tag, instead of snapshot-id.")] = None
+    groups_max: Annotated[int, doc("No groups are returned if there are more.", minimum=1, maximum=GROUPS_MAX)] = (
+        GROUPS_MAX
+    )
+    lease_s: Annotated[int | None, doc("The lease of the plan table, in seconds.", minimum=1)] = None
+    hide_partitions: Annotated[bool, doc("As for plan tables: for DuckDB.")] = False
+    holder: Annotated[
+        str,
+        msgspec.Meta(max_length=100, description="As for plan tables: a text that identifies the client process."),
+    ] = ""
+
+
+class MakeCubePlanResponse(msgspec.Struct, rename="kebab"):
+    """The plan of an aggregate query, in the metadata `plan` of the groups."""
+
+    reason: Annotated[str | None, doc("Why the cube cannot be used. Then all other values are without meaning.")]
+    snapshot_id: int | None = None
+    schema_id: Annotated[int, doc("The schema of the table, with which the filter was read.")] = 0
+    covered_files: Annotated[int, doc("Data files whose rows are in the groups.")] = 0
+    considered_files: Annotated[int, doc("Data files of the snapshot.")] = 0
+    row_files: Annotated[int, doc("Data files whose rows have to be read.")] = 0
+    row_bytes: int = 0
+    name: Annotated[str | None, doc("The plan table with the row files, if there are any.")] = None
+    plan_snapshot_id: Annotated[
+        int | None, doc("With X-Seamark-Plans, instead of the name: the id of the snapshot with the row files.")
+    ] = None
+
+
+@Route(
+    "POST",
+    "/api/v1/tables/{namespace}/{table}/cube-plans",
+    "makeCubePlan",
+    "Plans an aggregate query: returns groups of a cube, and creates a plan table of the files that it does not cover",
+    tags=("indexes",),
+    parameters=(AUDIENCE, FRESH, AFTER),
+    body_size=BodySize.MEDIUM,
+    answers=(
+        ResponseSpec(
+            200,
+            "An Arrow IPC stream with the requested columns. A group may appear several times. The metadata `plan` "
+            "of its schema has a JSON object with reason, snapshot-id, schema-id, covered-files, considered-files, "
+            "row-files, row-bytes, name and plan-snapshot-id",
+        ),
+        ResponseSpec(400, "The filter, a column or the snapshot is invalid"),
+        ResponseSpec(404, "No such table, or it has no such cube"),
+    ),
+).takes(MakeCubePlanRequest)
+async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
+    check_lease(body.lease_s)
+    if not 1 <= body.groups_max <= GROUPS_MAX:
+        raise BadRequest(f"groups-max is {body.groups_max}; it must be between 1 and {GROUPS_MAX:,}")
+    if body.hide_partitions and call.audience is not None:
+        raise BadRequest("hide-partitions is for plan tables; with X-Seamark-Plans a plan is a snapshot of the table")
+    loaded = await load_to_read(call, call.namespace, call.name, body.snapshot_id, is_named=body.ref is not None)
+    await call.components.catalog.check_writable(loaded)
+    cube = find_cube(loaded, body.definition_id)
+    plan_request = PlanTableRequest(
+        filter=body.filter,
+        predicate=body.predicate,
+        case_sensitive=body.case_sensitive,
+        snapshot_id=body.snapshot_id,
+        ref=body.ref,
+        lease_s=body.lease_s,
+        hide_partitions=body.hide_partitions,
+        holder=body.holder,
+    )
+    filter = read_filter(plan_request, loaded.metadata)
+    _, bound_scan = bind_request((plan_request, filter), loaded.metadata)
+    no_groups = pa.schema([]).empty_table()
+    if bound_scan.snapshot is None:
+        return await _encode(no_groups, MakeCubePlanResponse("the table has no snapshot"))
+    if bound_scan.snapshot.schema_id not in (None, loaded.metadata.current_schema_id):
+        return await _encode(no_groups, MakeCubePlanResponse("the snapshot has another schema than the table"))
+    assert loaded.entry is not None
+    scan_plan = await call.components.planner.plan(bound_scan, loaded.entry)
+    is_whole, ids = await asyncio.to_thread(_find_whole_files, scan_plan)
+    if bytes(body.unless):
+        unless = read_filter(msgspec.structs.replace(plan_request, filter=body.unless, predicate=None), loaded.metadata)
+        _, bound_unless = bind_request((plan_request, unless), loaded.metadata)
+        # Without `filter`, because it may contain the condition whose opposite `unless` is.
+        excluded = await call.components.planner.plan(bound_unless, loaded.entry)
+        # The ids of entries are numbers in the manifest list, so they are the same in both plans.
+        is_whole &= ~np.isin(scan_plan.entry_ids, excluded.entry_ids)
+    reading = await read_groups(call, loaded, cube, body.columns, ids[is_whole])
+    covered = np.zeros(scan_plan.files, dtype=np.bool_)
+    covered[is_whole] = reading.covered
+    groups = reading.groups
+    if not covered.any():
+        return await _encode(no_groups, MakeCubePlanResponse("none of its entries is for a file of the plan"))
+    if groups.num_rows > body.groups_max:
+        reason = f"it has {groups.num_rows:,} groups; the maximum is {body.groups_max:,}"
+        return await _encode(no_groups, MakeCubePlanResponse(reason))
+    rest = scan_plan.with_only(scan_plan.entry_ids[~covered])
+    holder = None if call.audience is None else Holder(call.audience, body.holder)
+    table = PlanTableResponse(None, bound_scan.snapshot_id, None, 0, 0, scan_plan.considered, None)
+    if rest.files:
+        table = await NewPlanTable(call, loaded, plan_request, bound_scan, holder).make_of(rest, is_shared=False)
+        if table.name is None:
+            reason = table.misread or "no plan table can be created for the files that it does not cover"
+            return await _encode(no_groups, MakeCubePlanResponse(reason))
+    count_plan_table(call, loaded, plan_request, bound_scan, table, None)
+    answer = MakeCubePlanResponse(
+        None,
+        bound_scan.snapshot_id,
+        loaded.metadata.current_schema_id,
+        int(covered.sum()),
+        scan_plan.considered,
+        table.files,
+        table.bytes,
+        table.name if holder is None else None,
+        table.plan_snapshot_id or None,
+    )
+    return await _encode(groups, answer)
+
+
+def _find_whole_files(scan_plan: ScanPlan) -> tuple[np.ndarray, np.ndarray]:
+    """Return bool[files], the identified files of the plan without deletes, and uint64[files, 2], the identities."""
+    ids, is_known = file_ids_of(scan_plan.view).at(scan_plan.view.positions_of(scan_plan.entry_ids))
+    has_deletes = np.array([bool(deletes) for deletes in scan_plan.deletes_of(scan_plan.entry_ids)], dtype=np.bool_)
+    return is_known & ~has_deletes, ids
+
+
+async def _encode(groups: pa.Table, answer: MakeCubePlanResponse) -> web.Response:
+    def encode() -> bytes:
+        table = groups.replace_schema_metadata({CUBE_PLAN: msgspec.json.encode(answer)})
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+        return bytes(sink.getvalue())
+
+    return web.Response(body=await asyncio.to_thread(encode), content_type=ARROW_STREAM)

@@ -1,0 +1,198 @@
+"""Reads the input topics of stream tables, by confluent-kafka. No call blocks the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, TypeVar, cast
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from seamark.formats.runtime.errors import LogUnavailable
+from seamark.metaserver.log.kafka.address import KafkaAddress
+from seamark.metaserver.log.kafka.topics import InputTopic, TopicMessage
+
+MESSAGES_MAX = 500
+"""The maximum number of messages that are read at a time."""
+_THREADS = 4
+_TIMEOUT_S = 10.0
+_READ_AHEAD_KB = 4 << 10
+_IDLE_S, _IDLE_S_MAX = 0.02, 0.25
+"""The first and the longest pause of a consumer that finds no message."""
+_GONE = {KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION, KafkaError.UNKNOWN_TOPIC_OR_PART}
+_ENDED = _GONE | {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE}
+_CONSUMER = {
+    "enable.auto.commit": False,
+    "enable.auto.offset.store": False,
+    "auto.offset.reset": "error",
+    "isolation.level": "read_committed",
+    "check.crcs": True,
+    "queued.max.messages.kbytes": _READ_AHEAD_KB,
+}
+"""Further properties of consumers. A group is required, and not used: partitions are assigned by hand."""
+T = TypeVar("T")
+_log = structlog.get_logger("seamark.streams")
+
+
+class KafkaTopics:
+    """Implements `TopicSource`. Use `open_topics`."""
+
+    def __init__(self, address: KafkaAddress) -> None:
+        self._address = address
+        self._base: dict[str, Any] = {**address.properties, "bootstrap.servers": address.servers, "log_level": 0}
+        self._admin = AdminClient({**self._base})
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="kafka-topics")
+
+    def close(self) -> None:
+        """End the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def name_of(self, uuid: str) -> str:
+        return self._address.input_topic_of(uuid)
+
+    async def list_topics(self) -> dict[str, InputTopic]:
+        prefix = self._address.input_topic_of("")
+        listed = await self.run(partial(self._admin.list_topics, timeout=_TIMEOUT_S))
+        names = [name for name in listed.topics if name.startswith(prefix)]
+        if not names:
+            return {}
+        topics: dict[str, InputTopic] = {}
+        for name, future in self._admin.describe_topics(TopicCollection(names)).items():
+            described = await self._find(future)
+            if described is not None:
+                topic = InputTopic(name, str(described.topic_id), len(described.partitions))
+                topics[name.removeprefix(prefix)] = topic
+        return topics
+
+    @asynccontextmanager
+    async def open(self, topic: InputTopic, offsets: Mapping[int, int]) -> AsyncIterator[_Consumer]:
+        consumer = _Consumer(self, topic, Consumer({**self._base, **_CONSUMER, "group.id": self._address.prefix}))
+        try:
+            await self.run(partial(consumer.begin, offsets))
+            yield consumer
+        finally:
+            await asyncio.get_running_loop().run_in_executor(None, consumer.close)
+
+    async def _find(self, future: Future[T]) -> T | None:
+        """Return the description of a topic; None if it is deleted, or if this server may not read it."""
+        try:
+            async with asyncio.timeout(2 * _TIMEOUT_S):
+                return await asyncio.wrap_future(future)
+        except TimeoutError:
+            raise LogUnavailable(f"Kafka at {self._address.servers} did not answer; retry later") from None
+        except KafkaException as error:
+            reason = error.args[0]
+            codes = _GONE | {KafkaError.TOPIC_AUTHORIZATION_FAILED}
+            if isinstance(reason, KafkaError) and reason.code() in codes:
+                return None
+            raise self.unavailable(reason) from error
+
+    async def run(self, work: Callable[[], T]) -> T:
+        """Run a blocking call in a thread."""
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        except KafkaException as error:
+            raise self.unavailable(error.args[0]) from error
+
+    def unavailable(self, reason: object) -> LogUnavailable:
+        """Return the error of a call that failed."""
+        text = reason.str() if isinstance(reason, KafkaError) else str(reason)
+        return LogUnavailable(f"Kafka at {self._address.servers} does not serve an input topic ({text}); retry later")
+
+
+class _Consumer:
+    """Implements `TopicConsumer`."""
+
+    def __init__(self, topics: KafkaTopics, topic: InputTopic, consumer: Consumer) -> None:
+        self._topics = topics
+        self._topic = topic
+        self._consumer = consumer
+        self._lock = threading.Lock()
+        """A thread may still read when the consumer is closed."""
+        self._is_closed = False
+        self._idle_s = _IDLE_S
+
+    def begin(self, offsets: Mapping[int, int]) -> None:
+        """Begin at these offsets, or at the first message that Kafka still has; blocks."""
+        with self._lock:
+            places = [self._find_start(number, offset) for number, offset in offsets.items()]
+            self._consumer.assign(places)
+
+    def _find_start(self, partition: int, offset: int) -> TopicPartition:
+        place = TopicPartition(self._topic.name, partition)
+        first, end = self._consumer.get_watermark_offsets(place, timeout=_TIMEOUT_S)
+        start = min(max(offset, first), end)
+        if offset and start != offset:
+            _log.warning(
+                "messages of an input topic are missing",
+                topic=self._topic.name,
+                partition=partition,
+                offset=offset,
+                first=first,
+                end=end,
+            )
+        return TopicPartition(self._topic.name, partition, start)
+
+    async def read(self) -> Sequence[TopicMessage]:
+        messages = await self._topics.run(self._consume)
+        if messages:
+            self._idle_s = _IDLE_S
+        else:
+            await asyncio.sleep(self._idle_s)
+            self._idle_s = min(2 * self._idle_s, _IDLE_S_MAX)
+        return messages
+
+    def _consume(self) -> list[TopicMessage]:
+        messages: list[TopicMessage] = []
+        with self._lock:
+            for message in [] if self._is_closed else self._consumer.consume(MESSAGES_MAX, 0):
+                error = message.error()
+                if error is None:
+                    messages.append(_to_message(message))
+                elif error.code() in _ENDED or not (error.retriable() or error.code() < 0):
+                    # Kafka has removed the next messages, or the topic was deleted. `begin` finds the next message.
+                    raise self._topics.unavailable(error)
+                else:
+                    _log.info("an input topic is not read", topic=self._topic.name, error=error.str())
+        return messages
+
+    def close(self) -> None:
+        """Leave the cluster; blocks."""
+        with self._lock:
+            self._is_closed = True
+            self._consumer.close()
+
+
+def _to_message(message: Message) -> TopicMessage:
+    partition, offset, value = message.partition(), message.offset(), message.value()
+    assert partition is not None
+    assert offset is not None
+    pairs = cast("Sequence[tuple[str, object]]", message.headers() or ())
+    headers = {name: text for name, text in pairs if isinstance(text, bytes)}
+    return TopicMessage(partition, offset, value.encode() if isinstance(value, str) else value, headers)
+
+
+@asynccontextmanager
+async def open_topics(address: KafkaAddress) -> AsyncIterator[KafkaTopics]:
+    """Open the input topics of a cluster.
+
+    Raises:
+        LogUnavailable: A property of the client is invalid.
+    """
+    try:
+        topics = KafkaTopics(address)
+    except KafkaException as error:
+        raise LogUnavailable(
+            f"The client of Kafka does not accept its properties ({error.args[0]}); correct the file of "
+            "stream_log_client_properties, then restart the server"
+        ) from error
+    try:
+        yield topics
+    finally:
+        topics.close()

@@ -1,0 +1,128 @@
+"""OIDC issuers: the issuer of the settings `oidc_…`, and the issuers of `oidc_issuers_file`."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from seamark.formats.runtime.errors import ConfigError
+from seamark.metaserver.settings.settings import Settings
+
+FIRST_ISSUER_NAME = "oidc"
+"""The name of the issuer that the settings `oidc_issuer` and `oidc_audience` define."""
+GROUP_SUFFIX = "-group"
+"""What the name of an issuer gets in the principals of its groups: `oidc-group:engineers`."""
+RESERVED_NAMES = frozenset({"anonymous", "cert", "group", "internal", "job", "role", "service", "statement", "table"})
+ISSUERS_MAX = 32
+_ISSUER_NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class IssuerSettings:
+    """An issuer whose JWTs the server accepts. A table `[[issuer]]` of the file has the same keys."""
+
+    name: str
+    """The prefix of its principals: a subject `ann` of the issuer `corp` is the principal `corp:ann`."""
+    url: str
+    """The value of `iss` in its tokens."""
+    audience: str
+    jwks_url: str = ""
+    """The URL of its keys. Empty: the discovery document names the URL."""
+    principal_claim: str = "sub"
+    roles_claim: str = ""
+    groups_claim: str = ""
+    ca_file: str = ""
+    """The authorities (PEM) that sign the certificate of the issuer. Empty: those of the system."""
+    token_file: str = ""
+    """A file with a bearer token for requests to the issuer. Kubernetes requires one for its keys."""
+
+    @property
+    def states_rights(self) -> bool:
+        """Whether its tokens state rights that the database does not have."""
+        return bool(self.roles_claim or self.groups_claim)
+
+
+def is_issuer_name(name: str) -> bool:
+    """Return whether an issuer can have this name. No other kind of principal has it before a colon."""
+    return bool(_ISSUER_NAME.fullmatch(name)) and name not in RESERVED_NAMES and not name.endswith(GROUP_SUFFIX)
+
+
+_KEYS = {field.name: field for field in dataclasses.fields(IssuerSettings)}
+
+
+def read_issuers(settings: Settings) -> tuple[IssuerSettings, ...]:
+    """Return all issuers of the settings.
+
+    Raises:
+        ConfigError: The file cannot be read, or one of its issuers is invalid.
+    """
+    issuers = []
+    if settings.oidc_issuer:
+        issuers.append(
+            IssuerSettings(
+                name=FIRST_ISSUER_NAME,
+                url=settings.oidc_issuer,
+                audience=settings.oidc_audience,
+                jwks_url=settings.oidc_jwks_url,
+                principal_claim=settings.oidc_principal_claim,
+                roles_claim=settings.oidc_roles_claim,
+                groups_claim=settings.oidc_groups_claim,
+            )
+        )
+    if settings.oidc_issuers_file:
+        issuers += _read_file(Path(settings.oidc_issuers_file))
+    for attribute in ("name", "url"):
+        values = [getattr(issuer, attribute) for issuer in issuers]
+        for value in values:
+            if values.count(value) > 1:
+                raise ConfigError(f"Two OIDC issuers have the {attribute} {value!r}: remove one of them")
+    return tuple(issuers)
+
+
+def _read_file(path: Path) -> list[IssuerSettings]:
+    try:
+        with path.open("rb") as file:
+            document = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"Cannot read the file {path} of oidc_issuers_file: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The file {path} of oidc_issuers_file is not valid TOML: {error}") from None
+    tables = document.pop("issuer", None)
+    if document or not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+        raise ConfigError(f"The file {path} of oidc_issuers_file must have only tables [[issuer]]")
+    if len(tables) > ISSUERS_MAX:
+        raise ConfigError(f"The file {path} has {len(tables)} issuers; the server accepts at most {ISSUERS_MAX}")
+    return [_read_issuer(table, f"issuer {number} of {path}") for number, table in enumerate(tables, 1)]
+
+
+def _read_issuer(table: dict[str, Any], source: str) -> IssuerSettings:
+    for key, value in table.items():
+        if key not in _KEYS:
+            similar = difflib.get_close_matches(key, _KEYS, n=1)
+            hint = f"did you mean {similar[0]!r}?" if similar else f"the keys are {', '.join(_KEYS)}"
+            raise ConfigError(f"The key {key!r} of {source} is unknown; {hint}")
+        if not isinstance(value, str) or not value.isprintable():
+            raise ConfigError(f"The key {key!r} of {source} must be text in one line; {value!r} is not")
+    for key in ("name", "url", "audience"):
+        if not table.get(key):
+            raise ConfigError(f"The key {key!r} of {source} is missing: set it")
+    name = table["name"]
+    if not is_issuer_name(name):
+        raise ConfigError(
+            f"The name of {source} must be 1 to 32 lowercase letters, digits and hyphens. It must begin with a letter, "
+            f"must not end with {GROUP_SUFFIX}, and must not be one of {', '.join(sorted(RESERVED_NAMES))}; {name!r} "
+            "is not valid"
+        )
+    for key in ("url", "jwks_url"):
+        parts = urlsplit(table.get(key, ""))
+        if table.get(key) and (parts.scheme not in ("https", "http") or not parts.hostname):
+            raise ConfigError(f"The key {key!r} of {source} must be a URL of http or https; {table[key]!r} is not")
+    if not table.get("principal_claim", "sub"):
+        raise ConfigError(f"The key 'principal_claim' of {source} is empty: remove it to use sub")
+    return IssuerSettings(**table)

@@ -1,0 +1,344 @@
+"""Reads rows from an Avro object container file, which has the schema of its writer. Pure.
+
+The input is not trusted. The container is parsed and inflated by the bounded reader of manifests. A schema is accepted
+only if each value of an array, of a map and of the file takes at least one byte, and if the schema is neither recursive
+nor deep: then the number of values is at most the number of bytes, and no decoder runs out of stack.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import fastavro
+import msgspec
+import pyarrow as pa
+
+from seamark.formats.iceberg.manifests.avro import read_container
+from seamark.formats.runtime.errors import BadRequest, Corrupt, TooLarge
+
+MAGIC = b"Obj\x01"
+INFLATED_BYTES_MAX = 16 << 20
+"""The maximum size of the inflated rows of one file."""
+_SCHEMA_CHARACTERS_MAX = 256 << 10
+_DEPTH_MAX = 16
+_TYPES_MAX = 5_000
+"""The maximum number of types in a schema, in which a named type counts as often as it is used."""
+_SCHEMAS_MAX = 100
+"""The maximum number of schemas that are kept in memory."""
+
+Convert = Callable[[Any], Any]
+_PRIMITIVES = {
+    "boolean": pa.bool_(),
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "bytes": pa.binary(),
+    "string": pa.string(),
+}
+_LOGICAL = {
+    ("int", "date"): pa.date32(),
+    ("int", "time-millis"): pa.time32("ms"),
+    ("long", "time-micros"): pa.time64("us"),
+    ("long", "timestamp-millis"): pa.timestamp("ms", "UTC"),
+    ("long", "timestamp-micros"): pa.timestamp("us", "UTC"),
+    ("long", "timestamp-nanos"): pa.timestamp("ns", "UTC"),
+    ("long", "local-timestamp-millis"): pa.timestamp("ms"),
+    ("long", "local-timestamp-micros"): pa.timestamp("us"),
+    ("long", "local-timestamp-nanos"): pa.timestamp("ns"),
+}
+"""The Arrow types of the logical types whose values are the numbers that Avro stores."""
+
+
+class _Column(NamedTuple):
+    """A type of Avro in Arrow.
+
+    Attributes:
+        type: The type in Arrow.
+        plain: The schema without logical types, by which values are decoded.
+        has_bytes: Whether each value takes at least one byte.
+        nullable: Whether a value may be null.
+        convert: Converts a decoded value to the value that Arrow takes; None if it is the same.
+    """
+
+    type: pa.DataType
+    plain: Any
+    has_bytes: bool = True
+    nullable: bool = False
+    convert: Convert | None = None
+
+
+class _RowReader(NamedTuple):
+    """Decodes the rows of files with one schema."""
+
+    schema: Any
+    columns: dict[str, _Column]
+
+
+def read_avro(data: bytes, subject: str, *, rows_max: int) -> pa.RecordBatch:
+    """Return the rows of an Avro object container file.
+
+    Args:
+        data: The file.
+        subject: What the file is, for messages.
+        rows_max: The maximum number of rows.
+
+    Raises:
+        BadRequest: The file is damaged, or its schema has a type that is not supported.
+        TooLarge: The file has too many rows.
+    """
+    try:
+        container = read_container(data, subject, inflated_limit_bytes=INFLATED_BYTES_MAX)
+    except Corrupt as error:
+        raise BadRequest(error.message) from None
+    reader = _compile(container.metadata["avro.schema"])
+    counts, edges = container.counts.tolist(), container.edges.tolist()
+    if sum(counts) > rows_max:
+        raise TooLarge(f"{subject} has more than {rows_max:,} rows; send them in several messages")
+    rows: list[Any] = []
+    for count, start, end in zip(counts, edges[:-1], edges[1:], strict=True):
+        block = io.BytesIO(container.heap[start:end].tobytes())
+        try:
+            rows += [fastavro.schemaless_reader(block, reader.schema, None) for _ in range(count)]
+        except (EOFError, ValueError, IndexError, TypeError, OverflowError, UnicodeDecodeError) as error:
+            raise BadRequest(f"{subject} has a row that does not have its schema: {str(error)[:200]}") from None
+        if block.tell() != end - start:
+            raise BadRequest(f"{subject} has a block with more bytes than its rows have")
+    try:
+        arrays = {name: _to_array([row[name] for row in rows], column) for name, column in reader.columns.items()}
+        return pa.record_batch(arrays)
+    except (pa.ArrowException, ValueError, OverflowError, TypeError) as error:
+        raise BadRequest(f"{subject} has a value that does not have its type: {str(error)[:200]}") from None
+
+
+def _to_array(values: list[Any], column: _Column) -> pa.Array:
+    if column.convert is not None:
+        values = [None if value is None else column.convert(value) for value in values]
+    return pa.array(values, column.type)
+
+
+@lru_cache(_SCHEMAS_MAX)
+def _compile(text: str) -> _RowReader:
+    """Return the reader of rows with a schema.
+
+    Raises:
+        BadRequest: The schema is invalid, or not supported.
+    """
+    if len(text) > _SCHEMA_CHARACTERS_MAX:
+        raise BadRequest(
+            f"The Avro schema has {len(text):,} characters; the limit is {_SCHEMA_CHARACTERS_MAX:,} characters"
+        )
+    try:
+        schema = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise BadRequest(f"The Avro schema is not valid JSON: {error}") from None
+    if not isinstance(schema, dict) or schema.get("type") != "record":
+        raise BadRequest("The Avro schema is not a record; the rows of a table are records")
+    compiler = _Compiler()
+    columns = compiler.read_fields(schema, 0)
+    if not any(column.has_bytes for column in columns.values()):
+        raise BadRequest("The Avro schema has no field with a value")
+    fields = [{"name": name, "type": column.plain} for name, column in columns.items()]
+    plain = {"type": "record", "name": "row", "fields": fields}
+    try:
+        return _RowReader(fastavro.parse_schema(plain), columns)
+    except (ValueError, TypeError, KeyError, fastavro.schema.SchemaParseException) as error:
+        raise BadRequest(f"The Avro schema is invalid: {str(error)[:200]}") from None
+
+
+class _NamedType(NamedTuple):
+    """A named type, and the namespace in which it is defined."""
+
+    schema: Mapping[str, Any]
+    namespace: str
+
+
+class _Compiler:
+    """Translates the types of one schema. Names of types are replaced by the types, each time with a new name."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, _NamedType] = {}
+        self._open: set[str] = set()
+        """The full names of the records that contain the present type."""
+        self._namespace = ""
+        self._types = 0
+
+    def read_fields(self, schema: Mapping[str, Any], depth: int) -> dict[str, _Column]:
+        """Return the fields of a record by name."""
+        fields = schema.get("fields")
+        if not isinstance(fields, list):
+            raise BadRequest("The Avro schema has a record without a list of fields")
+        name, outer = self._define(schema), self._namespace
+        self._namespace = name.rpartition(".")[0]
+        self._open.add(name)
+        columns: dict[str, _Column] = {}
+        for field in fields:
+            if not isinstance(field, dict) or not isinstance(field.get("name"), str) or "type" not in field:
+                raise BadRequest("The Avro schema has a field without a name or a type")
+            if field["name"] in columns:
+                raise BadRequest(f"The Avro schema has the field {field['name'][:100]!r} twice in a record")
+            columns[field["name"]] = self.read_type(field["type"], depth + 1)
+        self._open.remove(name)
+        self._namespace = outer
+        return columns
+
+    def read_type(self, schema: Any, depth: int) -> _Column:
+        """Return a type.
+
+        Raises:
+            BadRequest: The type is not supported.
+        """
+        self._types += 1
+        if depth > _DEPTH_MAX or self._types > _TYPES_MAX:
+            raise BadRequest(
+                f"The Avro schema has more than {_DEPTH_MAX} levels or more than {_TYPES_MAX:,} types; flatten it"
+            )
+        if isinstance(schema, list):
+            return self._read_union(schema, depth)
+        if isinstance(schema, str):
+            return self._read_name(schema, depth)
+        if not isinstance(schema, dict):
+            raise BadRequest(f"The Avro schema has {str(schema)[:100]!r} in the place of a type")
+        match schema.get("type"):
+            case "record":
+                return self._read_record(schema, depth)
+            case "array":
+                return self._read_array(schema, depth)
+            case "map":
+                return self._read_map(schema, depth)
+            case "enum":
+                return self._read_enum(schema)
+            case "fixed":
+                return self._read_fixed(schema)
+            case str() as name if name in _PRIMITIVES:
+                return _read_primitive(name, schema)
+            case other:
+                return self.read_type(other, depth + 1)
+
+    def _define(self, schema: Mapping[str, Any]) -> str:
+        """Remember a named type; return its full name (Avro 1.12, "Names")."""
+        name, namespace = schema.get("name"), schema.get("namespace", self._namespace)
+        if not isinstance(name, str) or not isinstance(namespace, str):
+            raise BadRequest("The Avro schema has a named type without a valid name")
+        full = name if "." in name or not namespace else f"{namespace}.{name}"
+        if self._named.setdefault(full, _NamedType(schema, self._namespace)).schema is not schema:
+            raise BadRequest(f"The Avro schema defines the type {full[:100]!r} twice")
+        return full
+
+    def _read_name(self, name: str, depth: int) -> _Column:
+        if name in _PRIMITIVES:
+            return _Column(_PRIMITIVES[name], name)
+        if name == "null":
+            return _Column(pa.null(), "null", has_bytes=False, nullable=True)
+        full = name if "." in name or not self._namespace else f"{self._namespace}.{name}"
+        if full in self._open:
+            raise BadRequest(f"The Avro schema is recursive: the type {full[:100]!r} contains itself")
+        named = self._named.get(full)
+        if named is None:
+            raise BadRequest(f"The Avro schema names the unknown type {full[:100]!r}")
+        outer, self._namespace = self._namespace, named.namespace
+        column = self.read_type(named.schema, depth + 1)
+        self._namespace = outer
+        return column
+
+    def _read_union(self, schema: list[Any], depth: int) -> _Column:
+        others = [each for each in schema if each != "null"]
+        if len(others) != 1 or len(schema) > 2:
+            raise BadRequest("The Avro schema has a union other than of null and one type; use a nullable column")
+        column = self.read_type(others[0], depth + 1)
+        plain = ["null" if each == "null" else column.plain for each in schema]
+        return column._replace(plain=plain, has_bytes=True, nullable=True)
+
+    def _read_record(self, schema: Mapping[str, Any], depth: int) -> _Column:
+        columns = self.read_fields(schema, depth)
+        fields = [pa.field(name, column.type, nullable=column.nullable) for name, column in columns.items()]
+        plain = {
+            "type": "record",
+            "name": f"r{self._types}",
+            "fields": [{"name": name, "type": column.plain} for name, column in columns.items()],
+        }
+        converts = {name: column.convert for name, column in columns.items() if column.convert is not None}
+
+        def convert(value: Any) -> Any:
+            for name, convert_field in converts.items():
+                if value[name] is not None:
+                    value[name] = convert_field(value[name])
+            return value
+
+        has_bytes = any(column.has_bytes for column in columns.values())
+        return _Column(pa.struct(fields), plain, has_bytes, convert=convert if converts else None)
+
+    def _read_array(self, schema: Mapping[str, Any], depth: int) -> _Column:
+        item = self._read_item(schema.get("items"), depth)
+        return _Column(
+            pa.list_(pa.field("element", item.type, nullable=item.nullable)),
+            {"type": "array", "items": item.plain},
+            convert=item.convert and _convert_list(item.convert),
+        )
+
+    def _read_map(self, schema: Mapping[str, Any], depth: int) -> _Column:
+        item = self._read_item(schema.get("values"), depth)
+        convert_item = item.convert
+
+        def convert(value: Any) -> Any:
+            if convert_item is None:
+                return list(value.items())
+            return [(key, None if each is None else convert_item(each)) for key, each in value.items()]
+
+        return _Column(pa.map_(pa.string(), item.type), {"type": "map", "values": item.plain}, convert=convert)
+
+    def _read_item(self, schema: Any, depth: int) -> _Column:
+        """Return the type of the values of an array or a map."""
+        item = self.read_type(schema, depth + 1)
+        if not item.has_bytes:
+            raise BadRequest("The Avro schema has an array or a map of values without bytes")
+        return item
+
+    def _read_enum(self, schema: Mapping[str, Any]) -> _Column:
+        symbols = schema.get("symbols")
+        if not isinstance(symbols, list) or not all(isinstance(symbol, str) for symbol in symbols):
+            raise BadRequest("The Avro schema has an enum without symbols")
+        self._define(schema)
+        return _Column(pa.string(), {"type": "enum", "name": f"e{self._types}", "symbols": symbols})
+
+    def _read_fixed(self, schema: Mapping[str, Any]) -> _Column:
+        size = schema.get("size")
+        if not isinstance(size, int) or not 1 <= size <= INFLATED_BYTES_MAX:
+            raise BadRequest("The Avro schema has a fixed type without a valid size")
+        self._define(schema)
+        plain = {"type": "fixed", "name": f"f{self._types}", "size": size}
+        decimal = _read_decimal(schema, plain)
+        return _Column(pa.binary(size), plain) if decimal is None else decimal
+
+
+def _read_primitive(name: str, schema: Mapping[str, Any]) -> _Column:
+    kind = _LOGICAL.get((name, str(schema.get("logicalType"))))
+    decimal = _read_decimal(schema, name) if name == "bytes" else None
+    if decimal is not None:
+        return decimal
+    return _Column(_PRIMITIVES[name] if kind is None else kind, name)
+
+
+def _read_decimal(schema: Mapping[str, Any], plain: Any) -> _Column | None:
+    """Return the type of decimals that are stored as bytes; None for other bytes."""
+    precision, scale = schema.get("precision"), schema.get("scale", 0)
+    if schema.get("logicalType") != "decimal" or not isinstance(precision, int) or not isinstance(scale, int):
+        return None
+    if not 0 <= scale <= precision or not 1 <= precision <= 38:
+        raise BadRequest(f"The Avro schema has a decimal of precision {precision} and scale {scale}; at most 38 digits")
+
+    def convert(value: bytes) -> Decimal:
+        if len(value) > 17:
+            raise ValueError(f"a decimal of {len(value)} bytes")
+        # From text, because arithmetic of decimals rounds to 28 digits.
+        return Decimal(f"{int.from_bytes(value, 'big', signed=True)}E-{scale}")
+
+    return _Column(pa.decimal128(precision, scale), plain, convert=convert)
+
+
+def _convert_list(convert: Convert) -> Convert:
+    return lambda values: [None if value is None else convert(value) for value in values]

@@ -1,0 +1,61 @@
+"""The properties of a stream table: whether rows can be appended, its shards, and the interval of its flushes. Pure."""
+
+from __future__ import annotations
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.iceberg.metadata.properties import as_bool, as_int
+from seamark.formats.protocol.wire import FRESH_FOLDER, STREAM_ENABLED
+from seamark.formats.runtime.errors import BadRequest
+from seamark.metaserver.catalog.values import LoadedTable
+
+ENABLED, SHARDS = STREAM_ENABLED, "seamark.stream.shards"
+FLUSH_INTERVAL = "seamark.stream.flush-interval-ms"
+FLUSH_INTERVAL_MS_MIN = 100
+SHARDS_MAX = 64
+_FORMAT_VERSION_MIN = 2
+
+
+def shards_of(loaded: LoadedTable) -> int:
+    """Return the number of shards that a table has, or gets with its first row."""
+    assert loaded.entry is not None
+    shards = as_int(loaded.metadata.properties, SHARDS, 1)
+    return len(loaded.entry.parse_flushed_offsets()) or min(max(1, shards), SHARDS_MAX)
+
+
+def is_stream_table(metadata: TableMetadata) -> bool:
+    """Return whether the property of stream tables is set."""
+    return as_bool(metadata.properties, ENABLED, False)
+
+
+def check_stream_table(metadata: TableMetadata, subject: str) -> None:
+    """Check that rows can be appended to the table.
+
+    Raises:
+        BadRequest: Rows cannot be appended; the message has the reason.
+    """
+    if not is_stream_table(metadata):
+        raise BadRequest(f"{subject} is not a stream table; set its property {ENABLED} to true")
+    if metadata.format_version < _FORMAT_VERSION_MIN:
+        raise BadRequest(
+            f"{subject} has format version {metadata.format_version}; a stream table needs version 2 or 3. Upgrade it"
+        )
+    if not as_int(metadata.properties, FLUSH_INTERVAL, FLUSH_INTERVAL_MS_MIN) >= FLUSH_INTERVAL_MS_MIN:
+        interval = metadata.properties[FLUSH_INTERVAL]
+        raise BadRequest(
+            f"{subject}: {FLUSH_INTERVAL} is {interval!r}; it has to be at least {FLUSH_INTERVAL_MS_MIN} ms"
+        )
+    if not 1 <= as_int(metadata.properties, SHARDS, 1) <= SHARDS_MAX:
+        raise BadRequest(
+            f"{subject}: {SHARDS} is {metadata.properties[SHARDS]!r}; it is a number from 1 to {SHARDS_MAX}"
+        )
+
+
+def interval_ms_of(metadata: TableMetadata) -> int | None:
+    """Return the table's own flush interval, if it has a valid one."""
+    text = metadata.properties.get(FLUSH_INTERVAL, "")
+    return max(FLUSH_INTERVAL_MS_MIN, int(text)) if text.isdecimal() and len(text) < 10 else None
+
+
+def fresh_folder_of(metadata: TableMetadata) -> str:
+    """Return the location of the folder for fresh files and fresh snapshots."""
+    return f"{metadata.location.rstrip('/')}/{FRESH_FOLDER}"

@@ -1,0 +1,246 @@
+"""Reads the input topic of one table, and appends its rows to the log, each message once.
+
+The log has a producer for each partition of the topic. The number of an append is Kafka's offset of its last message.
+So the log itself has the position: it moves with the rows, and a process that takes over continues after the last
+message whose rows are in the log. A process begins with a session of the producers (`StreamLog.fence`), after which the
+log refuses appends of the process before it.
+
+No message stops the messages after it. If the log cannot take rows now, the intake waits and repeats the append. If the
+rows of several messages are refused, they are appended message by message, and a message that is refused alone becomes
+a dead letter, or is skipped with a line in the server's log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+from typing import Protocol
+
+import structlog
+
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import (
+    BadRequest,
+    NoSuchTable,
+    ProducerFenced,
+    RetryLater,
+    SeamarkError,
+    StreamRemoved,
+    TooLarge,
+)
+from seamark.metaserver.catalog.values import LoadedTable
+from seamark.metaserver.log.kafka.topics import InputTopic, TopicMessage, TopicSource
+from seamark.metaserver.log.port import Acknowledgement, Batch, StreamLog, name_of_topic_producer
+from seamark.metaserver.streams.appends import TableRows, TopicProducer
+from seamark.metaserver.streams.incoming.dead_letters import DeadLetters, Letter, pack_letters
+from seamark.metaserver.streams.incoming.prepared_rows import PreparedRows, RowPreparation
+from seamark.metaserver.streams.incoming.rows import RejectedRow
+from seamark.metaserver.streams.row_files import RowFiles
+from seamark.metaserver.streams.stream_counts import TopicCounts
+from seamark.metaserver.streams.stream_properties import check_stream_table, shards_of
+from seamark.metaserver.streams.stream_table import RunInThread
+from seamark.metaserver.streams.topics.messages import MessageRun, divide_messages, read_messages, reject
+
+ENVELOPE = "seamark.stream.topic-envelope"
+"""The property that states the envelope of JSON messages: `debezium`, or none."""
+_RETRY_S, _RETRY_S_MAX = 0.1, 5.0
+"""The first and the longest pause before an append is repeated."""
+_UNEXPECTED_MAX = 3
+"""The number of unexpected errors after which the messages of a run are appended one by one."""
+_log = structlog.get_logger("seamark.streams")
+
+
+class TopicTables(Protocol):
+    """The port to the stream tables."""
+
+    async def load(self, uuid: str) -> tuple[LoadedTable, DeadLetters | None]:
+        """Return a table with its dead-letter table, if it has a usable one.
+
+        Raises:
+            NoSuchTable: No name refers to the table.
+        """
+
+    async def append(self, appends: Sequence[TableRows], producer: TopicProducer) -> Acknowledgement:
+        """Append rows to tables, all or none. The errors are those of `Streams.append`."""
+
+
+class TopicIntake:
+    """The intake of one table. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        uuid: str,
+        topic: InputTopic,
+        log: StreamLog,
+        tables: TopicTables,
+        row_files: RowFiles,
+        clock: Clock,
+        counts: TopicCounts,
+        *,
+        rows_max: int,
+        run_in_thread: RunInThread = asyncio.to_thread,
+    ) -> None:
+        """Create the intake.
+
+        Args:
+            uuid: The table.
+            topic: Its input topic.
+            log: The log.
+            tables: The stream tables.
+            row_files: Conforms and packs rows.
+            clock: The clock.
+            counts: Counts messages and rows.
+            rows_max: The maximum number of rows of an append.
+            run_in_thread: Runs the decoding of messages.
+        """
+        self._uuid = uuid
+        self._topic = topic
+        self._log = log
+        self._tables = tables
+        self._row_files = row_files
+        self._clock = clock
+        self._rows_max = rows_max
+        self._counts = counts
+        self._run_in_thread = run_in_thread
+        self._epochs: dict[int, int] = {}
+
+    async def run(self, source: TopicSource) -> None:
+        """Append the rows of the topic, until cancelled.
+
+        Raises:
+            ProducerFenced: Another process reads the topic now.
+            NoSuchTable: The table was dropped.
+            RetryLater: The table is no stream table now, or Kafka does not answer.
+        """
+        await self._load()
+        offsets: dict[int, int] = {}
+        for partition in range(self._topic.partitions):
+            state = await self._log.fence(self._producer_name(partition))
+            self._epochs[partition], offsets[partition] = state.epoch, state.sequence + 1
+        _log.info("reading an input topic", topic=self._topic.name, offsets=offsets)
+        self._counts.waiting.pop(self._uuid, None)
+        async with source.open(self._topic, offsets) as consumer:
+            while True:
+                messages = await consumer.read()
+                by_partition: defaultdict[int, list[TopicMessage]] = defaultdict(list)
+                for message in messages:
+                    by_partition[message.partition].append(message)
+                for partition, each in by_partition.items():
+                    await self._take(partition, each)
+
+    async def _take(self, partition: int, messages: Sequence[TopicMessage]) -> None:
+        """Append the rows of messages of one partition."""
+        loaded, _ = await self._load()
+        runs = divide_messages(messages, loaded.metadata, rows_max=self._rows_max)
+        while (run := await self._run_in_thread(partial(next, runs, None))) is not None:
+            await self._store(partition, run)
+        self._counts.messages += len(messages)
+
+    async def _store(self, partition: int, run: MessageRun) -> None:
+        """Append the rows of a run; repeat the append until the log has it, or refuses the rows.
+
+        Raises:
+            ProducerFenced: Another process reads the topic now.
+            NoSuchTable: The table was dropped.
+        """
+        pause_s, failures = _RETRY_S, 0
+        while True:
+            try:
+                await self._append(partition, run)
+            except (ProducerFenced, NoSuchTable, StreamRemoved):
+                raise
+            except (BadRequest, TooLarge) as error:
+                await self._store_apart(partition, run, error.message)
+                return
+            except SeamarkError as error:
+                self._counts.waiting[self._uuid] = error.message
+                _log.info("rows of a topic wait", topic=self._topic.name, error=error.message, pause_s=pause_s)
+            except Exception:  # noqa: BLE001  no message may stop the messages after it
+                _log.exception("messages of a topic cannot be appended", topic=self._topic.name, partition=partition)
+                failures += 1
+                if failures == _UNEXPECTED_MAX:
+                    await self._store_apart(partition, run, "an unexpected error; the log of the server has it")
+                    return
+            else:
+                self._counts.waiting.pop(self._uuid, None)
+                return
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, _RETRY_S_MAX)
+
+    async def _store_apart(self, partition: int, run: MessageRun, reason: str) -> None:
+        """Append the rows of a refused run message by message. Reject the only message of a run.
+
+        Raises:
+            RetryLater: The log refuses the position of a message without rows.
+        """
+        if len(run.messages) > 1:
+            loaded, _ = await self._load()
+            for message in run.messages:
+                read = partial(read_messages, [message], loaded.metadata, rows_max=self._rows_max)
+                await self._store(partition, await self._run_in_thread(read))
+        elif run.row_count:
+            (message,) = run.messages
+            await self._store(partition, MessageRun([message], rejected=[reject(message, reason)]))
+        elif run.rejected:  # The dead-letter table does not take the message.
+            self._report_skipped(run.messages[0], reason)
+            await self._store(partition, MessageRun(run.messages))
+        else:
+            raise RetryLater(reason)
+
+    async def _load(self) -> tuple[LoadedTable, DeadLetters | None]:
+        """Return the table and its dead-letter table.
+
+        Raises:
+            NoSuchTable: The table was dropped.
+            RetryLater: The table takes no rows now. Its messages wait.
+        """
+        try:
+            loaded, dead_letters = await self._tables.load(self._uuid)
+            check_stream_table(loaded.metadata, self._topic.name)
+        except BadRequest as error:
+            raise RetryLater(error.message) from None
+        return loaded, dead_letters
+
+    async def _append(self, partition: int, run: MessageRun) -> None:
+        loaded, dead_letters = await self._load()
+        is_envelope = loaded.metadata.properties.get(ENVELOPE) == "debezium"
+        preparation = RowPreparation(
+            loaded.metadata, self._row_files, shards_of(loaded), is_envelope, rejects_rows=True
+        )
+        rows = PreparedRows(0, None, [])
+        if run.batches:
+            rows = await self._run_in_thread(partial(preparation.prepare_arrow, run.batches))
+        elif run.rows:
+            rows = await self._run_in_thread(partial(preparation.prepare_json, run.rows))
+        appends = [] if rows.batches is None else [TableRows(loaded, rows.batches)]
+        rejected = [*run.rejected, *rows.rejected]
+        if rejected and dead_letters is not None:
+            appends.append(TableRows(dead_letters.loaded, self._pack(dead_letters, rejected, partition)))
+        producer = TopicProducer(self._producer_name(partition), run.messages[-1].offset, self._epochs[partition])
+        acknowledged = await self._tables.append(appends, producer)
+        if acknowledged.duplicate:
+            return
+        self._counts.rows += rows.row_count
+        self._counts.rejected += len(rejected)
+        if rejected and dead_letters is None:
+            self._report_skipped(run.messages[-1], rejected[0].reason, len(rejected))
+
+    def _pack(self, dead_letters: DeadLetters, rejected: Sequence[RejectedRow], partition: int) -> Batch:
+        letters = [Letter(dead_letters.subject, row) for row in rejected]
+        producer = f"{self._topic.name}/{partition}"
+        return pack_letters(dead_letters, letters, self._row_files, now_ms=self._clock.now_ms(), producer=producer)
+
+    def _report_skipped(self, message: TopicMessage, reason: str, count: int = 1) -> None:
+        _log.warning(
+            "rows of a topic do not fit, and are skipped",
+            topic=self._topic.name,
+            partition=message.partition,
+            offset=message.offset,
+            count=count,
+            reason=reason,
+        )
+
+    def _producer_name(self, partition: int) -> str:
+        return name_of_topic_producer(self._uuid, self._topic.id, partition)

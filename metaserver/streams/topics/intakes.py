@@ -1,0 +1,113 @@
+"""The intakes of a server: finds the input topics in Kafka, and reads those of the tables that this process owns.
+
+A table has an input topic if the topic with its name exists. Each intake is a task of its own, so that a topic that
+waits holds up no other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import NamedTuple
+
+import structlog
+
+from seamark.formats.runtime.clock import Clock
+from seamark.formats.runtime.errors import NoSuchTable, ProducerFenced, SeamarkError, StreamRemoved
+from seamark.metaserver.log.kafka.topics import InputTopic, TopicSource
+from seamark.metaserver.streams.owners import StreamOwners
+from seamark.metaserver.streams.stream_counts import TopicCounts
+from seamark.metaserver.streams.topics.intake import TopicIntake
+
+LOOK_S = 5.0
+"""The time between two looks at the topics and their owners."""
+_AGAIN_S = 30.0
+"""The pause before an intake begins again after an error that is not of Kafka."""
+_log = structlog.get_logger("seamark.streams")
+
+
+class _Running(NamedTuple):
+    """An intake that runs, and the topic that it reads."""
+
+    topic: InputTopic
+    task: asyncio.Task[None]
+
+
+class TopicIntakes:
+    """Starts and ends intakes. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        source: TopicSource,
+        owners: StreamOwners,
+        clock: Clock,
+        counts: TopicCounts,
+        make_intake: Callable[[str, InputTopic], TopicIntake],
+    ) -> None:
+        """Create the intakes.
+
+        Args:
+            source: The topics.
+            owners: Says which tables this process owns.
+            clock: The clock.
+            counts: Gets the reasons why topics are not read.
+            make_intake: Returns the intake of a table and its topic.
+        """
+        self._source = source
+        self._owners = owners
+        self._clock = clock
+        self._counts = counts
+        self._make_intake = make_intake
+        self._running: dict[str, _Running] = {}
+        self._not_before_s: dict[str, float] = {}
+
+    async def run(self) -> None:
+        """Read topics until cancelled, then wait for the end of the intakes."""
+        try:
+            while True:
+                try:
+                    await self.look()
+                except SeamarkError as error:
+                    _log.warning("input topics are not found", error=error.message)
+                await asyncio.sleep(LOOK_S)
+        finally:
+            tasks = [running.task for running in self._running.values()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def look(self) -> None:
+        """Start the intakes that are missing, and end those of tables of other processes.
+
+        Raises:
+            LogUnavailable: Kafka does not answer.
+        """
+        topics = await self._source.list_topics()
+        now_s = self._clock.monotonic()
+        for uuid, running in list(self._running.items()):
+            if running.task.done() or topics.get(uuid) != running.topic or not self._owners.is_owner(uuid):
+                running.task.cancel()
+                await asyncio.gather(running.task, return_exceptions=True)
+                del self._running[uuid]
+                if topics.get(uuid) is None or not self._owners.is_owner(uuid):
+                    self._counts.waiting.pop(uuid, None)
+        for uuid, topic in topics.items():
+            if uuid not in self._running and self._owners.is_owner(uuid) and self._not_before_s.get(uuid, 0) <= now_s:
+                task = asyncio.create_task(self._read(uuid, topic), name=f"topic {topic.name}")
+                self._running[uuid] = _Running(topic, task)
+        self._not_before_s = {uuid: until_s for uuid, until_s in self._not_before_s.items() if uuid in topics}
+
+    async def _read(self, uuid: str, topic: InputTopic) -> None:
+        try:
+            await self._make_intake(uuid, topic).run(self._source)
+        except ProducerFenced:
+            _log.info("another process reads an input topic", topic=topic.name)
+        except (NoSuchTable, StreamRemoved):
+            self._not_before_s[uuid] = self._clock.monotonic() + _AGAIN_S
+            _log.info("an input topic has no table", topic=topic.name)
+        except SeamarkError as error:
+            self._counts.waiting[uuid] = error.message
+            _log.warning("an input topic is not read; it is tried again", topic=topic.name, error=error.message)
+        except Exception:  # noqa: BLE001  a bug of one topic must not end the intakes of all
+            self._not_before_s[uuid] = self._clock.monotonic() + _AGAIN_S
+            _log.exception("an input topic is not read; it is tried again", topic=topic.name)

@@ -1,0 +1,184 @@
+"""Reads the rows of messages of an input topic. Pure.
+
+A message is JSON (an object, or an array of objects), JSON lines, an Arrow IPC stream, or an Avro object container
+file. Its header `content-type` states the format; without it, the first bytes do. A message that cannot be read is
+rejected with the reason, and never fails the messages beside it.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from seamark.formats.iceberg.metadata.metadata import TableMetadata
+from seamark.formats.runtime.errors import BadRequest, SeamarkError, TooLarge
+from seamark.metaserver.log.kafka.topics import TopicMessage
+from seamark.metaserver.streams.incoming import avro_rows
+from seamark.metaserver.streams.incoming.arrow_body import read_stream
+from seamark.metaserver.streams.incoming.rows import RejectedRow, RowFormat, decode_rows
+from seamark.metaserver.streams.incoming.sizes import check_columns, check_size
+
+MESSAGE_BYTES_MAX = 8 << 20
+"""The maximum size of a message."""
+RUN_BYTES_MAX = 4 << 20
+"""The size of the messages of a run from which no further message is added."""
+RAW_CHARACTERS_MAX = 64 << 10
+"""The maximum number of characters of a rejected message in a dead letter."""
+CONTENT_TYPE = "content-type"
+AVRO_TYPES = ("application/avro", "avro/binary")
+_ARROW_START = b"\xff\xff\xff\xff"
+_REGISTRY_STARTS = (b"\x00", b"\xc3\x01")
+"""The first bytes of Avro rows whose schema is in a registry: Confluent's form, and Avro's single-object encoding."""
+
+
+@dataclass
+class MessageRun:
+    """Consecutive messages of a partition whose rows are appended together.
+
+    Attributes:
+        messages: The messages.
+        rows: The JSON rows, if the messages are JSON.
+        batches: The record batches, if the messages are Arrow or Avro.
+        rejected: The messages that could not be read.
+    """
+
+    messages: list[TopicMessage] = field(default_factory=list)
+    rows: list[Any] = field(default_factory=list)
+    batches: list[pa.RecordBatch] = field(default_factory=list)
+    rejected: list[RejectedRow] = field(default_factory=list)
+
+    @property
+    def row_count(self) -> int:
+        rows: int = sum(batch.num_rows for batch in self.batches)
+        return len(self.rows) + rows
+
+
+def divide_messages(
+    messages: Iterable[TopicMessage], metadata: TableMetadata, *, rows_max: int
+) -> Iterator[MessageRun]:
+    """Read messages of one partition; yield runs of one format within the limits of an append.
+
+    Args:
+        messages: The messages, in their order.
+        metadata: The table's metadata.
+        rows_max: The maximum number of rows of a run.
+    """
+    run, size_bytes = MessageRun(), 0
+    for message in messages:
+        read = read_messages([message], metadata, rows_max=rows_max)
+        is_other = bool((run.rows and read.batches) or (run.batches and read.rows))
+        if is_other or size_bytes > RUN_BYTES_MAX or not _fits(run.row_count + read.row_count, metadata, rows_max):
+            yield run
+            run, size_bytes = MessageRun(), 0
+        run.messages += read.messages
+        run.rows += read.rows
+        run.batches += read.batches
+        run.rejected += read.rejected
+        size_bytes += len(message.value or b"")
+    if run.messages:
+        yield run
+
+
+def _fits(rows: int, metadata: TableMetadata, rows_max: int) -> bool:
+    try:
+        check_columns(rows, metadata)
+    except TooLarge:
+        return False
+    return rows <= rows_max
+
+
+def read_messages(messages: Sequence[TopicMessage], metadata: TableMetadata, *, rows_max: int) -> MessageRun:
+    """Return the rows of messages of one format."""
+    run = MessageRun(list(messages))
+    for message in messages:
+        if message.value is None:  # A tombstone, which changes nothing.
+            continue
+        try:
+            rows = _read_message(message.value, _format_of(message), metadata, rows_max)
+        except SeamarkError as error:
+            run.rejected.append(reject(message, error.message))
+            continue
+        except Exception as error:  # noqa: BLE001  no message may stop the messages after it
+            run.rejected.append(reject(message, f"The message cannot be read ({type(error).__name__})"))
+            continue
+        for row in rows:
+            if isinstance(row, pa.RecordBatch):
+                run.batches.append(row)
+            elif isinstance(row, RejectedRow):  # A line.
+                run.rejected.append(reject(message, row.reason, row.raw))
+            else:
+                run.rows.append(row)
+    return run
+
+
+def reject(message: TopicMessage, reason: str, raw: str | None = None) -> RejectedRow:
+    """Return a message as a rejected row.
+
+    Args:
+        message: The message.
+        reason: The reason.
+        raw: The text of the row, if it is a part of the message. A message that is not text is in Base64.
+    """
+    value = message.value or b""
+    if raw is None:
+        try:
+            raw = value.decode()
+        except UnicodeDecodeError:
+            raw = f"base64:{base64.b64encode(value[:RAW_CHARACTERS_MAX]).decode()}"
+    return RejectedRow(raw[:RAW_CHARACTERS_MAX], f"{reason} (partition {message.partition}, offset {message.offset})")
+
+
+def _format_of(message: TopicMessage) -> RowFormat | None:
+    """Return the format of a message; None for Avro.
+
+    Raises:
+        BadRequest: The format is not supported.
+    """
+    value = message.value or b""
+    header = message.headers.get(CONTENT_TYPE, b"").decode("latin-1").partition(";")[0].strip().lower()
+    if header in AVRO_TYPES or (not header and value.startswith(avro_rows.MAGIC)):
+        return None
+    if header:
+        for row_format in RowFormat:
+            if header in row_format.value:
+                return row_format
+        types = ", ".join((*(name for row_format in RowFormat for name in row_format.value), *AVRO_TYPES))
+        raise BadRequest(f"The header content-type is {header[:100]!r}; messages have one of {types}")
+    if value.startswith(_ARROW_START):
+        return RowFormat.ARROW
+    if value.startswith(_REGISTRY_STARTS):
+        raise BadRequest(
+            "The message has no format that is known. If it is Avro with a schema in a registry, write Avro object "
+            "container files, which have their schema"
+        )
+    return RowFormat.JSON
+
+
+def _read_message(value: bytes, row_format: RowFormat | None, metadata: TableMetadata, rows_max: int) -> Sequence[Any]:
+    """Return the record batches or the JSON rows of a message.
+
+    Raises:
+        BadRequest: The message is invalid.
+        TooLarge: The message has too many rows, or too large ones.
+    """
+    if len(value) > MESSAGE_BYTES_MAX:
+        raise TooLarge(f"The message has {len(value):,} bytes; the limit is {MESSAGE_BYTES_MAX:,} bytes")
+    if row_format is None or row_format is RowFormat.ARROW:
+        if row_format is None:
+            batches = [avro_rows.read_avro(value, "The message", rows_max=rows_max)]
+        else:
+            batches = read_stream(value, "The message", rows_max=rows_max).to_batches()
+        check_size(batches, metadata)
+        return batches
+    is_object = row_format is RowFormat.JSON and not value.lstrip().startswith(b"[")
+    rows = decode_rows(b"[%b]" % value if is_object else value, row_format, rows_max=rows_max)
+    if is_object and len(rows) != 1:
+        raise BadRequest("The message is not one JSON object, or an array of objects")
+    check_columns(len(rows), metadata)
+    if not all(isinstance(row, dict | RejectedRow) for row in rows):
+        raise BadRequest("A row of the message is not a JSON object")
+    return rows

@@ -1,0 +1,256 @@
+"""Tests of several OIDC issuers: names that cannot collide, groups, private authorities, and the file of issuers."""
+
+from __future__ import annotations
+
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from hypothesis import given
+from hypothesis import strategies as st
+
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import ConfigError, RetryLater, Unauthenticated
+from seamark.metaserver.access.authenticator import Authenticator, open_authenticator
+from seamark.metaserver.access.principal import Principal, Role, is_foreign
+from seamark.metaserver.access.standing_rights import StandingRights
+from seamark.metaserver.settings.issuers import GROUP_SUFFIX, is_issuer_name, read_issuers
+from seamark.metaserver.settings.settings import Settings
+from seamark.metaserver.store.model import Grant
+from seamark.metaserver.store.operations import SaveGrant
+from seamark.metaserver.store.port import GROUPS_MAX, PointerStore
+from tests.access.issuer import AUDIENCE, LocalIssuer, ec_key, local_issuer, rsa_key
+from tests.access.keyrings import make_fixed_keyring
+from tests.services.authority import Authority
+
+
+@pytest.fixture
+async def first(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
+    async with local_issuer(clock) as issuer:
+        issuer.publish(rsa_key())
+        yield issuer
+
+
+@pytest.fixture
+async def second(clock: SimulatedClock) -> AsyncIterator[LocalIssuer]:
+    async with local_issuer(clock) as issuer:
+        issuer.publish(rsa_key(1))
+        yield issuer
+
+
+class Fleet:
+    """Opens authenticators that accept the first issuer by the settings, and others by a file."""
+
+    def __init__(self, stack: AsyncExitStack, store: PointerStore, clock: SimulatedClock, folder: Path) -> None:
+        self._stack, self._store, self._clock = stack, store, clock
+        self.file = folder / "issuers.toml"
+
+    async def open(self, settings: Settings) -> Authenticator:
+        keyring = make_fixed_keyring(clock=self._clock)
+        return await self._stack.enter_async_context(open_authenticator(settings, self._store, keyring, self._clock))
+
+
+@pytest.fixture
+async def fleet(store: PointerStore, clock: SimulatedClock, tmp_path: Path) -> AsyncIterator[Fleet]:
+    async with AsyncExitStack() as stack:
+        yield Fleet(stack, store, clock, tmp_path)
+
+
+def issuer_table(url: str, name: str = "corp", **keys: str) -> str:
+    values = {"name": name, "url": url, "audience": AUDIENCE, **keys}
+    return "[[issuer]]\n" + "".join(f'{key} = "{value}"\n' for key, value in values.items())
+
+
+async def login(authenticator: Authenticator, token: str) -> Principal:
+    return await authenticator.authenticate({"Authorization": f"Bearer {token}"}, "10.0.0.1")
+
+
+async def test_same_subject_of_two_issuers_is_two_principals(
+    fleet: Fleet, first: LocalIssuer, second: LocalIssuer
+) -> None:
+    fleet.file.write_text(issuer_table(second.url))
+    authenticator = await fleet.open(first.settings(oidc_issuers_file=str(fleet.file)))
+    assert (await login(authenticator, first.token(rsa_key()))).name == "oidc:ann"
+    assert (await login(authenticator, second.token(rsa_key(1)))).name == "corp:ann"
+
+
+async def test_keys_of_one_issuer_do_not_sign_for_another(
+    fleet: Fleet, first: LocalIssuer, second: LocalIssuer
+) -> None:
+    fleet.file.write_text(issuer_table(second.url))
+    authenticator = await fleet.open(first.settings(oidc_issuers_file=str(fleet.file)))
+    for issuer, foreign_key in ((first, rsa_key(1)), (second, rsa_key())):
+        for kid in ("rsa-0", "rsa-1"):
+            with pytest.raises(Unauthenticated):
+                await login(authenticator, issuer.token(foreign_key, header={"kid": kid}))
+    with pytest.raises(Unauthenticated, match="not from the issuer"):
+        await login(authenticator, first.token(rsa_key(), iss="https://unknown.example"))
+
+
+async def test_unavailable_issuer_does_not_delay_users_of_another(
+    fleet: Fleet, first: LocalIssuer, unused_tcp_port: int
+) -> None:
+    removed_url = f"http://127.0.0.1:{unused_tcp_port}"
+    fleet.file.write_text(issuer_table(removed_url))
+    authenticator = await fleet.open(first.settings(oidc_issuers_file=str(fleet.file)))
+    with pytest.raises(RetryLater):
+        await login(authenticator, first.token(rsa_key(), iss=removed_url))
+    assert (await login(authenticator, first.token(rsa_key()))).name == "oidc:ann"
+
+
+async def test_members_have_the_grants_of_their_groups(fleet: Fleet, first: LocalIssuer, store: PointerStore) -> None:
+    engineers = Grant("oidc-group:data engineers", "writer", ("shop",))
+    await store.transact(
+        [
+            SaveGrant(grant)
+            for grant in (engineers, Grant("oidc-group:admins", "admin"), Grant("corp-group:data engineers", "admin"))
+        ]
+    )
+    authenticator = await fleet.open(first.settings(oidc_groups_claim="groups"))
+
+    async def grants_of(groups: object, **claims: object) -> tuple[Grant, ...]:
+        return (await login(authenticator, first.token(rsa_key(), groups=groups, **claims))).grants
+
+    assert await grants_of(["data engineers", "others", 7, None, "a\nb", ""]) == (engineers,)
+    assert await grants_of("data engineers") == (engineers,)
+    for nothing in (None, {}, 7, [["admins"]], {"admins": True}):
+        assert await grants_of(nothing) == ()
+    for subject in ("group:admins", "-group:admins", "oidc-group:admins", "admins"):
+        assert await grants_of([], sub=subject) == ()
+    assert await grants_of(["oidc-group:admins", ":admins"]) == ()
+    own = Grant("oidc:ann", "reader", ("other",))
+    await store.transact([SaveGrant(own)])
+    assert await grants_of(["data engineers"]) == (own, engineers)
+    without_claim = await fleet.open(first.settings())
+    assert (await login(without_claim, first.token(rsa_key(), groups=["admins"]))).grants == (own,)
+
+
+async def test_groups_beyond_the_limit_are_ignored(fleet: Fleet, first: LocalIssuer, store: PointerStore) -> None:
+    await store.transact([SaveGrant(Grant(f"oidc-group:{name}", "reader")) for name in ("g0", "last")])
+    authenticator = await fleet.open(first.settings(oidc_groups_claim="groups"))
+    groups = [f"g{number}" for number in range(GROUPS_MAX)]
+    principal = await login(authenticator, first.token(rsa_key(), groups=[*groups, "last"]))
+    assert principal.grants == (Grant("oidc-group:g0", "reader"),)
+    principal = await login(authenticator, first.token(rsa_key(), groups=[*groups[1:], "last"]))
+    assert principal.grants == (Grant("oidc-group:last", "reader"),)
+
+
+async def test_service_account_of_kubernetes_logs_in(
+    fleet: Fleet, store: PointerStore, clock: SimulatedClock, tmp_path: Path
+) -> None:
+    """The issuer has the shape of a cluster's: a private authority, and keys that only a bearer token can read."""
+    authority, key = Authority(tmp_path), ec_key("cluster")
+    authority.issue("cluster")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(authority.certificate, authority.key)
+    cluster, token_file = LocalIssuer(clock), tmp_path / "token"
+    cluster.publish(key)
+
+    @web.middleware
+    async def require_token(request: web.Request, handler: Any) -> web.StreamResponse:
+        if request.headers.get("Authorization") != "Bearer second":
+            raise web.HTTPUnauthorized
+        return await handler(request)  # type: ignore[no-any-return]
+
+    app = web.Application(middlewares=[require_token])
+    app.router.add_get("/.well-known/openid-configuration", cluster._discover)
+    app.router.add_get("/keys", cluster._keys)
+    server = TestServer(app, host="127.0.0.1", scheme="https")
+    await server.start_server(ssl=tls)
+    try:
+        cluster.url = str(server.make_url("")).rstrip("/")
+        table = issuer_table(
+            cluster.url,
+            "k8s",
+            ca_file=str(authority.file),
+            token_file=str(token_file),
+            groups_claim="kubernetes.io.namespace",
+        )
+        fleet.file.write_text(table)
+        token_file.write_text("first\n")
+        authenticator = await fleet.open(Settings(auth="oidc", oidc_issuers_file=str(fleet.file)))
+        grant = Grant("k8s-group:etl", "writer", ("raw",))
+        await store.transact([SaveGrant(grant)])
+        claims = {"kubernetes.io": {"namespace": "etl", "serviceaccount": {"name": "loader", "uid": "1"}}}
+        bearer = cluster.token(key, "ES256", sub="system:serviceaccount:etl:loader", **claims)
+        with pytest.raises(RetryLater):
+            await login(authenticator, bearer)
+        token_file.write_text("second\n")  # Kubernetes renews the token in place.
+        clock.advance(10_000)
+        principal = await login(authenticator, bearer)
+        assert principal.name == "k8s:system:serviceaccount:etl:loader"
+        assert principal.grants == (grant,)
+        fleet.file.write_text(table.replace(f'ca_file = "{authority.file}"\n', ""))
+        without_authority = await fleet.open(Settings(auth="oidc", oidc_issuers_file=str(fleet.file)))
+        with pytest.raises(RetryLater):
+            await login(without_authority, bearer)
+    finally:
+        await server.close()
+
+
+async def test_rights_end_with_the_issuer(fleet: Fleet, store: PointerStore, clock: SimulatedClock) -> None:
+    """Keys and jobs act for a subject without a token of it."""
+    await store.transact([SaveGrant(Grant("corp:ann", "reader"))])
+
+    async def why_lost(*tables: str) -> str | None:
+        fleet.file.write_text("".join(tables) or issuer_table("https://else.example", "other"))
+        settings = Settings(auth="oidc", oidc_issuers_file=str(fleet.file))
+        return await StandingRights(store, clock, settings).why_lost("corp:ann", Role.WRITER, ("shop",))
+
+    assert await why_lost() == "the server no longer accepts this kind of login"
+    assert await why_lost(issuer_table("https://corp.example")) == "its rights were withdrawn"
+    assert await why_lost(issuer_table("https://corp.example", groups_claim="groups")) is None
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[[issuer", "not valid TOML"),
+        ("", "only tables"),
+        ("issuer = 1", "only tables"),
+        ("issuer = [1]", "only tables"),
+        ("x = 1\n" + issuer_table("https://a"), "only tables"),
+        ('[[issuer]]\nname = "a"\nurl = "https://a"', "'audience' of issuer 1 .* missing"),
+        (issuer_table("https://a", colour="x"), "'colour' of issuer 1 .* the keys are name"),
+        (issuer_table("https://a", role_claim="x"), "did you mean 'roles_claim'"),
+        (issuer_table("https://a").replace(f'"{AUDIENCE}"', "7"), "'audience' .* 7 is not"),
+        (issuer_table("ftp://a"), "'url' .* 'ftp://a' is not"),
+        (issuer_table("https://"), "'url' .* 'https://' is not"),
+        (issuer_table("https://a", jwks_url="file:///etc/passwd"), "'jwks_url'"),
+        (issuer_table("https://a", principal_claim=""), "principal_claim"),
+        *((issuer_table("https://a", name), "lowercase letters") for name in ("A", "a:b", "service", "x-group", "-a")),
+        (issuer_table("https://a", "oidc"), "Two OIDC issuers have the name 'oidc'"),
+        (issuer_table("https://a") + issuer_table("https://b"), "the name 'corp'"),
+        (issuer_table("https://first.example"), "the url 'https://first.example'"),
+        ("".join(issuer_table(f"https://{number}", f"i{number}") for number in range(33)), "at most 32"),
+    ],
+)
+def test_invalid_file_of_issuers_names_the_fault(tmp_path: Path, content: str, message: str) -> None:
+    file = tmp_path / "issuers.toml"
+    file.write_text(content)
+    settings = Settings(oidc_issuer="https://first.example", oidc_audience="a", oidc_issuers_file=str(file))
+    with pytest.raises(ConfigError, match=message):
+        read_issuers(settings)
+
+
+def test_missing_file_of_issuers_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Cannot read the file"):
+        read_issuers(Settings(oidc_issuers_file=str(tmp_path / "missing")))
+
+
+_NAMES = st.text("ab-group", min_size=1, max_size=9).filter(is_issuer_name)
+_SUBJECTS = st.text("ab:-group", min_size=1, max_size=9)
+
+
+@given(st.tuples(_NAMES, st.booleans(), _SUBJECTS), st.tuples(_NAMES, st.booleans(), _SUBJECTS))
+def test_different_subjects_and_groups_have_different_names(
+    one: tuple[str, bool, str], other: tuple[str, bool, str]
+) -> None:
+    names = [f"{issuer}{GROUP_SUFFIX if is_group else ''}:{subject}" for issuer, is_group, subject in (one, other)]
+    assert (names[0] == names[1]) == (one == other)
+    assert all(map(is_foreign, names))

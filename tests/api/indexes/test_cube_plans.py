@@ -1,0 +1,121 @@
+"""The route that plans an aggregate query over a cube: its groups, its plan table, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import InProcessWorkers, build
+from tests.api.client import Answer
+from tests.connector.lake import append, catalog_at, create
+from tests.connector.server_thread import ServerThread
+
+PATH = "/api/v1/tables/db/t/cube-plans"
+UNLESS = {"type": "lt", "term": "id", "value": 200}
+"""Rows that some files may have: file n has the ids from 100 n to 100 n + 9."""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerThread]:
+    """Serve a table with a cube of four files, and a fifth file without an entry."""
+    server = ServerThread(tmp_path_factory.mktemp("cube_plans"))
+    server.start()
+    create(server.url)
+    append(server.url, "db.t", [range(100 * part, 100 * part + 10) for part in range(4)])
+    with closing(IndexClient(server.url)) as client, closing(InProcessWorkers()) as workers:
+        client.put_index("db.t", "cube", kind="cube", columns=["country"], measures=["sum(discount)"])
+        build(client, "db.t", "cube", workers)
+    append(server.url, "db.t", [range(400, 410)])
+    yield server
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def definition_id(server: ServerThread) -> str:
+    with closing(IndexClient(server.url)) as client:
+        return str(client.index("db.t", "cube").json["definition-id"])
+
+
+def post(server: ServerThread, body: dict[str, Any], path: str = PATH, **headers: str) -> Answer:
+    answer = server.run(server.api("POST", path, body, headers=headers))
+    assert isinstance(answer, Answer)
+    return answer
+
+
+def plan(server: ServerThread, body: dict[str, Any], **headers: str) -> tuple[dict[str, Any], pa.Table]:
+    answer = post(server, body, **headers)
+    assert answer.status == 200, answer.raw
+    groups = pa.ipc.open_stream(answer.raw).read_all()
+    return json.loads(groups.schema.metadata[b"plan"]), groups
+
+
+def test_each_file_is_in_the_groups_or_in_the_plan_table(server: ServerThread, definition_id: str) -> None:
+    body = {"definition-id": definition_id, "columns": ["d0", "m0"]}
+    found, groups = plan(server, body)
+    assert (found["covered-files"], found["row-files"], found["considered-files"]) == (4, 1, 5)
+    assert sum(groups["m0"].to_pylist()) == 40
+    with catalog_at(server.url) as catalog:
+        rows = catalog.load_table(f"db.{found['name']}").scan().to_arrow()
+    assert sorted(rows["id"].to_pylist()) == list(range(400, 410))
+    again, _ = plan(server, body)
+    assert again["name"] != found["name"], "the covered files may differ, so the plan table is not shared"
+
+
+def test_files_that_the_filter_excludes_are_in_neither(server: ServerThread, definition_id: str) -> None:
+    body = {"definition-id": definition_id, "columns": ["m0"], "predicate": "id BETWEEN 100 AND 250"}
+    found, groups = plan(server, body)
+    assert (found["covered-files"], found["row-files"], found["name"]) == (2, 0, None)
+    assert sum(groups["m0"].to_pylist()) == 20
+
+
+def test_files_with_rows_that_meet_unless_are_read(server: ServerThread, definition_id: str) -> None:
+    body = {"definition-id": definition_id, "columns": ["m0"], "unless": UNLESS}
+    found, groups = plan(server, body)
+    assert (found["covered-files"], found["row-files"]) == (2, 3)
+    body["filter"] = {"type": "gt-eq", "term": "id", "value": 205}
+    found, groups = plan(server, body)
+    assert (found["covered-files"], found["row-files"]) == (2, 1)
+    assert sum(groups["m0"].to_pylist()) == 20
+    body["unless"] = {"type": "lt", "term": "id", "value": 205}
+    assert plan(server, body)[0]["covered-files"] == 1, "the opposite of the filter is not restricted by the filter"
+
+
+def test_audience_receives_the_id_of_a_plan_snapshot(server: ServerThread, definition_id: str) -> None:
+    body = {"definition-id": definition_id, "columns": ["m0"]}
+    found, _ = plan(server, body, **{"X-Seamark-Plans": "engines"})
+    assert found["name"] is None
+    assert found["plan-snapshot-id"] > 1 << 32
+
+
+def test_plan_says_why_the_cube_is_not_used(server: ServerThread, definition_id: str) -> None:
+    body = {"definition-id": definition_id, "columns": ["d0"], "groups-max": 1}
+    found, groups = plan(server, body)
+    assert found["reason"] == "it has 7 groups; the maximum is 1"
+    assert groups.num_rows == 0
+    body = {"definition-id": definition_id, "columns": ["d0"], "predicate": "id >= 400"}
+    assert plan(server, body)[0]["reason"] == "none of its entries is for a file of the plan"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        ({"definition-id": "other", "columns": ["m0"]}, 404, "has no cube with this definition-id"),
+        ({"columns": ["m0", "d0"]}, 400, "columns must be some of d0, m0, m1 in this order"),
+        ({"columns": ["m0"], "groups-max": 0}, 400, "groups-max is 0; it must be between 1 and"),
+        ({"columns": ["m0"], "lease-s": 0}, 400, "lease"),
+        ({"columns": ["m0"], "predicate": "id ="}, 400, "The predicate is not valid SQL"),
+        ({"columns": ["m0"], "unless": {"type": "lt", "term": "gone", "value": 1}}, 400, "gone"),
+        ({"columns": ["m0"], "unless": {}, "filter": True, "predicate": "id = 1"}, 400, "both predicate and filter"),
+    ],
+)
+def test_invalid_request_is_refused(
+    server: ServerThread, definition_id: str, body: dict[str, Any], status: int, message: str
+) -> None:
+    answer = post(server, {"definition-id": definition_id, **body})
+    assert (answer.status, message in answer.error[2]) == (status, True), answer.raw

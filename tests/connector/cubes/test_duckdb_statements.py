@@ -1,0 +1,193 @@
+"""Translated queries of DuckDB return the same rows over groups as the original queries over rows.
+
+There is no server: a table is some Arrow tables as its files, of which some are groups and the others are rows.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from seamark.connector.cubes.dialects import NotFromCube
+from seamark.connector.cubes.statements import CubeTable
+from seamark.connector.duckdb.cube_queries import GROUPS, DuckDBCubeQuery
+from seamark.connector.duckdb.statements import DuckDBStatement
+from seamark.formats.iceberg.types.schema import Field, Schema, StructType
+from seamark.formats.index.definitions import IndexDefinition, define
+from seamark.formats.index.kinds.cube import group_rows
+from tests.connector.sql.comparing import comparable
+from tests.connector.sql.test_cubes import RandomAggregates, exact_rows
+from tests.seeds import first_seed
+
+TYPES = {
+    "id": "long",
+    "k": "int",
+    "name": "string",
+    "price": "decimal(12, 2)",
+    "rate": "decimal(5, 4)",
+    "x": "double",
+    "y": "float",
+    "d": "date",
+    "ts": "timestamp",
+    "tz": "timestamptz",
+    "ok": "boolean",
+    "big": "long",
+    "fine": "decimal(20, 18)",
+    "s": StructType((Field(15, "f", required=False, type="long"), Field(16, "Über", required=False, type="string"))),
+}
+SCHEMA = Schema(
+    tuple(Field(number, name, required=False, type=kind) for number, (name, kind) in enumerate(TYPES.items(), 1))
+)
+SUBTOTALS = ("ROLLUP ({})", "CUBE ({})", "GROUPING SETS (({}), ())")
+GROUP_BY = re.compile(r" GROUP BY (.*?)(?= HAVING| ORDER BY|$)")
+ROW_CONDITIONS = ("id < 100", "k BETWEEN -3 AND 7", "big <> 3", "ts < TIMESTAMP '1980-01-01 00:00:01'", "name <> 'q'")
+FURTHER = ("count(1)", "sum(1)", "count(k)", "count(s.f)", "max(s.f)", "avg(a.s.f)", "sum(DISTINCT k)", "count(name)")
+
+
+def random_file(rng: random.Random) -> pa.Table:
+    table = exact_rows(rng, rng.choice((0, 1, 20, 40)))
+    rows = [
+        None if rng.random() < 0.1 else {"f": rng.choice((1, 2, None)), "Über": rng.choice("ab")}
+        for _ in range(len(table))
+    ]
+    return table.append_column("s", pa.array(rows, pa.struct([("f", pa.int64()), ("Über", pa.string())])))
+
+
+def columns_by_id(table: pa.Table) -> dict[int, pa.ChunkedArray]:
+    """Return the columns of a file, and the fields of its struct, by field id."""
+    columns = {field.id: table[field.name] for field in SCHEMA.fields}
+    fields = (
+        table["s"].combine_chunks().flatten() if len(table) else [pa.array([], pa.int64()), pa.array([], pa.string())]
+    )
+    return columns | {15: pa.chunked_array([fields[0]]), 16: pa.chunked_array([fields[1]])}
+
+
+class RandomDuckDBAggregates(RandomAggregates):
+    """Draws queries also with subtotals, fields of structs, and aggregates of constants and dimensions."""
+
+    def cube(self) -> tuple[list[str], list[str]]:
+        dimensions, measures = super().cube()
+        if self._rng.random() < 0.3:
+            dimensions.append("s.f")
+        if self._rng.random() < 0.2:
+            measures += ["avg(s.f)", "max(s.f)"]
+        return dimensions, measures
+
+    def query(self, dimensions: list[str], measures: list[str], source: str) -> str:
+        plain = [one for one in dimensions if one != "s.f"]
+        text, table = super().query(plain, measures, source), f" FROM {source} a"
+        if "s.f" in dimensions and self._rng.random() < 0.5:
+            text = text.replace(table, f", {self._rng.choice(('min(s.f)', 'count(DISTINCT a.s.f)'))}{table}")
+        if self._rng.random() < 0.2:
+            text = text.replace(table, f", {self._rng.choice(FURTHER)}{table}")
+        if self._rng.random() < 0.2:
+            condition = self._rng.choice(ROW_CONDITIONS)
+            word = " WHERE " if " WHERE " in text.replace("(WHERE", "") else f" FROM {source} a"
+            text = text.replace(
+                word, f"{word}{condition} AND " if word == " WHERE " else f"{word} WHERE {condition}", 1
+            )
+        if " LIMIT " not in text and self._rng.random() < 0.3:
+            return GROUP_BY.sub(lambda keys: f" GROUP BY {self._rng.choice(SUBTOTALS).format(keys[1])}", text)
+        return text
+
+
+def entry_of(rng: random.Random, cube: IndexDefinition, file: pa.Table) -> pa.RecordBatch | None:
+    """Return the groups of a file, or None if its rows are read."""
+    try:
+        return group_rows(cube.terms, cube.measures, columns_by_id(file)) if rng.random() < 0.7 else None
+    except ValueError:  # A value does not fit its type.
+        return None
+
+
+def store(con: duckdb.DuckDBPyConnection, name: str, rows: pa.Table) -> None:
+    """Store rows in DuckDB, because it compares NaN in an Arrow table in another way."""
+    con.register("arrow", rows)
+    con.execute(f"CREATE OR REPLACE TEMP TABLE {name} AS SELECT * FROM arrow")
+
+
+def are_certain(con: duckdb.DuckDBPyConnection, file: pa.Table, query: DuckDBCubeQuery) -> bool:
+    """Return whether all rows of a file meet the condition on rows, and check that the others meet the doubt."""
+    condition, doubt = query.statement.row_condition, query.statement.doubt
+    if not condition:
+        return True
+    store(con, "f", file)
+    counts = con.sql(
+        f"SELECT count(*), count(*) FILTER (WHERE ({doubt}) IS NOT TRUE) FROM f a WHERE ({condition}) IS NOT TRUE"
+    ).fetchone()
+    assert counts is not None
+    assert counts[1] == 0, f"{condition}: {doubt}"
+    return bool(counts[0] == 0)
+
+
+def counted(relation: duckdb.DuckDBPyRelation) -> Counter[str]:
+    return Counter(repr([comparable(value) for value in row]) for row in relation.fetchall())
+
+
+def run_case(con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter[str]:
+    """Compare random queries of one random table and one cube, and return how many follow from the cube."""
+    rng = random.Random(seed)
+    aggregates, counts = RandomDuckDBAggregates(rng), Counter[str]()
+    dimensions, measures = aggregates.cube()
+    cube = define("cube", "cube", dimensions, SCHEMA, measures=measures)
+    files = [random_file(rng) for _ in range(rng.randint(1, 4))]
+    entries = [entry_of(rng, cube, file) for file in files]
+    store(con, "t", pa.concat_tables(files))
+    for _ in range(queries):
+        text = aggregates.query(dimensions, measures, "t")
+        statement = DuckDBStatement(text)
+        (reference,) = statement.references
+        assert reference is not None
+        try:
+            query = DuckDBCubeQuery(con, statement, reference, CubeTable(SCHEMA, (cube,)), floats=True)
+        except NotFromCube as why:
+            counts[f"no: {why}"[:60]] += 1
+            continue
+        covered = [
+            entry if entry is not None and are_certain(con, file, query) else None
+            for file, entry in zip(files, entries, strict=True)
+        ]
+        groups = [entry.select(list(query.statement.columns)) for entry in covered if entry is not None]
+        if not groups:
+            counts["rows"] += 1
+            continue
+        rows = [file for file, entry in zip(files, covered, strict=True) if entry is None]
+        con.register(GROUPS, pa.Table.from_batches(groups))
+        store(con, "rest", pa.concat_tables(rows or [files[0].slice(0, 0)]))
+        expected = con.sql(text)
+        actual = con.sql(query.write("rest" if rows else None))
+        where = f"seed {seed}: {text}\n{query.write('rest')}"
+        assert (actual.columns, actual.types) == (expected.columns, expected.types), where
+        assert counted(actual) == counted(expected), where
+        counts["cube and condition" if query.statement.row_condition else "cube"] += 1
+    return counts
+
+
+@pytest.fixture(scope="module")
+def con() -> Iterator[duckdb.DuckDBPyConnection]:
+    with duckdb.connect(config={"threads": 1}) as con:
+        con.execute("SET TimeZone = 'UTC'")
+        yield con
+
+
+def run_cases(con: duckdb.DuckDBPyConnection, first: int, number: int) -> None:
+    counts = Counter[str]()
+    for seed in range(first, first + number // 5):
+        counts += run_case(con, seed, 5)
+    assert counts["cube"] > counts.total() / 4, counts.most_common(20)
+    assert counts["cube and condition"] > counts.total() / 100, counts.most_common(20)
+
+
+def test_groups_return_the_same_rows_as_the_files(con: duckdb.DuckDBPyConnection) -> None:
+    run_cases(con, first_seed(), 200)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_groups_return_the_same_rows_as_the_files_in_thousands_of_cases(con: duckdb.DuckDBPyConnection) -> None:
+    run_cases(con, first_seed() + 10_000, 20_000)

@@ -1,0 +1,140 @@
+"""`seamark.duckdb` answers aggregate queries from cubes, with the rows and types that it returns without them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+
+import duckdb
+import pytest
+
+import seamark.duckdb
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.cubes.summaries import EXACT, OFF, CubeSummary
+from seamark.connector.duckdb.queries import rewrite_query
+from tests.connector.lake import catalog_at
+from tests.connector.server_thread import ServerThread
+from tests.connector.sql.comparing import comparable
+from tests.connector.sql.test_cubes import RandomAggregates, World, sales, server
+from tests.seeds import examples, first_seed
+
+__all__ = ["sales", "server"]
+
+
+@pytest.fixture
+def con(server: ServerThread) -> Iterator[duckdb.DuckDBPyConnection]:
+    with seamark.duckdb.connect(server.url) as con:
+        con.execute("SET TimeZone = 'UTC'")
+        yield con
+
+
+def rows_of(relation: duckdb.DuckDBPyRelation) -> Counter[str]:
+    return Counter(repr([comparable(value) for value in row]) for row in relation.fetchall())
+
+
+def compare(con: duckdb.DuckDBPyConnection, text: str) -> CubeSummary | None:
+    """Check that a query has the same result with and without cubes, and return how it used cubes."""
+    expected = seamark.duckdb.sql(con, text, cubes=OFF)
+    actual = seamark.duckdb.sql(con, text)
+    assert (actual.columns, actual.types) == (expected.columns, expected.types), text
+    assert rows_of(actual) == rows_of(expected), text
+    return rewrite_query(con, text).cube
+
+
+def run_case(server: ServerThread, con: duckdb.DuckDBPyConnection, seed: int, queries: int) -> Counter[str]:
+    """Change a table at random, and compare the answers of queries with and without cubes."""
+    rng = random.Random(seed)
+    aggregates, counts = RandomAggregates(rng), Counter[str]()
+    with closing(IndexClient(server.url)) as client:
+        world = World(server, client, rng, f"db.duck{seed}")
+        world.create_table()
+        world.append()
+        world.add_cube(*aggregates.cube())
+        for steps in (("build", "append"), ("delete", "build"), ("spoil", "append")):
+            for step in steps:
+                match step:
+                    case "append":
+                        world.append(rng.choice((1, 30)))
+                    case "delete":
+                        world.delete(rng.choice(("id = 3", "k = 7")))
+                    case "build":
+                        world.build()
+                    case "spoil" if rng.random() < 0.5:
+                        world.spoil(loses=rng.random() < 0.5)
+            with catalog_at(server.url) as catalog:
+                snapshots = [one.snapshot_id for one in catalog.load_table(world.name).metadata.snapshots]
+            for _ in range(queries):
+                source = f"sea.{world.name}"
+                text = aggregates.query(*rng.choice(world.cubes), source)
+                if rng.random() < 0.3:
+                    text = text.replace(f"{source} a", f"{source} a AT (VERSION => {rng.choice(snapshots)})")
+                summary = compare(con, text)
+                assert summary is not None
+                counts["rows" if summary.index is None else "cube and rows" if summary.row_files else "cube"] += 1
+    return counts
+
+
+def test_random_queries_return_the_same_rows_from_cubes(server: ServerThread, con: duckdb.DuckDBPyConnection) -> None:
+    counts = Counter[str]()
+    for seed in range(first_seed(), first_seed() + examples(10, 1)):
+        counts += run_case(server, con, seed, 6)
+    assert counts["cube"] + counts["cube and rows"] > counts.total() / 5, counts
+
+
+def test_query_reads_groups_and_the_rows_of_files_without_an_entry(
+    server: ServerThread, sales: World, con: duckdb.DuckDBPyConnection
+) -> None:
+    text = f"SELECT country, sum(n), avg(n) AS mean, count(*) FROM sea.{sales.name} GROUP BY country ORDER BY country"
+    assert compare(con, text) == CubeSummary("cube0", 3, 0)
+    sales.delete("n = 1")
+    assert compare(con, text) == CubeSummary("cube0", 2, 0)
+    assert "cube cube0 answers 2 files; rows of 0 files are read" in rewrite_query(con, text).summary
+    assert seamark.duckdb.sql(con, text).fetchall() == [("a", 20, 1.0, 20), ("b", 20, 1.0, 20)]
+
+
+def test_parameters_subtotals_and_constants_follow_from_a_cube(
+    server: ServerThread, sales: World, con: duckdb.DuckDBPyConnection
+) -> None:
+    text = (
+        f"SELECT country, date_trunc('month', ts) AS month, grouping(country), count(1), sum(1), count(country) "
+        f"FROM sea.{sales.name} GROUP BY ROLLUP (country, month) HAVING count(*) > 1"
+    )
+    assert compare(con, text) == CubeSummary("cube0", 3, 0)
+    text = f"SELECT sum(n) FROM sea.{sales.name} WHERE country = ?"
+    assert seamark.duckdb.sql(con, text, ["a"]).fetchall() == [(30,)]
+    assert rewrite_query(con, text, ["a"]).cube == CubeSummary("cube0", 3, 0)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "reason"),
+    [
+        ("max(x)", "x is not a dimension"),
+        ("sum(n + 1)", "not a measure"),
+        ("min(country, 2)", "not supported"),
+        ("string_agg(country, ',')", "not supported"),
+        ("count(DISTINCT n)", "n is not a dimension"),
+        ("sum(n), sum(n) OVER ()", "window"),
+        ("count(*) FROM (SELECT 1) AS a UNION ALL SELECT sum(n)", "one SELECT"),
+    ],
+)
+def test_query_that_does_not_follow_from_a_cube_says_why(
+    server: ServerThread, sales: World, con: duckdb.DuckDBPyConnection, outputs: str, reason: str
+) -> None:
+    planned = rewrite_query(con, f"SELECT {outputs} FROM sea.{sales.name}")
+    assert planned.cube is not None
+    assert planned.cube.index is None
+    assert reason in planned.summary
+
+
+def test_exact_queries_do_not_average_from_cubes(
+    server: ServerThread, sales: World, con: duckdb.DuckDBPyConnection
+) -> None:
+    text = f"SELECT avg(n), sum(n) FROM sea.{sales.name}"
+    planned = rewrite_query(con, text, cubes=EXACT)
+    assert planned.cube is not None
+    assert "adds floats" in str(planned.cube.reason)
+    assert rewrite_query(con, text.replace("avg(n), ", ""), cubes=EXACT).cube == CubeSummary("cube0", 3, 0)
+    with pytest.raises(ValueError, match="cubes must be one of on, exact, off, not 'maybe'"):
+        seamark.duckdb.sql(con, text, cubes="maybe")

@@ -1,0 +1,149 @@
+"""Trino answers aggregate queries from cubes through the proxy, with the rows and the rights that it has without it."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+import trino.exceptions
+from pyiceberg.catalog import load_catalog
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import InProcessWorkers, build
+from tests.connector.sql.comparing import comparable
+from tests.connector.sql.random_queries import SCHEMA
+from tests.connector.sql.test_cubes import RandomAggregates, exact_rows
+from tests.deploy.shop import eventually, post, rows_of
+from tests.seeds import examples, first_seed
+from tests.services.needs import NEEDS_TRINO
+from tests.services.seamark import Seamark
+from tests.services.trino import Trino
+from tests.services.trino_lake import TrinoLake
+from tests.services.trino_proxy import TrinoProxy, trino_proxy
+
+pytestmark = [*NEEDS_TRINO, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+@dataclass
+class CubeRig:
+    seamark: Seamark
+    trino: Trino
+    proxy: TrinoProxy
+
+    def read(self, sql: str, port: int, user: str = "anna") -> Counter[str] | str:
+        """Return the names of the columns and the rows, or Trino's error message."""
+        try:
+            rows = rows_of(port, sql, user=user, schema="cubed")
+        except trino.exceptions.TrinoQueryError as error:
+            return f"{error.error_name}: {error.message}"
+        return Counter(repr([comparable(value) for value in row]) for row in rows)
+
+    def compare(self, sql: str, user: str = "anna") -> Counter[str] | str:
+        """Check that the proxy returns what Trino returns without it."""
+        direct = self.read(sql, self.trino.port, user)
+        assert self.read(sql, self.proxy.port, user) == direct, f"{user}: {sql}"
+        return direct
+
+    def outcome(self, sql: str, user: str = "anna") -> str:
+        """Return the outcome in the proxy's header."""
+
+        def final() -> str:
+            said = post(self.proxy.port, sql, **{"X-Trino-User": user, "X-Trino-Schema": "cubed"})[0]
+            return "" if "recently" in said or "slow" in said else said.partition("; ms=")[0]
+
+        return str(eventually(final))
+
+
+@pytest.fixture(scope="module")
+def rig(trino_lake: TrinoLake, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CubeRig]:
+    seamark, coordinator = trino_lake.seamark, trino_lake.trino
+    folder = tmp_path_factory.mktemp("cubes")
+    limits = ("--budget-ms", "10000", "--hold", "20", "--plan-header", "--cubes", "on")
+    with trino_proxy(folder, "--trino", coordinator.base_url, *limits, seamark=seamark.base_url) as proxy:
+        catalog = load_catalog("seamark", type="rest", uri=seamark.base_url)
+        catalog.create_namespace_if_not_exists("cubed")
+        catalog.close()
+        yield CubeRig(seamark, coordinator, proxy)
+
+
+def create(
+    rig: CubeRig, name: str, schema: pa.Schema, parts: list[pa.Table], cube: tuple[list[str], list[str]]
+) -> None:
+    """Create a table with a file for each part, and build a cube of all files but the last."""
+    catalog = load_catalog("seamark", type="rest", uri=rig.seamark.base_url)
+    table = catalog.create_table(f"cubed.{name}", schema=schema)
+    with closing(IndexClient(rig.seamark.base_url)) as client, closing(InProcessWorkers()) as workers:
+        client.put_index(f"cubed.{name}", "cube", kind="cube", columns=cube[0], measures=cube[1], shrink=1)
+        for part in parts[:-1]:
+            table.append(part)
+        build(client, f"cubed.{name}", "cube", workers)
+        table.append(parts[-1])
+    catalog.close()
+
+
+def test_random_queries_return_the_same_rows_from_cubes(rig: CubeRig) -> None:
+    outcomes = Counter[str]()
+    for seed in range(first_seed(), first_seed() + examples(20, 3)):
+        rng = random.Random(seed)
+        aggregates = RandomAggregates(rng)
+        dimensions, measures = aggregates.cube()
+        create(rig, f"random{seed}", SCHEMA, [exact_rows(rng, 30) for _ in range(3)], (dimensions, measures))
+        for _ in range(20):
+            sql = aggregates.query(dimensions, measures, f"random{seed}")
+            rig.compare(sql)
+            outcomes["cube" if "; cube=" in rig.outcome(sql) else "rows"] += 1
+    assert outcomes["cube"] > outcomes.total() / 5, outcomes
+
+
+def test_subtotals_and_constants_follow_from_a_cube(rig: CubeRig) -> None:
+    kinds = pa.schema([("ts", pa.timestamp("us")), ("country", pa.string()), ("n", pa.int32())])
+    create(rig, "facts", kinds, [facts(part) for part in range(3)], (["day(ts)", "country"], ["avg(n)"]))
+    for sql in (
+        "SELECT country, date_trunc('month', ts), grouping(country), count(1), sum(1), count(country), avg(n) "
+        "FROM facts GROUP BY GROUPING SETS ((country, date_trunc('month', ts)), (country), ())",
+        "SELECT COUNTRY, sum(n) AS total FROM facts GROUP BY 1 HAVING sum(n) > 2 ORDER BY total DESC LIMIT 1",
+        "SELECT f.country, sum(n) FILTER (WHERE year(f.ts) = 1970) FROM facts f GROUP BY ROLLUP (f.country)",
+    ):
+        rig.compare(sql)
+        assert "; cube=cube:2" in rig.outcome(sql), sql
+        assert "cubed.facts=1/3" in rig.outcome(sql)
+    connection = [rows_of(port, "SELECT COUNTRY, count(*) FROM facts GROUP BY 1", user="anna", schema="cubed")
+                  for port in (rig.trino.port, rig.proxy.port)]  # fmt: skip
+    assert sorted(connection[0], key=repr) == sorted(connection[1], key=repr)
+    assert "no-cube=cube: " in rig.outcome("SELECT n, count(*) FROM facts WHERE n > 0 GROUP BY n")
+
+
+def facts(part: int) -> pa.Table:
+    times = pa.array([number * 43_200_000_000 for number in range(-10, 10)], pa.int64()).cast(pa.timestamp("us"))
+    rows = {"ts": times, "country": ["FR", None] * 10, "n": pa.array([part] * 20, pa.int32())}
+    return pa.table(rows)
+
+
+def test_rules_of_the_table_stay_in_force(rig: CubeRig) -> None:
+    """A row filter, or a mask on a used column, means the original statement."""
+    kinds = pa.schema([("id", pa.int64()), ("country", pa.string()), ("card", pa.string())])
+    parts = [
+        pa.table({"id": range(9), "country": ["FR", "DE", "IT"] * 3, "card": [f"c{part}"] * 9}, schema=kinds)
+        for part in range(3)
+    ]
+    create(rig, "orders", kinds, parts, (["country", "card"], ["sum(id)"]))
+    by_country = "SELECT country, sum(id) FROM orders GROUP BY country"
+    by_card = "SELECT card, count(*) FROM orders GROUP BY card"
+    assert "; cube=cube:2" in rig.outcome(by_country)
+    for sql in (by_country, by_card):
+        rig.compare(sql)
+        rig.compare(sql, "rita")
+    assert rig.compare(by_country, "rita") == Counter(["['FR', 27]"])
+    assert rig.compare(by_card, "rita") == Counter(["['XXXX', 9]"])
+    rig.compare(by_country, "dan")
+    assert "Access Denied" in rig.compare(by_card, "dan")
+    assert "Access Denied" in rig.compare(by_country, "sue")
+    assert "cube" not in rig.outcome(by_country, "sue")
+    texts = rows_of(rig.trino.port, 'SELECT "user", query FROM system.runtime.queries', user="anna", schema="cubed")
+    with_groups = {user for user, text in texts if "seamark_groups" in text and "orders" in text}
+    assert with_groups == {"anna"}, "users without the rights must not find groups in their statements"

@@ -1,0 +1,61 @@
+"""`seamark.spark.sql` answers aggregate queries from cubes, with the rows and types that Spark returns without them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.spark.query.queries import rewrite_query
+from seamark.spark import sql
+from tests.connector.sql.comparing import comparable
+from tests.connector.sql.test_cubes import RandomAggregates, World
+from tests.seeds import examples, first_seed
+from tests.services.seamark import Seamark
+from tests.services.spark import new_catalog
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
+
+
+def counted(frame: DataFrame) -> Counter[str]:
+    return Counter(repr([comparable(value) for value in row]) for row in frame.collect())
+
+
+def compare(spark: SparkSession, text: str) -> str:
+    """Check that a query has the same result with and without cubes, and return how it was answered."""
+    expected, actual = spark.sql(text), sql(spark, text)
+    assert actual.columns == expected.columns, text
+    assert [field.dataType for field in actual.schema] == [field.dataType for field in expected.schema], text
+    assert counted(actual) == counted(expected), text
+    summary = rewrite_query(spark, text).cube
+    assert summary is not None
+    if summary.index is None:
+        return f"rows: {summary.reason}"[:80]
+    return "cube and rows" if summary.row_files else "cube"
+
+
+def test_random_queries_return_the_same_rows_from_cubes(spark: SparkSession, tmp_path: Path) -> None:
+    counts = Counter[str]()
+    with Seamark(tmp_path) as server, closing(IndexClient(server.base_url)) as client:
+        catalog = new_catalog(spark, server.base_url)
+        served: Any = type("Served", (), {"url": server.base_url})
+        for seed in range(first_seed(), first_seed() + examples(20, 2)):
+            rng = random.Random(seed)
+            aggregates = RandomAggregates(rng)
+            world = World(served, client, rng, f"db.spark{seed}")
+            world.create_table()
+            world.append()
+            world.append()
+            world.add_cube(*aggregates.cube())
+            world.build()
+            world.append()
+            for _ in range(15):
+                text = aggregates.query(*rng.choice(world.cubes), f"{catalog}.{world.name}")
+                counts[compare(spark, text)] += 1
+    assert counts["cube"] + counts["cube and rows"] > counts.total() / 8, counts

@@ -1,0 +1,181 @@
+"""Tests of rows in Avro: every type is read as it was written, and hostile files are refused at once."""
+
+from __future__ import annotations
+
+import io
+import json
+import zlib
+from datetime import UTC, date, datetime, time
+from decimal import Decimal
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pytest
+
+from seamark.formats.runtime.errors import BadRequest, TooLarge
+from seamark.metaserver.streams.incoming.avro_rows import INFLATED_BYTES_MAX, read_avro
+from tests.streams.topic_source import encode_avro
+
+
+def read(data: bytes, *, rows_max: int = 1000) -> pa.RecordBatch:
+    return read_avro(data, "The message", rows_max=rows_max)
+
+
+def record(*fields: Any, name: str = "Row", **more: Any) -> dict[str, Any]:
+    """Return a record whose fields have these types."""
+    return {
+        "type": "record",
+        "name": name,
+        "fields": [{"name": f"f{number}", "type": field} for number, field in enumerate(fields)],
+        **more,
+    }
+
+
+NESTED = record({"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 1}, "E", name="Nested")
+COLUMNS: list[tuple[Any, list[Any], pa.DataType]] = [
+    ("boolean", [True, False], pa.bool_()),
+    ("int", [-(2**31), 2**31 - 1], pa.int32()),
+    ("long", [-(2**63), 2**63 - 1], pa.int64()),
+    ("float", [0.5, -1.0], pa.float32()),
+    ("double", [1e300, float("inf")], pa.float64()),
+    ("string", ["", "ä\u4e2d"], pa.string()),
+    ("bytes", [b"", b"\xff"], pa.binary()),
+    (["null", "string"], [None, "x"], pa.string()),
+    (["long", "null"], [3, None], pa.int64()),
+    ({"type": "int", "logicalType": "date"}, [date(1, 1, 1), date(9999, 12, 31)], pa.date32()),
+    ({"type": "long", "logicalType": "time-micros"}, [time(0), time(23, 59, 59, 999999)], pa.time64("us")),
+    (
+        {"type": "long", "logicalType": "timestamp-micros"},
+        [datetime(1970, 1, 1, tzinfo=UTC), datetime(2026, 11, 29, 1, 2, 3, 4, tzinfo=UTC)],
+        pa.timestamp("us", "UTC"),
+    ),
+    (
+        {"type": "bytes", "logicalType": "decimal", "precision": 38, "scale": 3},
+        [Decimal("12345678901234567890123456789012345.678"), Decimal("-0.001")],
+        pa.decimal128(38, 3),
+    ),
+    ({"type": "enum", "name": "E", "symbols": ["a", "b"]}, ["a", "b"], pa.string()),
+    ({"type": "fixed", "name": "F", "size": 2}, [b"ab", b"cd"], pa.binary(2)),
+    ({"type": "array", "items": ["null", "int"]}, [[], [1, None]], pa.list_(pa.int32())),
+]
+
+
+@pytest.mark.parametrize("codec", ["null", "deflate"])
+def test_values_of_all_types_are_read_as_they_were_written(codec: str) -> None:
+    schema = record(*(kind for kind, _, _ in COLUMNS), NESTED, {"type": "map", "values": "Nested"})
+    nested = [{"f0": Decimal("1.5"), "f1": "a"}, {"f0": Decimal("-2.5"), "f1": "b"}]
+    rows = [
+        {
+            **{f"f{number}": values[row] for number, (_, values, _) in enumerate(COLUMNS)},
+            f"f{len(COLUMNS)}": nested[row],
+            f"f{len(COLUMNS) + 1}": {"k": nested[row]},
+        }
+        for row in range(2)
+    ]
+    batch = read(encode_avro(*rows, schema=schema, codec=codec))
+    for number, (_, values, kind) in enumerate(COLUMNS):
+        column = batch.column(number)
+        assert column.to_pylist() == values
+        assert column.type == kind or pa.types.is_list(kind)
+    assert batch.column(len(COLUMNS)).to_pylist() == nested
+    assert batch.column(len(COLUMNS) + 1).to_pylist() == [[("k", each)] for each in nested]
+
+
+def test_named_types_are_those_of_their_namespace() -> None:
+    inner = {"type": "enum", "name": "Kind", "symbols": ["inner"]}
+    outer = {"type": "enum", "name": "Kind", "symbols": ["outer"]}
+    schema = record(outer, record(inner, "Kind", name="Other", namespace="b"), "Kind", "b.Kind", namespace="a")
+    row = {"f0": "outer", "f1": {"f0": "inner", "f1": "inner"}, "f2": "outer", "f3": "inner"}
+    assert read(encode_avro(row, schema=schema)).to_pylist() == [row]
+
+
+def deep(levels: int) -> Any:
+    kind: Any = "int"
+    for _ in range(levels):
+        kind = {"type": "array", "items": kind}
+    return kind
+
+
+def doubled(levels: int) -> Any:
+    """Return a schema of some names whose types are 2 to the power of `levels` in number."""
+    kind: Any = record("int", name="R0")
+    for level in range(1, levels):
+        kind = record(kind, f"R{level - 1}", name=f"R{level}")
+    return kind
+
+
+def file_of(schema: Any, blocks: list[tuple[int, bytes]], codec: bytes = b"null") -> bytes:
+    """Return a file with this schema and these blocks, which need not be valid."""
+    sink = io.BytesIO(b"Obj\x01")
+    sink.seek(4)
+    text = schema if isinstance(schema, bytes) else json.dumps(schema).encode()
+    fastavro.schemaless_writer(sink, {"type": "map", "values": "bytes"}, {"avro.schema": text, "avro.codec": codec})
+    sink.write(b"s" * 16)
+    for count, data in blocks:
+        fastavro.schemaless_writer(sink, "long", count)
+        fastavro.schemaless_writer(sink, "bytes", data)
+        sink.write(b"s" * 16)
+    return sink.getvalue()
+
+
+def deflate(data: bytes) -> bytes:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return packer.compress(data) + packer.flush()
+
+
+HUGE = b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01"
+"""The largest long number."""
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"Obj\x01", "ends in the middle"),
+        (file_of("long", []), "is not a record"),
+        (file_of(b"{", []), "not valid JSON"),
+        (file_of(b"[" * 100_000, []), "not valid JSON"),
+        (file_of(b'{"type":"record"' + b" " * 300_000 + b"}", []), "characters"),
+        (file_of(record(deep(100)), []), "levels"),
+        (file_of(record(doubled(14)), []), "levels or more than"),
+        (file_of(record(["null", "Row"]), []), "recursive"),
+        (file_of(record("Missing"), []), "unknown type 'Missing'"),
+        (file_of(record(["int", "string"]), []), "union"),
+        (file_of(record({"type": "array", "items": "null"}), [(1, HUGE)]), "without bytes"),
+        (file_of(record({"type": "map", "values": record(name="Empty")}), []), "without bytes"),
+        (file_of(record(), [(2**60, b"")]), "no field with a value"),
+        (file_of(record("null"), [(500, b"")]), "no field with a value"),
+        (file_of(record("int", "int"), [(500, b"\x02")]), "does not have its schema"),
+        (file_of(record("string"), [(1, HUGE)]), "does not have its schema"),
+        (file_of(record("string"), [(1, b"\x01")]), "does not have its schema"),
+        (file_of(record({"type": "array", "items": "int"}), [(1, HUGE + b"\x02")]), "does not have its schema"),
+        (file_of(record({"type": "enum", "name": "E", "symbols": ["a"]}), [(1, b"\x06")]), "does not have its"),
+        (file_of(record(["null", "int"]), [(1, b"\x08")]), "does not have its schema"),
+        (file_of(record("int"), [(1, b"\x02\x02")]), "more bytes than its rows"),
+        (file_of(record("int"), [(1, HUGE)]), "does not have its type"),
+        (file_of(record("bytes"), [(1, deflate(bytes(INFLATED_BYTES_MAX + 1)))], b"deflate"), "inflates to more"),
+        (file_of(record("int"), [(1, b"\x02")], b"lzma"), "codecs that can be read"),
+        (file_of(record("int", fields=[{"name": "a", "type": "int"}] * 2), []), "twice"),
+    ],
+)
+def test_hostile_file_is_refused(data: bytes, message: str) -> None:
+    with pytest.raises(BadRequest, match=message):
+        read(data)
+
+
+def test_file_with_too_many_rows_is_refused_before_they_are_decoded() -> None:
+    with pytest.raises(TooLarge, match="more than 10 rows"):
+        read(file_of(record("int"), [(11, b"\x02" * 11)]), rows_max=10)
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_damaged_file_is_refused_or_read(seed: int) -> None:
+    rows = [{"id": number, "name": "n" * number} for number in range(20)]
+    data = bytearray(encode_avro(*rows, codec="null"))
+    for step in range(3):
+        data[(seed * 7919 + step * 104729) % len(data)] ^= 1 << (seed + step) % 8
+    try:
+        batch = read(bytes(data))
+    except (BadRequest, TooLarge):
+        return
+    assert batch.num_rows <= 1000

@@ -1,0 +1,148 @@
+"""Tests of fresh snapshots that one server makes, and that requests at another server name."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+
+import seamark
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.values import At
+from seamark.connector.read.read_plan import plan_read
+from seamark.connector.read.scans import TableScan, bind_filter
+from seamark.connector.read.tables import open_table, plan
+from seamark.formats.iceberg.metadata.snapshot import Snapshot
+from seamark.formats.protocol.wire import FRESH_FOLDER
+from seamark.formats.runtime.clock import SimulatedClock
+from seamark.formats.runtime.errors import ObjectMissing
+from seamark.metaserver.access.keyring import Keyring, SigningKey
+from seamark.metaserver.objects.port import ObjectStore
+from seamark.metaserver.streams.keys import KEY
+from seamark.metaserver.streams.snapshots.shared_snapshots import SharedSnapshots
+from tests.seeds import first_seed, quick
+from tests.streams.test_fresh_reads import FRESH, TABLE
+from tests.streams.test_rows_over_http import Stream, create, streaming
+
+UUID = "00000000-0000-4000-8000-000000000001"
+
+
+@asynccontextmanager
+async def open_pair(home: Path, **settings: Any) -> AsyncIterator[tuple[Stream, Stream]]:
+    """Run two servers over one database. The first has the log, and the second has none."""
+    async with streaming(home, **settings) as first, streaming(home, **settings) as second:
+        yield first, second
+
+
+def read_opened(opened: Any, url: str) -> dict[int, str | None]:
+    """Return the names by id of a table that a client has opened, with plans of the server at `url`."""
+    read_plan = plan_read(opened, ["id", "name"], bind_filter(None, opened))
+    client = SeamarkClient(url).reading_fresh_rows()
+    scan = TableScan(opened.storage, read_plan, lambda: plan(client, opened, columns=read_plan.names), None, None, None)
+    rows = scan.to_arrow().to_pylist()
+    assert len({row["id"] for row in rows}) == len(rows)
+    return {row["id"]: row["name"] for row in rows}
+
+
+async def test_fresh_snapshot_of_one_server_is_planned_at_another(tmp_path: Path) -> None:
+    async with open_pair(tmp_path) as (first, second):
+        await create(first)
+        await first.post({"id": 1, "name": "a"})
+        await first.flush()
+        await first.post({"id": 2, "name": "b"}, {"id": 3, "name": "c"})
+        client = SeamarkClient(first.server.url).reading_fresh_rows()
+        opened = await asyncio.to_thread(open_table, client, TABLE, At())
+        await first.post({"id": 4, "name": "d"})
+        assert await asyncio.to_thread(read_opened, opened, second.server.url) == {1: "a", 2: "b", 3: "c"}
+        assert await asyncio.to_thread(scan_at_two_servers, first.server.url, second.server.url) == [1, 2, 3, 4]
+        url = f"{second.server.url}/v1/namespaces/db/tables/t/plan"
+        unknown = {"snapshot-id": opened.snapshot_id + 1}
+        async with second.server.http.post(url, json=unknown, headers={"X-Seamark-Fresh": "true"}) as answer:
+            message = (await answer.json())["error"]["message"]
+        assert (answer.status, f"Cannot find snapshot {opened.snapshot_id + 1}" in message) == (400, True)
+
+
+def scan_at_two_servers(first_url: str, second_url: str) -> list[int]:
+    """Load the table at the first server by stock PyIceberg, and return the ids that it plans at the second."""
+    options = {**FRESH, "rest-scan-planning-enabled": "true"}
+    with (
+        RestCatalog("first", uri=first_url, **options) as first,
+        RestCatalog("second", uri=second_url, **options) as second,
+    ):
+        table = first.load_table("db.t")
+        table.catalog = second
+        snapshot_id = table.metadata.current_snapshot_id
+        return sorted(table.scan(snapshot_id=snapshot_id).to_arrow().column("id").to_pylist())
+
+
+@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 10), 1))
+async def test_tables_opened_at_one_server_have_the_rows_of_the_model_at_another(tmp_path: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    properties = {"format-version": rng.choice(["2", "3"])} | ({KEY: "id"} if rng.random() < 0.5 else {})
+    async with open_pair(tmp_path) as (first, second):
+        await create(first, properties=properties)
+        client = SeamarkClient(first.server.url).reading_fresh_rows()
+        rows: dict[int, str | None] = {}
+        opened: list[tuple[Any, dict[int, str | None]]] = []
+        for number in range(25):
+            action = rng.choice(["post", "post", "post", "flush", "delete", "open", "read"])
+            if action == "post" or not rows:
+                id_ = rng.choice([*rows, number]) if KEY in properties else number
+                await first.post({"id": id_, "name": f"n{number}"})
+                rows[id_] = f"n{number}"
+            elif action == "flush":
+                await first.flush()
+            elif action == "delete":
+                last = rng.choice(list(rows))
+                await asyncio.to_thread(seamark.delete, client, TABLE, where=f"id = {last}")
+                del rows[last]
+            elif action == "open":
+                opened.append((await asyncio.to_thread(open_table, client, TABLE, At()), dict(rows)))
+            elif opened:
+                table, expected = rng.choice(opened)
+                assert await asyncio.to_thread(read_opened, table, second.server.url) == expected
+        for table, expected in opened:
+            assert await asyncio.to_thread(read_opened, table, second.server.url) == expected
+
+
+class StoredRecords(dict[str, bytes]):
+    """A storage of records, as a dictionary by location."""
+
+    async def read(self, location: str, *, limit_bytes: int | None = None) -> bytes:
+        if location not in self:
+            raise ObjectMissing(f"{location} does not exist")
+        return self[location]
+
+
+async def test_record_is_read_only_with_the_signature_for_its_table_until_its_time() -> None:
+    clock, objects, folder = SimulatedClock(1), StoredRecords(), f"file:///t/{FRESH_FOLDER}"
+
+    def make_process(root: bytes = b"r" * 32) -> SharedSnapshots:
+        return SharedSnapshots(cast("ObjectStore", objects), Keyring([SigningKey(b"k" * 8, 0, root)], clock), clock)
+
+    async def find(process: SharedSnapshots, snapshot_id: int = 7, uuid: str = UUID) -> Snapshot | None:
+        return await process.find(uuid, snapshot_id, folder)
+
+    snapshot = Snapshot(7, clock.now_ms(), summary=msgspec.Raw(b'{"operation":"append"}'), manifest_list="file:///l")
+    assert await find(make_process()) is None
+    location, record = make_process().encode(UUID, snapshot, folder, until_ms=clock.now_ms() + 1000)
+    objects[location] = record
+    reader = make_process()
+    assert await find(reader) == snapshot
+    assert await find(make_process(), uuid="00000000-0000-4000-8000-000000000002") is None
+    assert await find(make_process(b"x" * 32)) is None
+    objects[location.replace("/7-", "/8-")] = record  # The id of another snapshot.
+    objects[location.replace("/7-", "/9-")] = record[:-1] + b" "
+    objects[location.replace("/7-", "/10-")] = b'{"snapshot": {}}'
+    for snapshot_id in (8, 9, 10):
+        assert await find(make_process(), snapshot_id) is None
+    clock.advance(1001)
+    assert await find(reader) is None
+    assert await find(make_process()) is None

@@ -1,0 +1,267 @@
+"""Tests of the intake of an input topic without Kafka: the topic is in memory, and the server is real."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from seamark.formats.runtime.errors import CommitUnknown, ProducerFenced, RetryLater
+from seamark.metaserver.log.port import Acknowledgement, StreamProducerState, name_of_topic_producer
+from seamark.metaserver.log.state import AppendEntry, FenceEntry, LogState, RemoveEntry
+from seamark.metaserver.streams.appends import TableRows, TopicProducer
+from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
+from seamark.metaserver.streams.keys import KEY
+from seamark.metaserver.streams.opening import AppendingTables
+from seamark.metaserver.streams.stream_counts import TopicCounts
+from seamark.metaserver.streams.topics import intake
+from seamark.metaserver.streams.topics.intake import ENVELOPE, TopicIntake
+from tests.seeds import first_seed, quick
+from tests.streams.incoming.test_dead_letters import create_letters, read_letters
+from tests.streams.test_rows_over_http import Stream, create, streaming
+from tests.streams.topic_source import ENCODERS, MemoryTopic, encode_arrow, encode_avro, encode_json
+from tests.waits import until
+
+
+class FailingTables(AppendingTables):
+    """The stream tables, of which some appends fail before or after the log has the rows."""
+
+    def __init__(self, stream: Stream, rng: random.Random, chance: float) -> None:
+        components = stream.server.components
+        super().__init__(components.catalog, components.streams)
+        self._rng, self._chance = rng, chance
+
+    async def append(self, appends: Sequence[TableRows], producer: TopicProducer) -> Acknowledgement:
+        if self._rng.random() < self._chance:
+            raise RetryLater("the log is busy")
+        acknowledged = await super().append(appends, producer)
+        if self._rng.random() < self._chance:
+            raise CommitUnknown("the answer was lost")
+        return acknowledged
+
+
+class Rig:
+    """A server, a topic, and the intake that reads it."""
+
+    def __init__(self, stream: Stream, topic: MemoryTopic, tables: AppendingTables) -> None:
+        self.stream, self.topic, self.tables = stream, topic, tables
+        self.counts = TopicCounts()
+
+    async def make_intake(self) -> TopicIntake:
+        """Return an intake, as a process makes one when it becomes the owner."""
+        components = self.stream.server.components
+        uuid = (await components.catalog.tables.entry(("db",), "t")).uuid
+        log = await components.streams._logs.open()
+        row_files = components.streams.row_files
+        return TopicIntake(
+            uuid, self.topic.topic, log, self.tables, row_files, components.clock, self.counts, rows_max=100
+        )
+
+    @asynccontextmanager
+    async def reading(self) -> AsyncIterator[asyncio.Task[None]]:
+        """Read the topic during the block. The end of the block is the end of the process, at any step."""
+        task = asyncio.create_task((await self.make_intake()).run(self.topic))
+        try:
+            yield task
+        finally:
+            task.cancel()
+            with suppress(asyncio.CancelledError, ProducerFenced):
+                await task
+
+    async def flush(self) -> None:
+        """Flush the table, if it has rows in the log."""
+        components = self.stream.server.components
+        entry = await components.catalog.tables.entry(("db",), "t")
+        if entry.flushed:
+            await components.streams.flush(entry.uuid)
+
+    async def load_state(self, partition: int) -> StreamProducerState:
+        """Return the session and the position of a partition in the log."""
+        components = self.stream.server.components
+        uuid = (await components.catalog.tables.entry(("db",), "t")).uuid
+        log = await components.streams._logs.open()
+        state = log.producer(name_of_topic_producer(uuid, self.topic.topic.id, partition))
+        return StreamProducerState(0, -1) if state is None else state
+
+    async def is_read(self) -> bool:
+        """Return whether the log has the last message of each partition."""
+        for partition, messages in self.topic.messages.items():
+            if messages and (await self.load_state(partition)).sequence < messages[-1].offset:
+                return False
+        return True
+
+    async def read_all(self) -> None:
+        """Read the topic to its end."""
+        async with self.reading() as task:
+            while not await self.is_read():
+                assert not task.done(), task
+                await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def open_rig(folder: Path, *, partitions: int = 1, letters: bool = True, **properties: str) -> AsyncIterator[Rig]:
+    async with streaming(folder) as stream:
+        if letters:
+            properties[DEAD_LETTER_TABLE] = "db.t_errors"
+        await create(stream, properties=properties)
+        if letters:
+            await create_letters(stream)
+        components = stream.server.components
+        yield Rig(stream, MemoryTopic(partitions), AppendingTables(components.catalog, components.streams))
+
+
+async def test_rows_of_every_format_and_dead_letters_are_stored_once(tmp_path: Path) -> None:
+    async with open_rig(tmp_path) as rig:
+        send = rig.topic.send
+        send(encode_json({"id": 1}, {"id": 2, "name": "b"}))
+        send(encode_arrow({"id": 3, "name": "c"}))
+        send(encode_avro({"id": 4, "name": "d"}, {"id": 5, "name": None}))
+        send(b'{"id": 6}\n\n{"id": "x"}\n{"id": 7}', headers={"content-type": b"application/x-ndjson"})
+        send(None)
+        send(b"no JSON")
+        send(b'{"id": 8},{"id": 9}')
+        send(b"\x00\x00\x00\x00\x01\x02")
+        send(encode_json({"id": 10}), headers={"content-type": b"text/csv"})
+        send(encode_json({"id": 11, "town": 1}))
+        send(b"\xff\xff\xff\xff damaged")
+        send(encode_avro({"id": 12})[:-3])
+        send(encode_json({"id": 13}), headers={"content-type": b"application/json; charset=utf-8"})
+        async with rig.reading():
+            await until(lambda: rig.counts.messages == 13)
+        assert (rig.counts.rows, rig.counts.rejected) == (8, 8)
+        await rig.read_all()  # A second process finds nothing to do.
+        assert await rig.stream.ids() == [1, 2, 3, 4, 5, 6, 7, 13]
+        reasons = [letter["reason"] for letter in await read_letters(rig.stream)]
+        expected = (
+            ("not a valid long", ""),
+            ("not valid JSON", "offset 10"),
+            ("not one JSON object", "offset 12"),
+            ("schema in a registry", "offset 14"),
+            ("'text/csv'", "offset 16"),
+            ("the column 'town'", ""),
+            ("not an Arrow IPC stream", "offset 20"),
+            ("ends in the middle", "offset 22"),
+        )
+        for parts in expected:
+            assert any(all(part in reason for part in parts) for reason in reasons), (parts, reasons)
+        assert len(reasons) == len(expected)
+
+
+async def test_messages_without_a_dead_letter_table_are_skipped(tmp_path: Path) -> None:
+    async with open_rig(tmp_path, letters=False) as rig:
+        for value in (b"{", encode_json({"id": "x"}, {"id": 1}), encode_json({"id": 2})):
+            rig.topic.send(value)
+        await rig.read_all()
+        assert await rig.stream.ids() == [1, 2]
+
+
+async def test_changes_of_debezium_change_rows_by_key(tmp_path: Path) -> None:
+    async with open_rig(tmp_path, **{KEY: "id", ENVELOPE: "debezium"}) as rig:
+        for change in (
+            {"op": "c", "before": None, "after": {"id": 1, "name": "a"}},
+            {"op": "c", "before": None, "after": {"id": 2, "name": "b"}},
+            {"op": "u", "before": {"id": 1, "name": "a"}, "after": {"id": 1, "name": "z"}},
+            {"op": "d", "before": {"id": 2, "name": "b"}, "after": None},
+        ):
+            rig.topic.send(encode_json(change))
+        rig.topic.send(None)
+        await rig.read_all()
+        assert await rig.stream.ids() == [1]
+        assert await rig.stream.ids("name = 'z'") == [1]
+
+
+async def test_messages_wait_while_the_table_is_paused(tmp_path: Path) -> None:
+    async with open_rig(tmp_path) as rig:
+        rig.topic.send(encode_json({"id": 1}))
+        await rig.read_all()
+        url = f"{rig.stream.server.url}/api/v1/tables/db/t/stream"
+        async with rig.stream.server.http.post(f"{url}/pause", json={"reason": "a move"}) as answer:
+            assert answer.status == 200, await answer.text()
+        rig.topic.send(encode_json({"id": 2}))
+        async with rig.reading():
+            counts = rig.stream.server.components.streams.counts
+            await until(lambda: counts.refused > 1)
+            assert await rig.stream.ids() == [1]
+            (reason,) = rig.counts.waiting.values()
+            assert "a move" in reason
+            async with rig.stream.server.http.post(f"{url}/resume") as answer:
+                assert answer.status == 200, await answer.text()
+        await rig.read_all()
+        assert await rig.stream.ids() == [1, 2]
+        assert not rig.counts.waiting
+
+
+async def test_process_that_reads_a_topic_ends_when_another_begins(tmp_path: Path) -> None:
+    async with open_rig(tmp_path) as rig, rig.reading() as former:
+        rig.topic.send(encode_json({"id": 1}))
+        await until(lambda: rig.counts.messages == 1)
+        epoch = (await rig.load_state(0)).epoch
+        async with rig.reading():
+            while (await rig.load_state(0)).epoch == epoch:
+                await asyncio.sleep(0.01)
+            rig.topic.send(encode_json({"id": 2}))
+            await until(former.done)
+            assert isinstance(former.exception(), ProducerFenced)
+        assert await rig.stream.ids() == [1, 2]
+
+
+@pytest.mark.parametrize("seed", quick(range(first_seed(), first_seed() + 20), 2))
+async def test_rows_of_a_topic_survive_random_failures_once_and_in_order(
+    tmp_path: Path, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random messages arrive, processes end at any step, appends fail, and flushes run meanwhile."""
+    monkeypatch.setattr(intake, "_RETRY_S", 0.001)
+    rng = random.Random(seed)
+    is_keyed = rng.random() < 0.5
+    properties = {"seamark.stream.shards": str(rng.randint(1, 3))} | ({KEY: "id"} if is_keyed else {})
+    partitions = 1 if is_keyed else rng.randint(1, 3)
+    async with open_rig(tmp_path, partitions=partitions, **properties) as rig:
+        rig.tables = FailingTables(rig.stream, rng, 0.2)
+        expected: dict[int, str] = {}
+        rejected = 0
+        for number in range(12):
+            for _ in range(rng.randint(0, 6)):
+                numbers = [rng.randint(1, 9) if is_keyed else len(expected) + n for n in range(rng.randint(1, 3))]
+                rows: list[dict[str, Any]] = [{"id": each, "name": f"{seed}.{number}.{each}"} for each in numbers]
+                partition = rng.randrange(partitions)
+                if rng.random() < 0.2:
+                    rig.topic.send(rng.choice([b"{", b'{"id": "x"}', b"\x00", encode_json({"none": 1})]))
+                    rejected += 1
+                rig.topic.send(rng.choice(ENCODERS)(*rows), partition=partition)
+                expected |= {row["id"]: row["name"] for row in rows}
+            async with rig.reading() as task:
+                for _ in range(rng.randint(0, 40)):
+                    await asyncio.sleep(0)
+                if rng.random() < 0.3:
+                    await rig.flush()
+                if rng.random() < 0.3:  # Another process becomes the owner, and this one does not notice.
+                    async with rig.reading() as other:
+                        for _ in range(rng.randint(0, 40)):
+                            await asyncio.sleep(0)
+                        assert not other.done() or isinstance(other.exception(), ProducerFenced)
+                assert not task.done() or isinstance(task.exception(), ProducerFenced)
+        await rig.read_all()
+        if rng.random() < 0.5:
+            await rig.flush()
+        catalog = rig.stream.catalog
+        rows = await asyncio.to_thread(lambda: catalog.load_table("db.t").scan().to_arrow().to_pylist())
+        assert sorted((row["id"], row["name"]) for row in rows) == sorted(expected.items())
+        assert len(await read_letters(rig.stream)) == rejected
+
+
+def test_log_remembers_producers_of_topics_until_their_stream_is_removed() -> None:
+    state = LogState(10, keep_ms=1000)
+    topic, other = name_of_topic_producer("s", "id", 0), name_of_topic_producer("u", "id", 0)
+    for name in (topic, other, "s/owner/p"):
+        state.apply(FenceEntry(1, name, 1))
+        state.apply(AppendEntry(1, (), name, 1, 7))
+    state.forget(100_000, 0)
+    assert set(state.producers) == {topic, other}
+    state.apply(RemoveEntry(100_000, "s"))
+    assert set(state.producers) == {other}
+    state.check_invariants()

@@ -1,0 +1,122 @@
+"""Tests of input topics in Apache Kafka: any producer writes to the topic of a table, and each row is stored once."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from seamark.metaserver.streams.incoming.dead_letters import DEAD_LETTER_TABLE
+from seamark.metaserver.streams.topics import intakes
+from tests.services.kafka import Kafka
+from tests.streams.incoming.test_dead_letters import create_letters, read_letters
+from tests.streams.test_fleet import make_shared_settings
+from tests.streams.test_read_servers import READ
+from tests.streams.test_rows_over_http import Stream, create, streaming
+from tests.streams.topic_source import ENCODERS, encode_avro, encode_json
+
+
+@pytest.fixture(autouse=True)
+def look_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(intakes, "LOOK_S", 0.05)
+
+
+@pytest.fixture
+async def stream(kafka: Kafka, postgres_url: str, tmp_path: Path) -> AsyncIterator[Stream]:
+    async with streaming(tmp_path / "a", **make_shared_settings(kafka, postgres_url, tmp_path)) as stream:
+        await create(stream, properties={DEAD_LETTER_TABLE: "db.t_errors"})
+        await create_letters(stream)
+        yield stream
+
+
+async def create_topic(kafka: Kafka, stream: Stream, *, partitions: int = 1) -> str:
+    """Create the input topic of the table, and return its name."""
+    _, status = await stream.server.get("/api/v1/tables/db/t/stream/topic")
+    name = str(status["topic"])
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    await asyncio.wrap_future(admin.create_topics([NewTopic(name, partitions)])[name])
+    return name
+
+
+async def send(
+    producer: Producer, topic: str, *values: bytes, headers: Mapping[str, bytes] | None = None, partition: int = 0
+) -> None:
+    for value in values:
+        producer.produce(topic, value, partition=partition, headers=dict(headers or {}))
+    await asyncio.to_thread(producer.flush, 30)
+
+
+async def wait_for_ids(stream: Stream, expected: list[int]) -> None:
+    """Wait until a scan returns these ids. Rows never disappear, so more rows are an error at once."""
+    while (ids := await stream.ids()) != expected:
+        assert set(ids) <= set(expected), ids
+        await asyncio.sleep(0.02)
+
+
+async def test_messages_of_any_producer_are_rows_and_aborted_ones_are_not(kafka: Kafka, stream: Stream) -> None:
+    topic = await create_topic(kafka, stream, partitions=2)
+    producer = Producer({"bootstrap.servers": kafka.address, "transactional.id": topic})
+    producer.init_transactions()
+    producer.begin_transaction()
+    await send(producer, topic, encode_json({"id": 100}))
+    producer.abort_transaction()
+    producer.begin_transaction()
+    await send(producer, topic, encode_json({"id": 1}), b"{", encode_avro({"id": 2, "name": "b"}))
+    await send(producer, topic, b'{"id": 3}\n{"id": 4}', headers={"content-type": b"application/x-ndjson"}, partition=1)
+    producer.commit_transaction()
+    await wait_for_ids(stream, [1, 2, 3, 4])
+    async with stream.server.http.post(f"{stream.server.url}/api/v1/tables/db/t/flush") as answer:
+        assert answer.status == 200, await answer.text()
+    await stream.post({"id": 5})
+    await wait_for_ids(stream, [1, 2, 3, 4, 5])
+    (letter,) = await read_letters(stream)
+    assert (letter["raw"], letter["producer"], letter["table"]) == ("{", f"{topic}/0", "db.t")
+    assert "not valid JSON" in letter["reason"]
+
+
+async def test_topic_that_is_created_again_begins_at_its_first_message(kafka: Kafka, stream: Stream) -> None:
+    topic = await create_topic(kafka, stream)
+    producer = Producer({"bootstrap.servers": kafka.address})
+    await send(producer, topic, encode_json({"id": 1}), encode_json({"id": 2}))
+    await wait_for_ids(stream, [1, 2])
+    admin = AdminClient({"bootstrap.servers": kafka.address})
+    await asyncio.wrap_future(admin.delete_topics([topic])[topic])
+    while topic in (await asyncio.to_thread(admin.list_topics, timeout=10)).topics:
+        await asyncio.sleep(0.05)
+    await create_topic(kafka, stream)
+    await send(Producer({"bootstrap.servers": kafka.address}), topic, encode_json({"id": 3}))
+    await wait_for_ids(stream, [1, 2, 3])
+
+
+async def test_messages_of_a_topic_survive_restarts_and_changes_of_the_owner_once(
+    kafka: Kafka, postgres_url: str, tmp_path: Path
+) -> None:
+    rng = random.Random(1)
+    settings = make_shared_settings(kafka, postgres_url, tmp_path) | {"stream_flush_interval_ms": 200}
+    expected: list[int] = []
+    async with streaming(tmp_path / "r", **settings, **READ) as reader:
+        topic, producer = "", Producer({"bootstrap.servers": kafka.address})
+        for turn in range(4):
+            async with streaming(tmp_path / f"s{turn % 2}", **settings) as server:
+                if not turn:
+                    await create(server)
+                    topic = await create_topic(kafka, server, partitions=3)
+                for _ in range(20):
+                    rows = [{"id": len(expected) + n, "name": "x"} for n in range(rng.randint(1, 3))]
+                    await send(producer, topic, rng.choice(ENCODERS)(*rows), partition=rng.randrange(3))
+                    expected += [int(row["id"]) for row in rows]
+                if turn % 2:
+                    async with streaming(tmp_path / "other", **settings):
+                        await wait_for_ids(server, expected)
+                elif turn:
+                    await wait_for_ids(reader, expected)
+                # Else the server stops while it reads the topic.
+        async with streaming(tmp_path / "s0", **settings) as server:
+            await wait_for_ids(server, expected)
+        await wait_for_ids(reader, expected)
