@@ -117,7 +117,7 @@ class CubeStatement:
 
         Args:
             groups: The relation with the columns `columns` of the groups.
-            rows: The relation with the rows of the other files, or None if there are none.
+            rows: The relation with the rows of the other files, or None if the cube covers all files.
             has_rows: Whether there are rows. Otherwise the query names `rows`, but reads nothing.
             names: The names of the result's columns. By default, expressions have the names that the engine gives them.
         """
@@ -351,7 +351,7 @@ class _Translation:
         return [self._path_of(column) or "" for column in condition.find_all(exp.Column)]
 
     def _check_aliases(self, tree: exp.Select) -> None:
-        """Check that no name may mean an output or a column, because engines resolve such names differently.
+        """Check that no name can refer to both an output and a column, because engines resolve such names differently.
 
         Raises:
             NotFromCube: A name is ambiguous.
@@ -485,7 +485,7 @@ class _Translation:
         is_distinct = isinstance(aggregate.this, exp.Distinct)
         if isinstance(aggregate, exp.Count | exp.Sum | exp.Avg) and not is_distinct:
             raise NotFromCube(f"{_describe(aggregate)} is not a measure of the cube")
-        # The least, the greatest, and the distinct values of dimensions follow from the groups.
+        # The minimum, the maximum, and the distinct values of dimensions follow from the groups.
         for child in list(aggregate.iter_expressions()):
             self._visit(child)
         return f"{aggregate.sql(dialect=self._dialect.name, comments=False)}{where}"

@@ -26,7 +26,7 @@ from seamark.formats.iceberg.expressions.sql_parser import parse_statements
 
 _SPARK = Dialect.get_or_raise("spark")
 _UNCLEAR = re.compile(r"\\|\btry_|\bdiv\b|\$\{|:", re.IGNORECASE)
-"""Matches texts whose tree does not tell how Spark reads them: escapes, TRY_CAST, integer division and parameters."""
+"""Matches texts that sqlglot may read differently from Spark: escapes, TRY_CAST, integer division and parameters."""
 
 
 def translate_text(spark: SparkSession, text: str, table: KnownTable, *, floats: bool) -> CubeStatement:
@@ -64,7 +64,7 @@ class QueryOverCube:
         text: The original query.
         statement: Its translation.
         groups: The groups of the covered files.
-        rows: The plan table with the other files, or None if there are none.
+        rows: The plan table with the other files, or None if the cube covers all files.
     """
 
     text: str

@@ -136,7 +136,7 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     if bytes(body.unless):
         unless = read_filter(msgspec.structs.replace(plan_request, filter=body.unless, predicate=None), loaded.metadata)
         _, bound_unless = bind_request((plan_request, unless), loaded.metadata)
-        # Without `filter`, because it may contain the condition whose opposite `unless` is.
+        # `filter` is left out, because it may contain the condition whose opposite is `unless`.
         excluded = await call.components.planner.plan(bound_unless, loaded.entry)
         # The ids of entries are numbers in the manifest list, so they are the same in both plans.
         is_whole &= ~np.isin(scan_plan.entry_ids, excluded.entry_ids)
