@@ -32,10 +32,11 @@ from seamark.formats.runtime import errors
 from seamark.formats.runtime.lazy_module import LazyModule
 
 if TYPE_CHECKING:
-    from seamark.connector.index import cube_estimates
+    from seamark.connector.index import cube_estimates, lookups
 else:
     # Only the creation of a cube reads data files. The other commands start faster without the reader.
     cube_estimates = LazyModule("seamark.connector.index.cube_estimates")
+    lookups = LazyModule("seamark.connector.index.lookups")
 
 _BUILT_NEXT = (
     "Until they are indexed, plans keep these files. Table services of the server index them next, see: "
@@ -85,7 +86,8 @@ def _add_parameter_options(command: Callable[..., None]) -> Callable[..., None]:
     multiple=True,
     metavar="TERM",
     help="A column or a function of a column: c, a.b, lower(c), bucket[16](c), day(ts). A record index accepts "
-    "several, separated by commas.",
+    "several, separated by commas. A cube also accepts attributes of dimension tables: "
+    "'shop.suppliers.region via supplier_id = id'.",
 )
 @click.option(
     "--measures",
@@ -116,11 +118,13 @@ def create(
         aggregates = tuple(part.strip() for measure in measures for part in split_arguments(measure))
     except errors.BadRequest as error:
         raise click.UsageError(error.message) from None
+    index_name = name or _make_index_name(kind, terms)
+    if KINDS[kind].aggregates:
+        terms = tuple(lookups.pin_attributes(client, terms))
     if KINDS[kind].aggregates and (
         problem := cube_estimates.estimate_problem(client, table, terms, aggregates, options)
     ):
         raise click.ClickException(f"{problem}; to define it nevertheless, set --shrink to a smaller number")
-    index_name = name or _make_index_name(kind, terms)
     defined = client.put_index(table, index_name, kind=kind, columns=terms, measures=aggregates or None, **options)
     if as_json:
         print_json(defined.json)

@@ -164,13 +164,13 @@ class Roaring:
             return pyroaring.BitMap.union(*(self._equal(slices, value) for value in question.among))
         every = pyroaring.BitMap(range(self._rows))
         less = pyroaring.BitMap()
-        for i, single_slice in enumerate(slices):
-            less = (every - single_slice) | less if question.below >> i & 1 else less - single_slice
+        for i, bits in enumerate(slices):
+            less = (every - bits) | less if question.below >> i & 1 else less - bits
         return less
 
     def _equal(self, slices: list[pyroaring.BitMap], rank: int) -> pyroaring.BitMap:
-        inside = [single_slice for i, single_slice in enumerate(slices) if rank >> i & 1]
-        outside = [single_slice for i, single_slice in enumerate(slices) if not rank >> i & 1]
+        inside = [bits for i, bits in enumerate(slices) if rank >> i & 1]
+        outside = [bits for i, bits in enumerate(slices) if not rank >> i & 1]
         result = pyroaring.BitMap.intersection(*inside) if inside else pyroaring.BitMap(range(self._rows))
         return result.difference(*outside) if outside else result
 

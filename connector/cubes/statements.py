@@ -21,6 +21,7 @@ from seamark.connector.cubes.times import TimeDimension, replace_times
 from seamark.formats.iceberg.types.schema import Column, Schema, StructType, is_primitive
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import (
     AVG,
     COUNT,
@@ -258,6 +259,7 @@ class _Translation:
             _Dimension(f"d{number}", by_id[term.column_id], term.transform)
             for number, term in enumerate(cube.terms)
             if term.column_id in by_id and by_id[term.column_id].type == term.source
+            if parse_lookup(term.transform) is None
         ]
         self._dimensions = {one.column.name.lower(): one for one in dimensions if one.transform == IDENTITY}
         self._times = {

@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seamark.connector.client.errors import NoSuchResource
+from seamark.connector.client.errors import ClientError, NoSuchResource
 from seamark.connector.client.indexes import Index, IndexClient
 from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At, EngineTable
 from seamark.connector.index.files import IndexTask
+from seamark.connector.index.lookups import NO_DIMENSIONS, read_dimensions
 from seamark.connector.index.verification import VerificationResult, verify_index_file
 from seamark.connector.parquet.columns import Projection
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
@@ -126,7 +127,7 @@ def verify_sample(
     rng = random.SystemRandom()
     audited_index, loaded, metadata, _ = _load(client, table, name)
     audited = _AuditedIndex(
-        client, table, audited_index, _task_of(table, audited_index, loaded, metadata), True, rng, {}
+        client, table, audited_index, _task_of(client, table, audited_index, loaded, metadata), True, rng, {}
     )
     pending = [index_file for index_file in audited.live if index_file["location"] not in verified]
     for number, index_file in enumerate(pending, 1):
@@ -161,7 +162,7 @@ def audit_index(
     rng = random.Random(seed)  # noqa: S311 - reproducible samples, not secrets
     audited_index, loaded, metadata, is_consistent = _load(client, table, name)
     audited = _AuditedIndex(
-        client, table, audited_index, _task_of(table, audited_index, loaded, metadata), report, rng, {}
+        client, table, audited_index, _task_of(client, table, audited_index, loaded, metadata), report, rng, {}
     )
     live = audited.live
     verdicts: list[VerificationResult] = []
@@ -177,14 +178,18 @@ def audit_index(
     return Audit(audited_index, tuple(verdicts), audited.states, rows, uncounted, seed)
 
 
-def _task_of(table: Name, index: Index, loaded: EngineTable, metadata: TableMetadata) -> IndexTask:
+def _task_of(client: IndexClient, table: Name, index: Index, loaded: EngineTable, metadata: TableMetadata) -> IndexTask:
     """Return an index task without a folder. An audit writes no files."""
     definition = of_id(index.json["definition-id"], metadata.current_schema, metadata.schemas)
     if metadata.table_uuid is None:
         raise BadRequest(f"The table at {loaded.location} has no table-uuid; an audit requires one")
     projection = Projection(metadata.current_schema)
     storage = Storage.of_table(loaded.storage, metadata.location)
-    return IndexTask(metadata.table_uuid, definition, projection, "", storage, EnvironmentKeys(table))
+    try:
+        dimensions = read_dimensions(client, definition.terms)
+    except ClientError:  # Without the dimension tables, entries are not compared with rows.
+        dimensions = NO_DIMENSIONS
+    return IndexTask(metadata.table_uuid, definition, projection, "", storage, EnvironmentKeys(table), dimensions)
 
 
 def _load(client: IndexClient, table: Name, name: str) -> tuple[Index, EngineTable, TableMetadata, bool]:

@@ -24,6 +24,7 @@ from seamark.connector.client.progress import expect
 from seamark.connector.client.storage import Storage
 from seamark.connector.groups import divide
 from seamark.connector.index.files import DataFile, IndexTask, WrittenIndex, index_data_files
+from seamark.connector.index.lookups import read_dimensions
 from seamark.connector.parquet.columns import Projection
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.formats.iceberg.metadata.partition import PartitionSpec
@@ -335,13 +336,15 @@ class BuildSource:
             raise TableReplaced(
                 f"{loaded.location} is not the table for which the build {started['build-id']} was started"
             )
+        definition = of_id(started["definition-id"], metadata.current_schema, metadata.schemas)
         task = IndexTask(
             started["table-uuid"],
-            of_id(started["definition-id"], metadata.current_schema, metadata.schemas),
+            definition,
             Projection(metadata.current_schema),
             started["folder"],
             Storage.of_table(loaded.storage, metadata.location),
             file_keys or EnvironmentKeys(table),
+            read_dimensions(client, definition.terms),
         )
         return BuildSource(task, {spec.spec_id: _identity_columns_of(spec) for spec in metadata.partition_specs})
 

@@ -10,6 +10,7 @@ from seamark.connector.client.names import Name
 from seamark.connector.client.storage import Storage
 from seamark.connector.client.values import At
 from seamark.connector.index.files import DataFile, IndexTask, build_entry_of_file
+from seamark.connector.index.lookups import read_dimensions
 from seamark.connector.parquet.columns import Projection
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.formats.iceberg.files.parquet import Unreadable
@@ -54,6 +55,7 @@ def estimate_problem(
         "",
         Storage.of_table(loaded.storage, metadata.location),
         EnvironmentKeys(table),
+        read_dimensions(client, definition.terms),
     )
     try:
         build_entry_of_file(task, max(files, key=lambda file: file.records))

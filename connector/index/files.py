@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from seamark.connector.client.progress import advance
 from seamark.connector.client.storage import Storage
+from seamark.connector.index.lookups import NO_DIMENSIONS, Dimensions, look_up
 from seamark.connector.parquet.columns import Projection, read_columns
 from seamark.connector.parquet.encryption.keys import EnvironmentKeys
 from seamark.formats.iceberg.files.parquet import Unreadable
@@ -60,6 +61,7 @@ class IndexTask:
     Attributes:
         folder: The location of new index files.
         file_keys: The keys of encrypted files.
+        dimensions: The dimension tables whose attributes the index uses. If they are missing, no entry can be built.
     """
 
     table_uuid: str
@@ -68,6 +70,7 @@ class IndexTask:
     folder: str
     storage: Storage = field(default_factory=Storage)
     file_keys: EnvironmentKeys = field(default_factory=EnvironmentKeys, compare=False)
+    dimensions: Dimensions = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ def build_entry_of_file(task: IndexTask, file: DataFile) -> Any:
         Unreadable: It is uncertain which values the file has.
         ValueError: The file cannot be indexed.
     """
-    return build_entry(task.definition, _read_indexed_columns(task, file))
+    return build_entry(task.definition, _read_indexed_columns(task, file), task.dimensions)
 
 
 def _read_indexed_columns(task: IndexTask, file: DataFile) -> dict[int, pa.ChunkedArray]:
@@ -169,19 +172,23 @@ def encode_index_file(
     )
 
 
-def build_entry(definition: IndexDefinition, columns: Mapping[int, pa.ChunkedArray]) -> Any:
+def build_entry(
+    definition: IndexDefinition, columns: Mapping[int, pa.ChunkedArray], dimensions: Dimensions = NO_DIMENSIONS
+) -> Any:
     """Return the index entry of one data file, in the form of the index kind.
 
     Args:
         definition: The definition of the index.
         columns: The columns of the index by field id.
+        dimensions: The dimension tables whose attributes the index uses.
 
     Raises:
         ValueError: The file cannot be indexed.
     """
     kind = KINDS[definition.kind]
     if kind.aggregates:
-        return kind.build_aggregates(definition.terms, definition.measures, columns, definition.parameters)
+        attributes = look_up(definition.terms, columns, dimensions)
+        return kind.build_aggregates(definition.terms, definition.measures, columns, definition.parameters, attributes)
     return kind.build([keys_of_term(term, columns[term.column_id]) for term in definition.terms], definition.parameters)
 
 

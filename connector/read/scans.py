@@ -5,7 +5,7 @@
 
 A scan returns the rows that all readers of the table see. If this is impossible, it raises Unreadable with the path of
 the file. Columns are projected to the schema by field id (`parquet/projection.py`), the filter is evaluated on each row
-(`arrow/filters.py`), and deletes of all kinds are applied (`deleted_rows.py`).
+(`formats/iceberg/expressions/arrow_filters.py`), and deletes of all kinds are applied (`deleted_rows.py`).
 
 Row groups are skipped if bitmap indexes, deletes or the footer's statistics leave no row in them. In other row groups,
 the columns of the filter and of equality deletes are read first. The other columns are read only if rows remain. If few

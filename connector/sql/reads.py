@@ -171,7 +171,13 @@ def table_name(node: exp.Table, catalog: str, schema: str | None = None) -> Name
 
 
 def plan_reads(
-    client: SeamarkClient, query: SqlStatement, tables: Sequence[StoredTable], catalog: StatementTables, today: date
+    client: SeamarkClient,
+    query: SqlStatement,
+    tables: Sequence[StoredTable],
+    catalog: StatementTables,
+    today: date,
+    *,
+    joins: bool = True,
 ) -> list[PlannedTableRead]:
     """Plan the read of each reference to a table. The result has the order of `tables`.
 
@@ -181,22 +187,22 @@ def plan_reads(
         tables: The references.
         catalog: The tables of the statement. They are open.
         today: The date in UTC at which the statement runs.
+        joins: Whether rows of other tables may leave out files.
     """
     scans = _find_scans(query, tables, catalog, today)
-    planned = _request_join_plans(
-        client, {n: scan for n, scan in enumerate(scans) if scan is not None}, tables, catalog
-    )
+    joined = {n: scan for n, scan in enumerate(scans) if scan is not None} if joins else {}
+    planned = _request_join_plans(client, joined, tables, catalog)
     reads = []
     for number, (table, scan) in enumerate(zip(tables, scans, strict=True)):
         named_table = catalog.of_node[id(table.node)]
-        joins: tuple[tuple[str, int], ...] = ()
+        used_joins: tuple[tuple[str, int], ...] = ()
         opened = named_table.opened
         where = TRUE if scan is None else _bind_filter(scan, opened)
         if number in planned:
-            name, joins = planned[number]
+            name, used_joins = planned[number]
             opened = open_table(client, (*named_table.name[:-1], name), CURRENT)
         tasks = tuple(plan(client, opened, where))
-        reads.append(PlannedTableRead(table, named_table, opened, drop_functions(where), tasks, joins))
+        reads.append(PlannedTableRead(table, named_table, opened, drop_functions(where), tasks, used_joins))
     return reads
 
 

@@ -125,6 +125,12 @@ class NameScope:
             scope = scope.parent
         raise InvalidRequest(f"The column {describe(node)} does not exist{self._make_hint(node, qualifiers)}")
 
+    def find(self, node: exp.Column) -> VisibleColumn | None:
+        """Return the only column of this query that the name means, or None if there is no such column."""
+        qualifiers = tuple(part.name.lower() for part in node.parts[:-1])
+        matches = [one for one in self._by_name.get(node.name.lower(), ()) if _is_qualified(one, qualifiers)]
+        return matches[0] if len(matches) == 1 else None
+
     @cached_property
     def _by_name(self) -> Mapping[str, list[VisibleColumn]]:
         """The columns by name. Without this index, each search would compare all columns."""

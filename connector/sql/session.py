@@ -248,10 +248,12 @@ class SqlSession:
             reason = "the user has chosen another engine"
         cube: CubePlan | CubeSummary | None = None
         if query is not None:
-            reads = self._plan_reads(statement.query, query.tables, tables, now)
-            cube = plan_cube(self._reads, statement.tree, query, reads, now, self._cubes)
+            plan = partial(self._plan_reads, statement.query, query.tables, tables, now)
+            named_tables = [tables.of_node[id(table.node)] for table in query.tables]
+            planned = plan_cube(self._reads, statement.tree, query, named_tables, plan, now, self._cubes)
+            reads, cube = tuple(planned[0]), planned[1]
         if isinstance(cube, CubePlan):
-            query, reads = cube.query, (cube.read,)
+            query = cube.query
         demand = StatementProfile(statement.kind, sum(read.bytes for read in reads), reason)
         choice = choose(demand, engines.wanted, engines.available, large_bytes=engines.large_bytes)
         if choice.engine == DUCKDB and query is not None:
@@ -282,9 +284,14 @@ class SqlSession:
             raise InvalidRequest(f"DuckDB does not run this statement: {why}") from None
 
     def _plan_reads(
-        self, query: SqlStatement | None, tables: Sequence[StoredTable], catalog: StatementTables, now: datetime
+        self,
+        query: SqlStatement | None,
+        tables: Sequence[StoredTable],
+        catalog: StatementTables,
+        now: datetime,
+        joins: bool = True,
     ) -> tuple[PlannedTableRead, ...]:
-        reads = [] if query is None else plan_reads(self._reads, query, tables, catalog, now.date())
+        reads = [] if query is None else plan_reads(self._reads, query, tables, catalog, now.date(), joins=joins)
         self._checked([read.named.opened for read in reads])
         return tuple(reads)
 

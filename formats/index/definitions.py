@@ -36,6 +36,7 @@ from seamark.formats.iceberg.types.schema import Schema
 from seamark.formats.iceberg.types.transforms import IDENTITY, name_of
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
 from seamark.formats.index.keys.keys import family_of
+from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import (
     MEASURES_MAX,
     Measure,
@@ -344,6 +345,10 @@ def _check_terms(kind: IndexKind[Any, Any], terms: Sequence[Term]) -> None:
     for term in terms:
         if not kind.supports_type(term.kind):
             raise BadRequest(f"A {kind.name} index cannot be on {term.text}, of type {term.kind}")
+        if parse_lookup(term.transform) is not None and not kind.aggregates:
+            raise BadRequest(
+                f"A {kind.name} index cannot be on {term.text[:200]}: only a cube has attributes of other tables"
+            )
         if problem := kind.find_term_problem(term):
             raise BadRequest(problem)
 

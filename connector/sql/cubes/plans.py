@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -20,7 +20,7 @@ from seamark.connector.cubes.summaries import CubeSummary as CubeSummary
 from seamark.connector.read.tables import ScanTask
 from seamark.connector.sql.cubes.queries import CubeQuery, NotFromCube, check_form, translate_over_cube
 from seamark.connector.sql.queries import DuckDBQuery
-from seamark.connector.sql.reads import PlannedTableRead
+from seamark.connector.sql.reads import NamedTable, PlannedTableRead
 from seamark.formats.index.definitions import IndexDefinition, read_definitions
 from seamark.formats.index.keys.hashing import file_ids
 from seamark.formats.index.kinds.cube import entry_schema
@@ -33,90 +33,111 @@ class CubePlan:
 
     Attributes:
         query: The query in DuckDB's SQL.
-        read: The rows to read of files that the cube does not cover.
+        reads: The rows to read of each table. Of the table with the cube, these are files that the cube does not cover.
         groups: The groups of the covered files.
     """
 
     query: DuckDBQuery
-    read: PlannedTableRead
+    reads: tuple[PlannedTableRead, ...]
     groups: pa.Table
     summary: CubeSummary
+
+
+ReadPlanner = Callable[[bool], Sequence[PlannedTableRead]]
+"""A function that plans the reads of a query's tables. The argument says whether joins may leave out files."""
 
 
 def plan_cube(
     client: SeamarkClient,
     tree: exp.Expr,
     query: DuckDBQuery,
-    reads: Sequence[PlannedTableRead],
+    tables: Sequence[NamedTable],
+    plan: ReadPlanner,
     now: datetime,
     use: str,
-) -> CubePlan | CubeSummary | None:
-    """Return the plan that answers a query from a cube.
+) -> tuple[Sequence[PlannedTableRead], CubePlan | CubeSummary | None]:
+    """Plan the reads of a query, and how it is answered from a cube.
 
     Args:
         client: The client of the catalog.
         tree: The query.
         query: The translation that reads rows.
-        reads: The planned reads of the tables of `query`.
+        tables: The tables of `query`, in the order of its references.
+        plan: The function that plans the reads.
         now: The time at which the statement runs.
         use: One of `CUBE_USES`.
 
     Returns:
-        A plan, or a summary that explains why no cube is used, or None if the query has no table with a cube.
+        The reads of rows, and a plan, or a summary that explains why no cube is used, or None if the query has no table
+        with a cube.
     """
-    definitions = [one for read in reads for one in read_definitions(read.named.opened.metadata).enabled]
-    cubes = [definition for definition in definitions if KINDS[definition.kind].aggregates]
-    if not cubes:
-        return None
-    files = sum(len(read.tasks) for read in reads)
+    if not any(_list_cubes(table) for table in tables):
+        return plan(True), None
     try:
         if use == OFF:
             raise NotFromCube("the session does not use cubes")
         check_form(tree)
-        (read,) = reads
-        if read.named.opened is not read.opened:
-            raise NotFromCube("the rows of the table are selected by another table")
-        cube, translated = _choose(tree, query, read, cubes, now, floats=use != EXACT)
-        return _read_groups(client, query, read, cube, translated)
+        cube, translated = _choose(tree, query, tables, now, floats=use != EXACT)
     except NotFromCube as why:
-        return CubeSummary(None, 0, files, str(why))
+        reads = plan(True)
+        return reads, CubeSummary(None, 0, _count_files(reads), str(why))
+    # A group answers faster than a join can leave out files.
+    reads = plan(False)
+    try:
+        found = _read_groups(client, query, reads, cube, translated)
+        return found.reads, found
+    except NotFromCube as why:
+        reason = str(why)
     except ClientError as error:
-        return CubeSummary(None, 0, files, f"the groups cannot be read: {error}")
+        reason = f"the groups cannot be read: {error}"
+    if len(tables) > 1:
+        reads = plan(True)
+    return reads, CubeSummary(None, 0, _count_files(reads), reason)
+
+
+def _list_cubes(table: NamedTable) -> list[IndexDefinition]:
+    return [one for one in read_definitions(table.opened.metadata).enabled if KINDS[one.kind].aggregates]
+
+
+def _count_files(reads: Sequence[PlannedTableRead]) -> int:
+    return sum(len(read.tasks) for read in reads)
 
 
 def _choose(
-    tree: exp.Expr,
-    query: DuckDBQuery,
-    read: PlannedTableRead,
-    cubes: Sequence[IndexDefinition],
-    now: datetime,
-    *,
-    floats: bool,
+    tree: exp.Expr, query: DuckDBQuery, tables: Sequence[NamedTable], now: datetime, *, floats: bool
 ) -> tuple[IndexDefinition, CubeQuery]:
-    """Return the cube with the fewest dimensions from which the query follows.
+    """Return the cube with the fewest dimensions from which the query follows. Cubes of the largest table are first.
 
     Raises:
         NotFromCube: The query follows from no cube. The message has the reason for each cube.
     """
+    cubes = [(number, cube) for number, table in enumerate(tables) for cube in _list_cubes(table)]
+    cubes.sort(key=lambda one: (-tables[one[0]].bytes, len(one[1].terms), len(one[1].measures), one[1].name))
+    opened = [table.opened for table in tables]
     reasons = []
-    for cube in sorted(cubes, key=lambda one: (len(one.terms), len(one.measures), one.name)):
+    for number, cube in cubes:
         try:
-            return cube, translate_over_cube(tree, query.tables[0], read.opened.schema, cube, now, floats=floats)
+            return cube, translate_over_cube(tree, query.tables, opened, number, cube, now, floats=floats)
         except NotFromCube as why:
             reasons.append(f"{cube.name}: {why}")
     raise NotFromCube("; ".join(reasons)[:1000])
 
 
 def _read_groups(
-    client: SeamarkClient, query: DuckDBQuery, read: PlannedTableRead, cube: IndexDefinition, translated: CubeQuery
+    client: SeamarkClient,
+    query: DuckDBQuery,
+    reads: Sequence[PlannedTableRead],
+    cube: IndexDefinition,
+    translated: CubeQuery,
 ) -> CubePlan:
-    tasks = [number for number, task in enumerate(read.tasks) if _has_whole_file(task)]
+    facts = reads[translated.facts]
+    tasks = [number for number, task in enumerate(facts.tasks) if _has_whole_file(task)]
     if not tasks:
         raise NotFromCube("no file of the plan is without deletes")
-    files = [read.tasks[number] for number in tasks]
+    files = [facts.tasks[number] for number in tasks]
     ids = file_ids([one.path for one in files], [one.size_bytes for one in files], [one.records for one in files])
     groups, bits = client.cube_groups(
-        read.named.name, cube.id, translated.columns, np.ascontiguousarray(ids, dtype="<u8").tobytes()
+        facts.named.name, cube.id, translated.columns, np.ascontiguousarray(ids, dtype="<u8").tobytes()
     )
     expected = entry_schema(cube.terms, cube.measures)
     if groups.schema != pa.schema([expected.field(name) for name in translated.columns]):
@@ -125,10 +146,15 @@ def _read_groups(
     answered = {tasks[number] for number in np.flatnonzero(covered).tolist()}
     if not answered:
         raise NotFromCube(f"{cube.name}: it has no entry for a file of the plan")
-    row_tasks = tuple(task for number, task in enumerate(read.tasks) if number not in answered)
+    row_tasks = tuple(task for number, task in enumerate(facts.tasks) if number not in answered)
+    remaining = {number: replace(reads[number], table=table) for number, table in translated.tables.items()}
+    remaining[translated.facts] = replace(remaining[translated.facts], tasks=row_tasks)
+    if not row_tasks:
+        for number in translated.replaced:
+            remaining[number] = replace(remaining[number], tasks=())
     return CubePlan(
-        DuckDBQuery(translated.text, query.columns, (translated.table,)),
-        replace(read, table=translated.table, tasks=row_tasks),
+        DuckDBQuery(translated.text, query.columns, tuple(translated.tables.values())),
+        tuple(remaining.values()),
         _convert_uuids(groups, cube, translated.columns),
         CubeSummary(cube.name, len(answered), len(row_tasks)),
     )
@@ -146,7 +172,7 @@ def _has_whole_file(task: ScanTask) -> bool:
 def _convert_uuids(groups: pa.Table, cube: IndexDefinition, columns: Sequence[str]) -> pa.Table:
     """Return the groups with Arrow's type for UUIDs, so that DuckDB reads them as UUIDs."""
     for number, name in enumerate(columns):
-        if name.startswith("d") and cube.terms[int(name[1:])].source == "uuid":
+        if name.startswith("d") and cube.terms[int(name[1:])].kind == "uuid":
             chunks = [pa.ExtensionArray.from_storage(pa.uuid(), chunk) for chunk in groups[name].chunks]
             groups = groups.set_column(number, name, pa.chunked_array(chunks, pa.uuid()))
     return groups

@@ -1,7 +1,10 @@
 """Translates an aggregate query so that it reads groups of a cube instead of rows.
 
-The query follows from the cube if it can be translated: only the dimensions are visible as columns, and an aggregate
-becomes a combination of partial aggregates. A missing column or aggregate raises an error, so there are no other rules.
+The query follows from the cube if it can be translated: only the dimensions are visible as columns of the table, and an
+aggregate becomes a combination of partial aggregates. A missing column or aggregate raises an error, so there are no
+other rules. The other tables of a join stay as they are: all rows of a group have the same keys, so a group has the
+partners that each of its rows has, and the join repeats its partial aggregates as often as it would repeat the rows.
+If the cube has the attributes of a joined table, the table is removed from the query (`dimensions.py`).
 
 The relation in the place of the table is a union of the groups of covered files (`k0`), and of the rows of the other
 files (`t0`), each as a group of one row. Its columns have the names that they have in entries.
@@ -9,7 +12,8 @@ files (`t0`), each as a group of one row. Its columns have the names that they h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from sqlglot import exp
@@ -17,7 +21,9 @@ from sqlglot import exp
 from seamark.connector.client.errors import InvalidRequest
 from seamark.connector.cubes.dialects import NotFromCube as NotFromCube
 from seamark.connector.cubes.times import TimeDimension, replace_times
+from seamark.connector.read.tables import OpenTable
 from seamark.connector.sql.arithmetic import divide_decimals
+from seamark.connector.sql.cubes.dimensions import ReplacedTable, list_sources, remove_tables
 from seamark.connector.sql.expressions import Expressions
 from seamark.connector.sql.functions import sum_decimals, translate_function
 from seamark.connector.sql.queries import WITHOUT_PUSHDOWN, Translation
@@ -32,6 +38,7 @@ from seamark.connector.sql.scopes import (
 )
 from seamark.connector.sql.types import (
     BIGINT,
+    BOOLEAN,
     DOUBLE,
     PRECISION_MAX,
     REAL,
@@ -43,9 +50,10 @@ from seamark.connector.sql.types import (
     from_iceberg,
 )
 from seamark.connector.sql.values import cast, check_args
-from seamark.formats.iceberg.types.schema import Field, Schema
+from seamark.formats.iceberg.types.schema import Field
 from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.index.definitions import IndexDefinition
+from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import (
     AVG,
     COUNT,
@@ -76,12 +84,18 @@ class CubeQuery:
     """A query over the groups of a cube and the rows of other files.
 
     Attributes:
-        table: The reference to the table, with the columns that are read of rows.
+        tables: The references to tables, with the columns that are read of rows. The keys are their numbers in the
+            translation without a cube.
+        facts: The number of the reference whose groups are read.
+        replaced: The numbers of tables that are read only for rows of the facts, because the groups have their
+            attributes.
         columns: The columns of entries that the query uses, in the order of the entries.
     """
 
     text: str
-    table: StoredTable
+    tables: Mapping[int, StoredTable]
+    facts: int
+    replaced: frozenset[int]
     columns: tuple[str, ...]
 
 
@@ -102,14 +116,22 @@ class _UsedPartial:
 
 
 def translate_over_cube(
-    tree: exp.Expr, table: StoredTable, schema: Schema, cube: IndexDefinition, now: datetime, *, floats: bool
+    tree: exp.Expr,
+    tables: Sequence[StoredTable],
+    opened: Sequence[OpenTable],
+    facts: int,
+    cube: IndexDefinition,
+    now: datetime,
+    *,
+    floats: bool,
 ) -> CubeQuery:
-    """Translate a query of one table.
+    """Translate a query of one table, or of a join of tables.
 
     Args:
         tree: The query, which can be translated without a cube.
-        table: The table that the query reads.
-        schema: The schema of the snapshot.
+        tables: The references to tables of the translation without a cube.
+        opened: The tables at the snapshots that the query reads.
+        facts: The number of the reference whose groups are read.
         cube: The definition of the cube.
         now: The time at which the statement runs.
         floats: Whether sums of floats and averages of integers may be used. Their last digits depend on the order
@@ -119,29 +141,25 @@ def translate_over_cube(
         NotFromCube: The query does not follow from the cube.
     """
     try:
-        return _CubeTranslation(table, schema, cube, now, floats=floats).run(tree)
+        _check_joins(tree, tables[facts].node)
+        return _CubeTranslation(tables, opened, facts, cube, now, floats=floats).run(tree)
     except (UnsupportedInDuckDB, InvalidRequest, errors.BadRequest) as error:
         raise NotFromCube(str(error)) from None
 
 
 def check_form(tree: exp.Expr) -> None:
-    """Check that the query is one SELECT of one table, and that it groups rows.
+    """Check that the query is one SELECT of tables, and that it groups rows.
 
     Raises:
         NotFromCube: The query has another form.
     """
-    source = tree.args.get("from_")
     if (
         not isinstance(tree, exp.Select)
-        or source is None
-        or not isinstance(source.this, exp.Table)
-        or any(node.args.get(name) for node in (tree, source.this) for name in ("with_", "joins"))
+        or tree.args.get("with_")
+        or not all(isinstance(source, exp.Table) and not source.args.get("joins") for source in list_sources(tree))
         or sum(1 for _ in tree.find_all(exp.Query)) > 1
     ):
-        raise NotFromCube("it is not one SELECT of one table")
-    alias = source.this.args.get("alias")
-    if alias is not None and alias.columns:
-        raise NotFromCube("it renames the columns of the table")
+        raise NotFromCube("it is not one SELECT of tables")
     if tree.find(exp.Window) is not None:
         raise NotFromCube("it has a window function")
     if any(isinstance(item.this if isinstance(item, exp.Column) else item, exp.Star) for item in tree.expressions):
@@ -151,13 +169,43 @@ def check_form(tree: exp.Expr) -> None:
         raise NotFromCube("it does not group rows")
 
 
+def _check_joins(tree: exp.Expr, facts: exp.Table) -> None:
+    """Check that no outer join adds a row without a partner in the facts.
+
+    Such a row counts once, and there is no group for it. An outer join that keeps all facts is permitted.
+
+    Raises:
+        NotFromCube: An outer join may add such a row, or the alias of the table renames its columns.
+    """
+    alias = facts.args.get("alias")
+    if alias is not None and alias.columns:
+        raise NotFromCube("it renames the columns of the table")
+    number = next(number for number, source in enumerate(list_sources(tree)) if source is facts)
+    for at, join in enumerate(tree.args.get("joins") or (), 1):
+        side = join.text("side").upper()
+        if side == "FULL" or (side == "LEFT" and at == number) or (side == "RIGHT" and at != number):
+            raise NotFromCube(f"a {side} JOIN adds rows that the table does not have")
+
+
 class _CubeTranslation(Translation):
     """The translation of one query over one cube."""
 
     def __init__(
-        self, table: StoredTable, schema: Schema, cube: IndexDefinition, now: datetime, *, floats: bool
+        self,
+        tables: Sequence[StoredTable],
+        opened: Sequence[OpenTable],
+        facts: int,
+        cube: IndexDefinition,
+        now: datetime,
+        *,
+        floats: bool,
     ) -> None:
-        super().__init__(lambda _: table.columns, now)
+        super().__init__(lambda node: tables[self._numbers_by_node[id(node)]].columns, now)
+        self._originals, self._opened, self._facts, self._cube = tables, opened, facts, cube
+        self._numbers_by_node: dict[int, int] = {}
+        self._by_number: dict[int, StoredTable] = {}
+        self._replaced: Sequence[ReplacedTable] = ()
+        schema = opened[facts].schema
         self._of_rows = Expressions(self.query, translate_function, now)
         self.expressions = Expressions(self.query, self._translate_function, now)
         self._floats = floats
@@ -167,6 +215,7 @@ class _CubeTranslation(Translation):
             f"d{number}": (fields[term.column_id].name, None if term.transform == IDENTITY else term.transform)
             for number, term in enumerate(cube.terms)
             if term.column_id in fields and fields[term.column_id].type == term.source
+            if parse_lookup(term.transform) is None
         }
         self._columns_of_partials = {
             partial.text: f"m{number}"
@@ -177,6 +226,9 @@ class _CubeTranslation(Translation):
             )
         }
         self._used: dict[str, _UsedPartial] = {}
+        self._all_stored = NameScope((), {})
+        self._row_joins: list[tuple[str, VisibleColumn, VisibleColumn]] = []
+        self._row_attributes: dict[str, str | VisibleColumn] = {}
 
     def run(self, tree: exp.Expr) -> CubeQuery:
         # A dimension that is the column itself gives all truncations, and the column stays visible.
@@ -186,7 +238,16 @@ class _CubeTranslation(Translation):
             for name, unit in self._dimensions.values()
             if unit is not None and name not in whole
         ]
-        text, _ = self.query(replace_times(tree, times), NameScope((), {}))
+        changed = replace_times(tree, times)
+        numbers = {id(table.node): number for number, table in enumerate(self._originals)}
+        sources = {
+            numbers[id(old)]: new
+            for old, new in zip(list_sources(tree), list_sources(changed), strict=True)
+            if isinstance(new, exp.Table)
+        }
+        self._numbers_by_node = {id(node): number for number, node in sources.items()}
+        self._replaced = remove_tables(changed, sources, self._originals, self._opened, self._facts, self._cube)
+        text, _ = self.query(changed, NameScope((), {}))
         row_values = {column: self._name_row_dimension(column) for column in self._groups.used}
         row_values |= {column: used.row for column, used in self._used.items()}
         columns = sorted(row_values, key=lambda column: (column[0], int(column[1:])))
@@ -195,21 +256,33 @@ class _CubeTranslation(Translation):
         kinds = {column: duckdb_name(used.kind) for column, used in self._used.items()}
         rows = [f"CAST({row_values[one]} AS {kinds[one]})" if one in kinds else row_values[one] for one in columns]
         groups = [f"CAST({one} AS {kinds[one]})" if one in kinds else one for one in columns]
+        source = self._source
+        for joined, key, partner in self._row_joins:
+            source += f" LEFT JOIN {joined} ON {use_column(key).sql} = {use_column(partner).sql}"
         union = (
             f"SELECT {', '.join(groups)} FROM {WITHOUT_PUSHDOWN.format(GROUPS)} AS {GROUPS}"  # noqa: S608
-            f" UNION ALL SELECT {', '.join(rows)} FROM {self._source}"
+            f" UNION ALL SELECT {', '.join(rows)} FROM {source}"
         )
         text = f"WITH {_UNION}({', '.join(columns)}) AS ({union}) {text}"
-        return CubeQuery(text, self.tables[0], tuple(columns))
+        replaced = frozenset(table.number for table in self._replaced)
+        return CubeQuery(text, self._by_number, self._facts, replaced, tuple(columns))
 
     def _translate_table(
         self, node: exp.Table, alias: exp.Expr | None, outer: NameScope
     ) -> tuple[str, tuple[VisibleColumn, ...]]:
-        """Return the union in the place of the table. Only dimensions are visible as columns."""
-        self._source, fields = super()._translate_table(node, alias, outer)
+        """Return the union in the place of the facts. Only dimensions are visible as columns of it."""
+        number = self._numbers_by_node[id(node)]
+        source, fields = super()._translate_table(node, alias, outer)
+        self._by_number[number] = self.tables[-1]
+        self._all_stored = NameScope((*self._all_stored.fields, *fields), {})
+        if number != self._facts:
+            return source, fields
+        self._source = source
         self._stored = NameScope(fields, {})
         self._stored_fields = {field.stored[1]: field for field in fields if field.stored is not None}
         kinds = {column: self._stored_fields[name].value.type for column, (name, _) in self._dimensions.items()}
+        attributes = [one for table in self._replaced for one in self._join_replaced(table, outer)]
+        kinds |= {one.stored[1]: one.value.type for one in attributes if one.stored is not None}
         self._groups = StoredTable(0, node, kinds)
         visible = []
         for column, (name, unit) in self._dimensions.items():
@@ -217,10 +290,32 @@ class _CubeTranslation(Translation):
             shown = field.name if unit is None else TimeDimension(name.lower(), unit).hidden_name
             value = SqlValue(f"{_UNION}.{column}", field.value.type)
             visible.append(VisibleColumn(shown, field.qualifiers, value, (self._groups, column)))
+        visible += [replace(one, stored=(self._groups, one.stored[1])) for one in attributes if one.stored is not None]
         return _UNION, tuple(visible)
+
+    def _join_replaced(self, table: ReplacedTable, outer: NameScope) -> Iterator[VisibleColumn]:
+        """Join a replaced table to the rows of files that the cube does not cover, and yield its attributes.
+
+        The key is unique, because otherwise there would be no entry. So the join keeps each row once.
+        """
+        source, fields = self._translate_table(table.node, table.node.args.get("alias"), outer)
+        stored = {field.stored[1]: field for field in fields if field.stored is not None}
+        key, partner = self._stored_fields[table.key], stored[table.partner]
+        self._row_joins.append((source, key, partner))
+        self._row_attributes[table.has_partner] = f"({partner.value.sql} IS NOT NULL)"
+        hidden = SqlValue(f"{_UNION}.{table.has_partner}", BOOLEAN)
+        yield VisibleColumn(table.hidden_name, (), hidden, (self.tables[-1], table.has_partner))
+        for name, column in table.attributes.items():
+            field = stored[name]
+            self._row_attributes[column] = field
+            value = SqlValue(f"{_UNION}.{column}", field.value.type)
+            yield VisibleColumn(field.name, field.qualifiers, value, (self.tables[-1], column))
 
     def _name_row_dimension(self, column: str) -> str:
         """Return the dimension of a row, in DuckDB's SQL."""
+        attribute = self._row_attributes.get(column)
+        if attribute is not None:
+            return attribute if isinstance(attribute, str) else use_column(attribute).sql
         name, unit = self._dimensions[column]
         stored = use_column(self._stored_fields[name])
         return stored.sql if unit is None else _truncate(unit, stored)
@@ -268,8 +363,11 @@ class _CubeTranslation(Translation):
             case exp.Paren():
                 return self._to_operand(node.this)
             case exp.Column() if isinstance(node.this, exp.Identifier):
-                field = self._fields_by_name.get(node.name.lower())
-                if field is None or not isinstance(field.type, str):
+                visible = self._all_stored.find(node)
+                if visible is None or visible.stored is None or visible.stored[0] is not self._by_number[self._facts]:
+                    return None
+                field = self._fields_by_name[visible.stored[1].lower()]
+                if not isinstance(field.type, str):
                     return None
                 return ColumnOperand(field.id, field.name, field.type)
             case exp.Literal() if not node.is_string and _is_plain_number(str(node.this)):

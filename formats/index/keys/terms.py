@@ -11,6 +11,7 @@ Results of the transforms for values that are not null (null stays null):
 
     bucket[N], truncate[N], year, month, day, hour    the spec's partition transforms
     (`iceberg.types.transforms`)
+    lookup[...]                                       an attribute of a dimension table (`lookups.py`)
     lower, upper                                      the folded text (`case_folding.py`): both have the
     same keys
 
@@ -29,12 +30,14 @@ from seamark.formats.iceberg.types.schema import Column, ListType, MapType, Sche
 from seamark.formats.iceberg.types.transforms import IDENTITY, VOID, accepts, canonical, is_known, result_type
 from seamark.formats.iceberg.types.types import base_name, canonical_primitive
 from seamark.formats.index.keys.functions import INDEXED_FUNCTIONS
+from seamark.formats.index.keys.lookups import KEY_TYPES, parse_lookup
 from seamark.formats.runtime.errors import BadRequest
 
 TEXT_MAX = 10_000
 """The maximum number of characters of a term, or of a list of terms."""
 
 _CALL = re.compile(r"\s*([A-Za-z]\w*(?:\[\s*\d+\s*\])?)\s*\((.*)\)\s*", re.DOTALL)
+_LOOKUP_CALL = re.compile(r"\s*(lookup\[[^\[\]()]*\])\s*\((.*)\)\s*", re.DOTALL)
 _DATE_TRUNC = re.compile(r"\s*date_trunc\s*\(\s*'(year|month|day|hour)'\s*,(.*)\)\s*", re.DOTALL | re.IGNORECASE)
 _QUOTED = re.compile(r"`((?:[^`]|``)+)`")
 _PLAIN = re.compile(r"[^\s`(),=]+")
@@ -54,7 +57,8 @@ class Term:
     name: str
     """The column's full name in the schema in which it was found."""
     transform: str
-    """A canonical Iceberg transform, `identity` for the column itself, or a name in `INDEXED_FUNCTIONS`."""
+    """A canonical Iceberg transform, `identity` for the column itself, a name in `INDEXED_FUNCTIONS`, or an attribute
+    of a dimension table (`lookups.py`)."""
     source: str
     kind: str
 
@@ -71,7 +75,7 @@ def parse_term(text: str) -> tuple[str, str]:
     """
     if len(text) > TEXT_MAX:
         raise BadRequest(f"A term of {len(text)} characters is too long; the limit is {TEXT_MAX} characters")
-    call = _DATE_TRUNC.fullmatch(text) or _CALL.fullmatch(text)
+    call = _DATE_TRUNC.fullmatch(text) or _LOOKUP_CALL.fullmatch(text) or _CALL.fullmatch(text)
     transform = IDENTITY
     if call is not None:
         transform = _transform(re.sub(r"\s", "", call[1]))
@@ -148,6 +152,8 @@ def resolve_id(transform: str, column_id: int, schema: Schema, older: Iterable[S
 def _transform(text: str) -> str:
     if text.lower() in INDEXED_FUNCTIONS:
         return text.lower()
+    if parse_lookup(text) is not None:
+        return text
     transform = canonical(text)
     if not is_known(transform) or transform == VOID:
         raise BadRequest(
@@ -185,6 +191,11 @@ def _make_term(schema: Schema, column: Column, transform: str) -> Term:
         if not function.takes(source):
             raise BadRequest(f"Cannot index {transform}({column.name}): the column has type {source}, not string")
         return Term(column.id, column.name, transform, source, source)
+    if (lookup := parse_lookup(transform)) is not None:
+        if source not in KEY_TYPES:
+            types = ", ".join(sorted(KEY_TYPES))
+            raise BadRequest(f"Cannot look up {column.name}, of type {source}: the types of keys are {types}")
+        return Term(column.id, column.name, transform, source, lookup.type)
     if not accepts(transform, source):
         raise BadRequest(
             f"Cannot index {transform}({column.name}): {transform} does not accept values of type {source}"

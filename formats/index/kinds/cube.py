@@ -30,6 +30,7 @@ from seamark.formats.iceberg.types.transforms import IDENTITY
 from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.index.keys.key_set import KeySet
 from seamark.formats.index.keys.keys import KeyRanges, Keys
+from seamark.formats.index.keys.lookups import parse_lookup
 from seamark.formats.index.keys.measures import (
     COUNT,
     MAX,
@@ -49,6 +50,9 @@ from seamark.formats.index.kinds.arrow_sizes import count_decoded_bytes, find_ba
 from seamark.formats.index.kinds.kind import IndexKind, IndexParameter, Mask
 
 Columns = Mapping[int, pa.ChunkedArray]
+Attributes = Mapping[Term, pa.ChunkedArray]
+"""Attributes of dimension tables for the rows of a data file, for each term that is one."""
+_NO_ATTRIBUTES: Attributes = {}
 
 SHRINK = 20.0
 SMALL_GROUPS = 1000
@@ -171,7 +175,11 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
         return base_name(type_name) in _DIMENSION_TYPES
 
     def find_term_problem(self, term: Term) -> str | None:
-        if term.transform == IDENTITY or (term.transform in TIME_UNITS and base_name(term.source) in TIME_TYPES):
+        if (
+            parse_lookup(term.transform) is not None
+            or term.transform == IDENTITY
+            or (term.transform in TIME_UNITS and base_name(term.source) in TIME_TYPES)
+        ):
             return None
         units = ", ".join(TIME_UNITS)
         return f"{term.text} is not a dimension of a cube: use a column, or {units} of a date or a timestamp"
@@ -180,9 +188,14 @@ class CubeKind(IndexKind[pa.RecordBatch, CubeEntries]):
         raise ValueError("a cube is built from values, not from keys")
 
     def build_aggregates(
-        self, terms: Sequence[Term], measures: Sequence[Measure], columns: Columns, parameters: Mapping[str, float]
+        self,
+        terms: Sequence[Term],
+        measures: Sequence[Measure],
+        columns: Columns,
+        parameters: Mapping[str, float],
+        attributes: Attributes = _NO_ATTRIBUTES,
     ) -> pa.RecordBatch:
-        entry = group_rows(terms, measures, columns)
+        entry = group_rows(terms, measures, columns, attributes)
         entry.validate(full=True)  # A data file may have a text that is not UTF-8, which `read` refuses.
         if entry.num_rows > ENTRY_GROUPS_MAX or entry.nbytes > ENTRY_BYTES_MAX:
             raise ValueError(
@@ -237,18 +250,26 @@ def describe_size(groups: int, rows: int, shrink: float) -> str:
     )
 
 
-def group_rows(terms: Sequence[Term], measures: Sequence[Measure], columns: Columns) -> pa.RecordBatch:
+def group_rows(
+    terms: Sequence[Term], measures: Sequence[Measure], columns: Columns, attributes: Attributes = _NO_ATTRIBUTES
+) -> pa.RecordBatch:
     """Return the groups of a data file's rows.
 
     Args:
         terms: The dimensions.
         columns: The columns of the dimensions and measures by field id. All have the same number of rows.
+        attributes: The attributes of dimension tables for these rows.
 
     Raises:
         ValueError: A value cannot be stored exactly.
     """
     rows = len(next(iter(columns.values())))
-    keys = {f"d{number}": _truncate(term, columns[term.column_id]) for number, term in enumerate(terms)}
+    keys = {
+        f"d{number}": attributes[term].cast(dimension_type(term))
+        if parse_lookup(term.transform) is not None
+        else _truncate(term, columns[term.column_id])
+        for number, term in enumerate(terms)
+    }
     values = dict[str, _Values]()
     for number, partial in enumerate(list_partials(measures)):
         if partial.operand is None:  # Rows are counted as values that are not null.
@@ -264,7 +285,7 @@ def combine_groups(groups: pa.Table, functions: Mapping[str, str]) -> pa.Table:
     """Group the groups of several data files again.
 
     Args:
-        groups: Dimensions and partial aggregates, as in `CubeEntries`. There is at least one dimension.
+        groups: Dimensions and partial aggregates, as in `CubeEntries`. Without dimensions, the result has one row.
         functions: The function of each column with partial aggregates, by name. The other columns are dimensions.
 
     Raises:
@@ -340,9 +361,14 @@ def partial_type(partial: Partial) -> pa.DataType:
 
 def entry_schema(terms: Sequence[Term], measures: Sequence[Measure]) -> pa.Schema:
     """Return the columns of the entries of a cube."""
-    fields = [(f"d{number}", to_row_type(term.source)) for number, term in enumerate(terms)]
+    fields = [(f"d{number}", dimension_type(term)) for number, term in enumerate(terms)]
     fields += [(f"m{number}", partial_type(partial)) for number, partial in enumerate(list_partials(measures))]
     return pa.schema(fields)
+
+
+def dimension_type(term: Term) -> pa.DataType:
+    """Return the Arrow type of a dimension. A truncated time keeps the type of its column."""
+    return to_row_type(term.source if parse_lookup(term.transform) is None else term.kind)
 
 
 def _truncate(term: Term, column: pa.ChunkedArray) -> pa.ChunkedArray:

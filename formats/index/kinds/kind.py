@@ -184,8 +184,16 @@ class IndexKind(ABC, Generic[Entry, Opened]):
         measures: Sequence[Measure],
         columns: Mapping[int, pa.ChunkedArray],
         parameters: Mapping[str, float],
+        attributes: Mapping[Term, pa.ChunkedArray],
     ) -> Entry:
-        """Return the index entry of one data file, from its columns by field id.
+        """Return the index entry of one data file.
+
+        Args:
+            terms: The dimensions.
+            measures: The aggregates.
+            columns: The columns of the data file by field id.
+            parameters: The parameters of the index.
+            attributes: The attributes of dimension tables for the rows of the file, for each term that is one.
 
         Raises:
             ValueError: The file cannot be indexed.

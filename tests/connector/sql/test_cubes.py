@@ -421,7 +421,7 @@ def test_exact_sessions_do_not_average_integers_from_cubes(server: ServerThread,
     [
         ("SELECT country FROM {0}", "does not group rows"),
         ("SELECT country, row_number() OVER (ORDER BY country) FROM {0} GROUP BY country", "window"),
-        ("SELECT a.country, count(*) FROM {0} a JOIN {0} b ON a.country = b.country GROUP BY 1", "one SELECT"),
+        ("SELECT country, count(*) FROM {0} GROUP BY 1 UNION ALL SELECT 'all', count(*) FROM {0}", "one SELECT"),
         ("SELECT count(*) FROM {0} WHERE n IN (SELECT n FROM {0})", "one SELECT"),
         ("SELECT country, sum(n + 1) FROM {0} GROUP BY country", "is not a measure of the cube"),
         ("SELECT count(DISTINCT n) FROM {0}", "does not exist"),

@@ -60,9 +60,9 @@ def test_plan_with_sketches_keeps_the_same_files_as_without(turn: int, monkeypat
     more = [make_block("n", rng, rows=2000, spread=SPREAD, absent=0.0), *blocks[1:]]
     after = TableView([manifest() for _ in more], more, base=sketched)
     monkeypatch.setattr(view_module, "_SKETCHED_ROWS_MIN", 1 << 40)
-    fresh = TableView([manifest() for _ in more], more)
+    fresh_view = TableView([manifest() for _ in more], more)
     assert [find_remaining_rows(after, bound) for bound in bounds] == [
-        find_remaining_rows(fresh, bound) for bound in bounds
+        find_remaining_rows(fresh_view, bound) for bound in bounds
     ], f"seed {seed}"
 
 

@@ -12,16 +12,18 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from seamark.connector.arrow.arrays import Mask
 from seamark.formats.iceberg.expressions.arrow import arrow_array
 from seamark.formats.iceberg.expressions.evaluation import NULL_MATCHES
 from seamark.formats.iceberg.expressions.expression import Always, And, Bound, Expression, Op, Or
 from seamark.formats.iceberg.types.transforms import IDENTITY, make_function
 from seamark.formats.iceberg.types.types import base_name
 from seamark.formats.iceberg.types.values import FLOATS, Value, decimal_scale, floor_unscaled
+
+Mask = npt.NDArray[np.bool_]
 
 _COMPARED: dict[Op, Callable[[pa.Array, pa.Scalar], pa.Array]] = {
     Op.LT: pc.less,

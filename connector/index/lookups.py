@@ -1,0 +1,169 @@
+"""Reads dimension tables, and looks up their attributes for the keys of facts (`formats/index/keys/lookups.py`)."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from seamark.connector.client.client import SeamarkClient
+from seamark.connector.client.errors import InvalidRequest
+from seamark.connector.client.values import CURRENT, At
+from seamark.connector.read.read_plan import ReadPlan
+from seamark.connector.read.scans import TaskReader
+from seamark.connector.read.tables import OpenTable, open_table, plan
+from seamark.formats.iceberg.expressions.arrow import to_row_type
+from seamark.formats.iceberg.expressions.expression import TRUE
+from seamark.formats.iceberg.files.parquet import Unreadable
+from seamark.formats.iceberg.types.schema import Field
+from seamark.formats.index.keys.lookups import (
+    ATTRIBUTE_TYPES,
+    HAS_PARTNER,
+    KEY_TYPES,
+    DimensionSource,
+    Lookup,
+    parse_lookup,
+)
+from seamark.formats.index.keys.terms import Term, format_term
+
+DIMENSION_ROWS_MAX = 20_000_000
+"""The maximum number of rows of a dimension table whose attributes a cube uses."""
+_VIA = re.compile(
+    r"\s*(?P<table>\S+)\.(?P<attribute>[^\s.]+)\s+via\s+(?P<key>\S+)\s*=\s*(?P<partner>\S+)\s*", re.IGNORECASE
+)
+
+Dimensions = Mapping[DimensionSource, pa.Table]
+"""The rows of dimension tables.
+
+The values of the column `key` are distinct. The other columns are attributes, and their names are their field ids.
+"""
+NO_DIMENSIONS: Dimensions = {}
+
+
+def pin_attributes(client: SeamarkClient, columns: Sequence[str]) -> list[str]:
+    """Return the dimensions of a cube, with attributes of dimension tables in their canonical form.
+
+    An attribute is written as `shop.suppliers.region via supplier_id = id`. The first column belongs to the facts. The
+    present snapshot of the dimension table becomes part of the text. For each key, the attribute that states whether
+    it has a partner is added.
+
+    Raises:
+        InvalidRequest: A dimension table has no such column, no snapshot, or the type of a column is not supported.
+        NoSuchResource: A dimension table does not exist.
+    """
+    terms: dict[str, None] = {}
+    opened: dict[str, OpenTable] = {}
+    for text in columns:
+        match = _VIA.fullmatch(text)
+        if match is None:
+            terms[text] = None
+            continue
+        name = match["table"]
+        if name not in opened:
+            opened[name] = open_table(client, tuple(name.split(".")), CURRENT)
+        table = opened[name]
+        if table.snapshot_id is None:
+            raise InvalidRequest(f"The dimension table {name} has no snapshot: append its rows first")
+        key = _find_field(table, match["partner"], KEY_TYPES)
+        attribute = _find_field(table, match["attribute"], ATTRIBUTE_TYPES)
+        source = DimensionSource(tuple(table.name), table.snapshot_id, key.id)
+        for lookup in (Lookup(source, attribute.id, str(attribute.type)), Lookup(source, HAS_PARTNER, "boolean")):
+            terms[format_term(lookup.transform, match["key"])] = None
+    return list(terms)
+
+
+def _find_field(table: OpenTable, name: str, types: frozenset[str]) -> Field:
+    found = next((field for field in table.schema.fields if field.name.lower() == name.lower()), None)
+    if found is None or found.type not in types:
+        kind = "no such column" if found is None else f"the column has the type {found.type}"
+        raise InvalidRequest(f"{'.'.join(table.name)}.{name[:100]}: {kind}; the types are {', '.join(sorted(types))}")
+    return found
+
+
+def read_dimensions(client: SeamarkClient, terms: Iterable[Term]) -> Dimensions:
+    """Read the dimension tables whose attributes the terms use, at the snapshots of the terms.
+
+    Raises:
+        InvalidRequest: A snapshot has expired, a column has another type, or a key has several rows.
+        NoSuchResource: A dimension table does not exist.
+    """
+    wanted: defaultdict[DimensionSource, dict[int, str]] = defaultdict(dict)
+    key_types: dict[DimensionSource, str] = {}
+    for term in terms:
+        lookup = parse_lookup(term.transform)
+        if lookup is not None:
+            key_types[lookup.source] = term.source
+            attributes = wanted[lookup.source]
+            if lookup.attribute_id != HAS_PARTNER:
+                attributes[lookup.attribute_id] = lookup.type
+    return {
+        source: _read_dimension(client, source, key_types[source], attributes) for source, attributes in wanted.items()
+    }
+
+
+def _read_dimension(
+    client: SeamarkClient, source: DimensionSource, key_type: str, attributes: Mapping[int, str]
+) -> pa.Table:
+    name = ".".join(source.table)
+    opened = open_table(client, source.table, At(snapshot_id=source.snapshot_id))
+    fields = {field.id: field for field in opened.schema.fields}
+    types = {source.key_id: key_type, **attributes}
+    for field_id, kind in types.items():
+        if field_id not in fields or fields[field_id].type != kind:
+            raise InvalidRequest(
+                f"{name} has no column with the field id {field_id} and the type {kind} at this snapshot"
+            )
+    tasks = list(plan(client, opened))
+    rows = sum(task.records for task in tasks)
+    if rows > DIMENSION_ROWS_MAX:
+        raise InvalidRequest(
+            f"{name} has {rows:,} rows; a cube uses dimension tables of {DIMENSION_ROWS_MAX:,} rows at most"
+        )
+    names = [fields[field_id].name for field_id in types]
+    read_plan = ReadPlan(opened.metadata, opened.schema, tuple(names), TRUE)
+    try:
+        read = pa.Table.from_batches(TaskReader(read_plan, opened.storage).read_all(tasks), read_plan.arrow)
+    except Unreadable as error:
+        raise InvalidRequest(f"The dimension table {name} cannot be read: {error}") from None
+    columns = {str(field_id): read[fields[field_id].name].cast(to_row_type(kind)) for field_id, kind in types.items()}
+    table = pa.table({"key": columns[str(source.key_id)], **columns})
+    table = table.filter(pc.is_valid(table["key"])).combine_chunks()
+    if pc.count_distinct(table["key"]).as_py() != table.num_rows:
+        raise InvalidRequest(
+            f"The column {fields[source.key_id].name} of {name} is not a key: a value has several rows"
+        )
+    return table
+
+
+def look_up(
+    terms: Iterable[Term], columns: Mapping[int, pa.ChunkedArray], dimensions: Dimensions
+) -> dict[Term, pa.ChunkedArray]:
+    """Return the attributes of the rows of a data file, for each term that is one.
+
+    Args:
+        columns: The columns of the data file by field id.
+
+    Raises:
+        ValueError: A dimension table has not been read.
+    """
+    attributes: dict[Term, pa.ChunkedArray] = {}
+    places: dict[tuple[DimensionSource, int], pa.ChunkedArray] = {}
+    for term in terms:
+        lookup = parse_lookup(term.transform)
+        if lookup is None:
+            continue
+        table = dimensions.get(lookup.source)
+        if table is None:
+            raise ValueError(f"{'.'.join(lookup.source.table)} is read only by builds, which add this file later")
+        joined = (lookup.source, term.column_id)
+        if joined not in places:
+            keys = columns[term.column_id].cast(to_row_type(term.source))
+            places[joined] = pc.index_in(keys, value_set=table["key"].combine_chunks())
+        if lookup.attribute_id == HAS_PARTNER:
+            attributes[term] = pc.is_valid(places[joined])
+        else:
+            attributes[term] = table[str(lookup.attribute_id)].combine_chunks().take(places[joined])
+    return attributes

@@ -1,0 +1,86 @@
+"""Attributes of dimension tables, as dimensions of a cube of facts.
+
+    lookup[shop.suppliers@3051729675574597004:1:4:string](supplier_id)
+
+is the value of field 4 in the row of `shop.suppliers` whose field 1 equals `supplier_id`. The dimension table is read
+at the snapshot 3051729675574597004, which never changes, so the value is a function of the key. It is null if there is
+no such row. The field 0, of type `boolean`, states whether there is such a row. This module is pure.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from seamark.formats.runtime.errors import BadRequest
+
+PREFIX = "lookup["
+HAS_PARTNER = 0
+"""The id of the attribute that states whether the dimension table has a row with the key."""
+KEY_TYPES = frozenset({"int", "long", "string", "date"})
+ATTRIBUTE_TYPES = frozenset({"boolean", "int", "long", "string", "date"})
+_LOOKUP = re.compile(
+    r"lookup\[(?P<table>[^\s\[\]()`,;=:@]+)@(?P<snapshot>\d{1,19}):(?P<key>\d{1,10}):(?P<attribute>\d{1,10})"
+    r":(?P<type>[a-z]+)\]"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class DimensionSource:
+    """A dimension table at one snapshot, with its key.
+
+    Attributes:
+        table: The levels of the namespace, and the name of the table.
+        key_id: The field id of the key.
+    """
+
+    table: tuple[str, ...]
+    snapshot_id: int
+    key_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lookup:
+    """An attribute of a dimension table.
+
+    Attributes:
+        attribute_id: The field id of the attribute, or `HAS_PARTNER`.
+        type: The Iceberg type of the attribute.
+    """
+
+    source: DimensionSource
+    attribute_id: int
+    type: str
+
+    @property
+    def transform(self) -> str:
+        """The canonical text, which takes the place of a transform in a term."""
+        source = self.source
+        table = ".".join(source.table)
+        return f"{PREFIX}{table}@{source.snapshot_id}:{source.key_id}:{self.attribute_id}:{self.type}]"
+
+
+def parse_lookup(transform: str) -> Lookup | None:
+    """Return the attribute that the transform of a term names, or None if it is another transform.
+
+    Raises:
+        BadRequest: The transform begins like an attribute, but is not one.
+    """
+    if not transform.startswith(PREFIX):
+        return None
+    match = _LOOKUP.fullmatch(transform)
+    table = () if match is None else tuple(match["table"].split("."))
+    if match is None or len(table) < 2 or not all(table):
+        raise BadRequest(
+            f"{transform[:200]!r} is not an attribute of a dimension table: write "
+            "lookup[schema.table@snapshot:key field:attribute field:type]"
+        )
+    lookup = Lookup(
+        DimensionSource(table, int(match["snapshot"]), int(match["key"])), int(match["attribute"]), match["type"]
+    )
+    if lookup.type not in ATTRIBUTE_TYPES or (lookup.attribute_id == HAS_PARTNER and lookup.type != "boolean"):
+        types = ", ".join(sorted(ATTRIBUTE_TYPES))
+        raise BadRequest(f"An attribute of the type {lookup.type} cannot be looked up: the types are {types}")
+    if lookup.transform != transform:
+        raise BadRequest(f"{transform[:200]!r} must be written as {lookup.transform[:200]!r}")
+    return lookup

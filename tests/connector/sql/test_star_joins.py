@@ -1,0 +1,435 @@
+"""Joins of facts with dimension tables return the same rows from cubes as from rows, while the tables change."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import date, timedelta
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from seamark.connector.client.errors import InvalidRequest
+from seamark.connector.client.indexes import IndexClient
+from seamark.connector.index.builds import InProcessWorkers, build
+from seamark.connector.index.lookups import pin_attributes
+from seamark.connector.sql.cubes.plans import OFF, CubeSummary
+from seamark.connector.sql.session import SqlSession
+from tests.connector.lake import catalog_at
+from tests.connector.served import Served
+from tests.connector.sql.comparing import rows_of
+from tests.seeds import examples, first_seed
+
+FACTS = pa.schema(
+    [
+        ("shop_id", pa.int32()),
+        ("item_id", pa.int64()),
+        ("day", pa.date32()),
+        ("discount", pa.int32()),
+        ("amount", pa.int64()),
+        ("price", pa.decimal128(9, 2)),
+    ]
+)
+SHOPS = pa.schema([("shop_id", pa.int32()), ("city", pa.string()), ("region", pa.string()), ("amount", pa.int64())])
+ITEMS = pa.schema([("item_id", pa.int64()), ("brand", pa.string()), ("weight", pa.int32())])
+DAYS = pa.schema([("day", pa.date32()), ("month", pa.int32()), ("week", pa.int32())])
+JOINED = {"s": ("shops", "shop_id"), "i": ("items", "item_id"), "d": ("days", "day")}
+"""The dimension tables and their keys, which have the same name in the facts, by alias."""
+ATTRIBUTES = {"s": ["s.city", "region", "s.amount"], "i": ["brand", "weight"], "d": ["month", "week", "d.day"]}
+CONDITIONS = {
+    "s": ["region = 'north'", "city LIKE 'a%'", "s.amount > 2", "region IS NULL"],
+    "i": ["brand IN ('x', 'y')", "weight BETWEEN 1 AND 3"],
+    "d": ["month = 1", "week < 3", "d.day >= DATE '2026-01-10'"],
+    "f": ["discount BETWEEN 1 AND 3", "f.day < DATE '2026-01-20'", "f.shop_id <> 3"],
+}
+MEASURES = ["sum(f.amount)", "count(*)", "sum(f.amount * discount)", "avg(price)", "min(price)", "count(f.amount)"]
+CUBES = [
+    (
+        ["shop_id", "item_id", "day", "discount"],
+        ["sum(amount)", "count(amount)", "sum(amount * discount)", "avg(price)", "min(price)"],
+    ),
+    (["shop_id", "day"], ["sum(amount)", "count(amount)", "count(*)"]),
+]
+ATTRIBUTE_CUBE = (
+    [
+        "discount",
+        "day",
+        "{0}.shops.region via shop_id = shop_id",
+        "{0}.shops.amount via shop_id = shop_id",
+        "{0}.items.brand via item_id = item_id",
+        "{0}.items.weight via item_id = item_id",
+        "{0}.days.month via day = day",
+        "{0}.days.week via day = day",
+    ],
+    ["sum(amount)", "count(amount)", "sum(amount * discount)", "min(price)"],
+)
+"""A cube with attributes of the dimension tables, in the namespace {0}."""
+DAY = date(2026, 1, 1)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    served = Served(tmp_path_factory.mktemp("stars"), index_wait_s=30)
+    served.start()
+    yield served
+    served.stop()
+
+
+class StarSchema:
+    """Facts with cubes, and three dimension tables, in the namespace `star<seed>`."""
+
+    def __init__(self, served: Served, client: IndexClient, rng: random.Random, name: str) -> None:
+        self._served, self._client, self._rng, self._name = served, client, rng, name
+        self.has_tag = False
+        with catalog_at(served.url) as catalog:
+            catalog.create_namespace(name)
+            properties = {"write.delete.mode": "merge-on-read"}
+            for table, schema in {"facts": FACTS, "shops": SHOPS, "items": ITEMS, "days": DAYS}.items():
+                catalog.create_table(f"{name}.{table}", schema=schema, properties=properties)
+        for number, (dimensions, measures) in enumerate(CUBES):
+            client.put_index((name, "facts"), f"c{number}", kind="cube", columns=dimensions, measures=measures)
+        # Some keys of the facts have no partner, and some keys of the dimensions are null or appear twice.
+        self.has_doubled_keys = rng.random() < 0.4
+        more = [2, 1] if self.has_doubled_keys else []
+        self._append("shops", [self._shop(key) for key in [*range(4), None, *more[:1]]], SHOPS)
+        self._append("items", [self._item(key) for key in [*range(5), None, *more[1:]]], ITEMS)
+        days = [{"day": DAY + timedelta(n), "month": 1 + n // 15, "week": n // 7} for n in range(28)]
+        self._append("days", days, DAYS)
+
+    def append_facts(self, rows: int) -> None:
+        rng = self._rng
+
+        def fact() -> dict[str, object]:
+            values = {
+                "shop_id": rng.randrange(6),
+                "item_id": rng.randrange(7),
+                "day": DAY + timedelta(rng.randrange(30)),
+                "discount": rng.randrange(5),
+                "amount": rng.randint(-5, 50),
+                "price": Decimal(rng.randint(-500, 5000)) / 100,
+            }
+            return {name: None if rng.random() < 0.08 else value for name, value in values.items()}
+
+        self._append("facts", [fact() for _ in range(rows)], FACTS)
+
+    def build(self) -> None:
+        for number in range(len(CUBES)):
+            with closing(InProcessWorkers()) as workers:
+                build(self._client, (self._name, "facts"), f"c{number}", workers)
+
+    def pin_attributes(self) -> None:
+        """Define the cube with attributes of the present dimensions, and build it.
+
+        A dimension with a doubled key is refused by the build.
+        """
+        columns, measures = ATTRIBUTE_CUBE
+        pinned = pin_attributes(self._client, [column.format(self._name) for column in columns])
+        facts = (self._name, "facts")
+        self._client.put_index(facts, "attributes", kind="cube", columns=pinned, measures=measures)
+        with closing(InProcessWorkers()) as workers:
+            try:
+                build(self._client, facts, "attributes", workers)
+            except InvalidRequest as refused:
+                assert "is not a key" in str(refused)  # noqa: PT017
+                self.has_doubled_keys = True
+
+    def change_dimension(self) -> None:
+        """Add a key, which may be there already, or change or remove rows of a key."""
+        match self._rng.randrange(4):
+            case 0:
+                self._append("shops", [self._shop(self._rng.randrange(8))], SHOPS)
+            case 1:
+                self._run("UPDATE {}.shops SET region = 'west' WHERE shop_id = 1")
+            case 2:
+                self._run("DELETE FROM {}.items WHERE item_id = 2")
+            case 3:
+                self._append("items", [self._item(self._rng.randrange(9))], ITEMS)
+
+    def delete_facts(self) -> None:
+        self._run(f"DELETE FROM {{}}.facts WHERE discount = {self._rng.randrange(5)} AND shop_id = 1")
+
+    def tag(self) -> None:
+        """Tag the present state of all tables, once."""
+        if self.has_tag:
+            return
+        with catalog_at(self._served.url) as catalog:
+            for name in ("facts", "shops", "items", "days"):
+                table = catalog.load_table(f"{self._name}.{name}")
+                snapshot = table.current_snapshot()
+                assert snapshot is not None
+                table.manage_snapshots().create_tag(snapshot.snapshot_id, "old").commit()
+        self.has_tag = True
+
+    def query(self) -> str:
+        """Return a random query, which mostly follows from a cube."""
+        rng = self._rng
+        aliases = rng.sample(list(JOINED), rng.choice((1, 1, 2, 3)))
+        keys = [one for alias in aliases for one in rng.sample(ATTRIBUTES[alias], rng.randint(0, 2))]
+        keys += rng.sample(["f.shop_id", "discount", "date_trunc('month', f.day)"], rng.choice((0, 0, 1)))
+        aggregates = rng.sample(MEASURES, rng.randint(1, 3))
+        if rng.random() < 0.3:
+            attribute = rng.choice(ATTRIBUTES[aliases[0]])
+            function = rng.choice(("min({})", "count(DISTINCT {})", "max({})", "count({})", "sum(DISTINCT {})"))
+            aggregates.append(function.format(attribute))
+        if rng.random() < 0.2:
+            condition = rng.choice(CONDITIONS[rng.choice(aliases)])
+            aggregates.append(f"{rng.choice(MEASURES)} FILTER (WHERE {condition})")
+        conditions = [rng.choice(CONDITIONS[alias]) for alias in ("f", *aliases) if rng.random() < 0.4]
+        text = f"SELECT {', '.join([*keys, *aggregates])} FROM {self._from(aliases, conditions)}"
+        text += f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        text += f" GROUP BY {', '.join(keys)}" if keys else ""
+        text += " HAVING count(*) > 1" if rng.random() < 0.2 else ""
+        if keys and rng.random() < 0.2:
+            text += f" ORDER BY {', '.join(map(str, range(1, len(keys) + 1)))} LIMIT 3"
+        return text
+
+    def _from(self, aliases: list[str], conditions: list[str]) -> str:
+        """Return a random text of FROM. Conditions of the joins may be added to `conditions`."""
+        rng = self._rng
+        version = " FOR VERSION AS OF 'old'" if self.has_tag and rng.random() < 0.3 else ""
+        sources = {alias: f"{self._name}.{JOINED[alias][0]}{version} {alias}" for alias in aliases}
+        facts = f"{self._name}.facts{version} f"
+        on = {alias: f"f.{JOINED[alias][1]} = {alias}.{JOINED[alias][1]}" for alias in aliases}
+        if rng.random() < 0.4:
+            conditions += on.values()
+            listed = [facts, *sources.values()]
+            rng.shuffle(listed)
+            return ", ".join(listed)
+        text = facts
+        if rng.random() < 0.3:
+            first = aliases[0]
+            word = rng.choice(("JOIN", "LEFT JOIN", "RIGHT JOIN"))
+            text = f"{sources.pop(first)} {word} {facts} ON {on[first]}"
+        for alias, source in sources.items():
+            word = rng.choice(("JOIN", "JOIN", "LEFT JOIN", "LEFT JOIN", "RIGHT JOIN", "FULL JOIN"))
+            text += f" {word} {source} ON {on[alias]}"
+            if word == "LEFT JOIN" and rng.random() < 0.3:
+                text += f" AND {rng.choice(CONDITIONS[alias])}"
+        return text
+
+    def _shop(self, key: int | None) -> dict[str, object]:
+        region = self._rng.choice(("north", "south", None))
+        return {"shop_id": key, "city": self._rng.choice("ab") * 2, "region": region, "amount": self._rng.randrange(5)}
+
+    def _item(self, key: int | None) -> dict[str, object]:
+        return {"item_id": key, "brand": self._rng.choice(("x", "y", "z")), "weight": self._rng.randrange(5)}
+
+    def _append(self, table: str, rows: list[dict[str, object]], schema: pa.Schema) -> None:
+        with catalog_at(self._served.url) as catalog:
+            catalog.load_table(f"{self._name}.{table}").append(pa.Table.from_pylist(rows, schema))
+
+    def _run(self, text: str) -> None:
+        with SqlSession(self._served.url) as session:
+            session.sql(text.format(self._name)).close()
+
+
+def run_case(served: Served, seed: int, queries: int) -> Counter[str]:
+    """Change a star schema at random, and compare the answers of queries with and without cubes."""
+    rng = random.Random(seed)
+    counts: Counter[str] = Counter()
+    with (
+        closing(IndexClient(served.url)) as client,
+        SqlSession(served.url) as session,
+        SqlSession(served.url, cubes=OFF) as plain,
+    ):
+        star = StarSchema(served, client, rng, f"star{seed}")
+        star.append_facts(60)
+        star.append_facts(40)
+        star.build()
+        star.pin_attributes()
+        for _ in range(2):
+            for _ in range(queries):
+                counts[_compare(session, plain, star.query(), seed)] += 1
+            changes = (
+                star.change_dimension,
+                star.pin_attributes,
+                star.tag,
+                star.delete_facts,
+                star.build,
+                star.pin_attributes,
+            )
+            star.append_facts(rng.choice((1, 30)))
+            for change in rng.sample(changes, 3):
+                change()
+        for _ in range(queries):
+            counts[_compare(session, plain, star.query(), seed)] += 1
+    return counts
+
+
+def _compare(session: SqlSession, plain: SqlSession, text: str, seed: int) -> str:
+    """Compare the answers of both sessions, and return how the first one was computed."""
+    try:
+        expected = plain.sql(text)
+        rows = rows_of(expected)
+    except InvalidRequest:
+        with pytest.raises(InvalidRequest):
+            session.sql(text).to_arrow()
+        return "refused"
+    answer = session.sql(text)
+    summary = answer.explanation.cube
+    assert summary is not None
+    assert (answer.types, answer.schema) == (expected.types, expected.schema), f"seed {seed}: {text}"
+    assert rows_of(answer) == rows, f"seed {seed}: {text}\n{answer.explanation}"
+    if summary.index is None:
+        return "rows"
+    how = "cube and rows" if summary.row_files else "cube"
+    return f"{how}, attributes" if summary.index == "attributes" else how
+
+
+def test_random_star_joins_return_the_same_rows_from_cubes(served: Served) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(first_seed(), first_seed() + examples(5, 2)):
+        counts += run_case(served, seed, 10)
+    _check_counts(counts)
+    assert counts["cube and rows"] > 0, counts
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_thousands_of_random_star_joins_return_the_same_rows_from_cubes(served: Served) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(first_seed() + 1000, first_seed() + 1080):
+        counts += run_case(served, seed, 15)
+    _check_counts(counts)
+    assert counts["cube and rows, attributes"] > 0, counts
+
+
+def _check_counts(counts: Counter[str]) -> None:
+    from_cubes = sum(count for how, count in counts.items() if how.startswith("cube"))
+    assert from_cubes > counts.total() / 4, counts
+    assert counts["cube, attributes"] > 0, counts
+
+
+@pytest.fixture(scope="module")
+def star(served: Served) -> str:
+    """Return the namespace of a star schema, whose dimension `shops` has two rows of the key 1."""
+    with catalog_at(served.url) as catalog:
+        catalog.create_namespace("fixed")
+        facts = [{"shop_id": key, "discount": 1, "amount": 10} for key in (0, 1, 1, 2, None)]
+        shops = [
+            {"shop_id": key, "region": region, "amount": 7}
+            for key, region in ((0, "north"), (1, "south"), (1, "north"), (5, "east"))
+        ]
+        for name, rows, schema in (("facts", facts, FACTS), ("shops", shops, SHOPS)):
+            catalog.create_table(f"fixed.{name}", schema=schema).append(pa.Table.from_pylist(rows, schema))
+    with closing(IndexClient(served.url)) as client, closing(InProcessWorkers()) as workers:
+        client.put_index("fixed.facts", "by_shop", kind="cube", columns=["shop_id"], measures=["sum(amount)"])
+        build(client, "fixed.facts", "by_shop", workers)
+    return "fixed"
+
+
+def answer_of(served: Served, text: str) -> tuple[CubeSummary, list[tuple[object, ...]]]:
+    """Return how a query used cubes, and its rows."""
+    with SqlSession(served.url) as session:
+        result = session.sql(text)
+        assert result.explanation.cube is not None
+        rows = result.to_arrow()
+        return result.explanation.cube, list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+
+def test_duplicate_key_of_a_dimension_counts_each_fact_for_each_of_its_rows(served: Served, star: str) -> None:
+    text = (
+        f"SELECT region, sum(f.amount), count(*) FROM {star}.facts f, {star}.shops s WHERE f.shop_id = s.shop_id "
+        "GROUP BY region ORDER BY region"
+    )
+    summary, rows = answer_of(served, text)
+    assert (summary.index, rows) == ("by_shop", [("north", 30, 3), ("south", 20, 2)])
+
+
+def test_left_join_keeps_facts_without_a_partner(served: Served, star: str) -> None:
+    text = f"SELECT region, count(*) FROM {star}.facts LEFT JOIN {star}.shops USING (shop_id) GROUP BY 1 ORDER BY 1"
+    summary, rows = answer_of(served, text)
+    assert (summary.index, rows) == ("by_shop", [("north", 3), ("south", 2), (None, 2)])
+
+
+@pytest.mark.parametrize(
+    ("select", "join", "reason"),
+    [
+        ("sum(s.amount)", "JOIN", "is not a measure"),
+        ("count(region)", "JOIN", "is not a measure"),
+        ("count(*)", "RIGHT JOIN", "adds rows that the table does not have"),
+        ("count(*)", "FULL JOIN", "adds rows that the table does not have"),
+        ("sum(discount)", "JOIN", "is not a measure"),
+    ],
+)
+def test_join_that_does_not_follow_reads_rows_and_says_why(
+    served: Served, star: str, select: str, join: str, reason: str
+) -> None:
+    text = f"SELECT {select} FROM {star}.facts f {join} {star}.shops s ON f.shop_id = s.shop_id"
+    summary, _ = answer_of(served, text)
+    assert summary.index is None
+    assert reason in (summary.reason or "")
+
+
+@pytest.fixture
+def sales(served: Served, request: pytest.FixtureRequest) -> str:
+    """Return the namespace of facts with the cube `by_region`, which has an attribute of the dimension `shops`."""
+    name = f"sales{sum(map(ord, request.node.name))}"
+    with catalog_at(served.url) as catalog:
+        catalog.create_namespace(name)
+        facts = [{"shop_id": key, "discount": 1, "amount": 10} for key in (0, 1, 1, 2, None)]
+        shops = [
+            {"shop_id": key, "region": region, "amount": 7} for key, region in ((0, "north"), (1, None), (5, "east"))
+        ]
+        for table, rows, schema in (("facts", facts, FACTS), ("shops", shops, SHOPS)):
+            catalog.create_table(f"{name}.{table}", schema=schema).append(pa.Table.from_pylist(rows, schema))
+    with closing(IndexClient(served.url)) as client, closing(InProcessWorkers()) as workers:
+        columns = pin_attributes(client, [f"{name}.shops.region via shop_id = shop_id"])
+        client.put_index((name, "facts"), "by_region", kind="cube", columns=columns, measures=["sum(amount)"])
+        build(client, (name, "facts"), "by_region", workers)
+    return name
+
+
+REGIONS = (
+    "SELECT region, sum(f.amount) FROM {0}.facts f JOIN {0}.shops s ON f.shop_id = s.shop_id GROUP BY 1 ORDER BY 1"
+)
+
+
+def test_attribute_in_the_cube_replaces_its_dimension_table(served: Served, sales: str) -> None:
+    with SqlSession(served.url) as session:
+        plan = session.explain(REGIONS.format(sales))
+    assert [table.files for table in plan.tables] == [0, 0]
+    summary, rows = answer_of(served, REGIONS.format(sales))
+    # A null region differs from a shop that does not exist.
+    assert (summary, rows) == (CubeSummary("by_region", 1, 0), [("north", 10), (None, 20)])
+
+
+def test_attribute_is_not_used_after_its_dimension_table_has_changed(served: Served, sales: str) -> None:
+    shop = {"shop_id": 2, "region": "west", "amount": 7}
+    with catalog_at(served.url) as catalog:
+        shops = catalog.load_table(f"{sales}.shops")
+        before = shops.current_snapshot()
+        assert before is not None
+        shops.append(pa.Table.from_pylist([shop], SHOPS))
+    summary, rows = answer_of(served, REGIONS.format(sales))
+    assert (summary.index, rows) == (None, [("north", 10), ("west", 10), (None, 20)])
+    text = REGIONS.format(sales).replace("shops s", f"shops FOR VERSION AS OF {before.snapshot_id} s")
+    summary, rows = answer_of(served, text)
+    assert (summary.index, rows) == ("by_region", [("north", 10), (None, 20)])
+
+
+def test_new_facts_are_joined_with_the_dimension_table(served: Served, sales: str) -> None:
+    facts = [{"shop_id": key, "discount": 1, "amount": 5} for key in (0, 3, 5)]
+    with catalog_at(served.url) as catalog:
+        catalog.load_table(f"{sales}.facts").append(pa.Table.from_pylist(facts, FACTS))
+    summary, rows = answer_of(served, REGIONS.format(sales))
+    assert (summary, rows) == (CubeSummary("by_region", 1, 1), [("east", 5), ("north", 15), (None, 20)])
+
+
+def test_dimension_table_with_a_doubled_key_is_refused(served: Served, star: str) -> None:
+    with closing(IndexClient(served.url)) as client, closing(InProcessWorkers()) as workers:
+        columns = pin_attributes(client, [f"{star}.shops.region via shop_id = shop_id"])
+        client.put_index((star, "facts"), "by_region", kind="cube", columns=columns, measures=["count(*)"])
+        with pytest.raises(InvalidRequest, match=r"shop_id of fixed\.shops is not a key"):
+            build(client, (star, "facts"), "by_region", workers)
+        client.drop_index((star, "facts"), "by_region")
+
+
+def test_only_a_cube_has_attributes_of_other_tables(served: Served, star: str) -> None:
+    with closing(IndexClient(served.url)) as client:
+        columns = pin_attributes(client, [f"{star}.shops.region via shop_id = shop_id"])
+        with pytest.raises(InvalidRequest, match="only a cube has attributes"):
+            client.put_index((star, "facts"), "regions", kind="bitmap", columns=columns[:1])
