@@ -81,7 +81,7 @@ def plan_cube(
     except NotFromCube as why:
         reads = plan(True)
         return reads, CubeSummary(None, 0, _count_files(reads), str(why))
-    # A group answers faster than a join can leave out files.
+    # Reading the groups is faster than requesting the joins, which could only leave out files.
     reads = plan(False)
     try:
         found = _read_groups(client, query, reads, cube, translated)

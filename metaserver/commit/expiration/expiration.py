@@ -180,7 +180,8 @@ class Expiration:
                     removal = await self._plan(namespace, name, request)
             except TimeoutError:
                 raise CommitConflict(
-                    f"Other commits to {show(namespace, name)} are faster than an expiration can read; try again later"
+                    f"Concurrent commits to {show(namespace, name)} conflicted with the expiration in every attempt; "
+                    "try again later"
                 ) from None
             if request.dry_run or removal.after is removal.before:
                 return removal, None
