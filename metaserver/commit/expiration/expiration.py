@@ -180,8 +180,7 @@ class Expiration:
                     removal = await self._plan(namespace, name, request)
             except TimeoutError:
                 raise CommitConflict(
-                    f"Concurrent commits to {show(namespace, name)} conflicted with the expiration in every attempt; "
-                    "try again later"
+                    f"{show(namespace, name)} changes faster than the expiration can read it; try again later"
                 ) from None
             if request.dry_run or removal.after is removal.before:
                 return removal, None
