@@ -158,6 +158,7 @@ def test_clustering_of_a_branch_changes_only_the_branch(rig: Rig) -> None:
 # Tests of the effect of clustering
 
 
+@pytest.mark.slow
 def test_rows_of_a_city_and_some_days_are_in_fewer_files(rig: Rig) -> None:
     """Iceberg's reader reports the file of each row. The other table has as many files, sorted by a column
     that the queries do not use.

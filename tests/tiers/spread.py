@@ -35,7 +35,7 @@ UNITS = {
     "Kafka": (
         "tests/log/test_kafka.py",
         "tests/streams/test_fleet.py",
-        "tests/streams/test_kafka_chaos.py",
+        "tests/streams/chaos/test_chaos.py",
         "tests/streams/test_read_servers.py",
         "tests/streams/topics/test_topics.py",
         "tests/timeline/test_kafka_events.py",
