@@ -84,8 +84,8 @@ def plan_cube(
     # Reading the groups is faster than requesting the joins, which could only leave out files.
     reads = plan(False)
     try:
-        found = _read_groups(client, query, reads, cube, translated)
-        return found.reads, found
+        cube_plan = _read_groups(client, query, reads, cube, translated)
+        return cube_plan.reads, cube_plan
     except NotFromCube as why:
         reason = str(why)
     except ClientError as error:

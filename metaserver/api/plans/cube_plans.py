@@ -149,11 +149,11 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     if groups.num_rows > body.groups_max:
         reason = f"it has {groups.num_rows:,} groups; the maximum is {body.groups_max:,}"
         return await _encode(no_groups, MakeCubePlanResponse(reason))
-    rest = scan_plan.with_only(scan_plan.entry_ids[~covered])
+    remaining = scan_plan.with_only(scan_plan.entry_ids[~covered])
     holder = None if call.audience is None else Holder(call.audience, body.holder)
     table = PlanTableResponse(None, bound_scan.snapshot_id, None, 0, 0, scan_plan.considered, None)
-    if rest.files:
-        table = await NewPlanTable(call, loaded, plan_request, bound_scan, holder).make_of(rest, is_shared=False)
+    if remaining.files:
+        table = await NewPlanTable(call, loaded, plan_request, bound_scan, holder).make_of(remaining, is_shared=False)
         if table.name is None:
             reason = table.misread or "no plan table can be created for the files that it does not cover"
             return await _encode(no_groups, MakeCubePlanResponse(reason))

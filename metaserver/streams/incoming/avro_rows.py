@@ -246,10 +246,10 @@ class _Compiler:
         return column
 
     def _read_union(self, schema: list[Any], depth: int) -> _Column:
-        others = [each for each in schema if each != "null"]
-        if len(others) != 1 or len(schema) > 2:
+        value_types = [each for each in schema if each != "null"]
+        if len(value_types) != 1 or len(schema) > 2:
             raise BadRequest("The Avro schema has a union other than of null and one type; use a nullable column")
-        column = self.read_type(others[0], depth + 1)
+        column = self.read_type(value_types[0], depth + 1)
         plain = ["null" if each == "null" else column.plain for each in schema]
         return column._replace(plain=plain, has_bytes=True, nullable=True)
 
