@@ -1,8 +1,7 @@
-"""How each engine combines partial aggregates, with the types that its own aggregates have.
+"""The way in which each engine combines partial aggregates, with the types of its own aggregates.
 
-Each function returns SQL of the engine. Where an engine's result does not follow from the partial aggregates, it raises
-`NotFromCube`. So the maximum of floats does not follow in DuckDB and Spark, where NaN is the greatest value: a cube
-has the greatest number.
+Each function returns SQL of the engine. If an engine's result does not follow from the partial aggregates, the function
+raises `NotFromCube`. For example, NaN is the greatest float in DuckDB and Spark, but a cube stores the greatest number.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ class NotFromCube(Exception):
 
 
 class CubeDialect:
-    """The SQL of an engine, as far as queries over cubes need it.
+    """The parts of an engine's SQL that queries over cubes need.
 
     Attributes:
         name: The name of the dialect in sqlglot.
         quote: The character around names.
-        types: The engine's types, by Iceberg type. Decimals are not in it.
+        types: The engine's types by Iceberg type, without decimals.
         lowers_names: Whether the engine shows the names of columns in lower case.
         time_literals: Further types that sqlglot gives to the literal `TIMESTAMP '…'`.
     """

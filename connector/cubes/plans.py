@@ -38,7 +38,7 @@ class CubeScan:
 
     Attributes:
         groups: The groups of the covered files. Equal groups may appear several times.
-        name, plan_snapshot_id: The plan of the other files, or None if there are none.
+        name, plan_snapshot_id: The plan of the other files, or None if the cube covers all files.
     """
 
     groups: pa.Table
@@ -50,7 +50,7 @@ class CubeScan:
 
 
 def cube_table_of(table: KnownTable, *, truncates_in_utc: bool) -> CubeTable | None:
-    """Return the cubes of a table, or None if it has none.
+    """Return the cubes of a table, or None if it has no cubes.
 
     Args:
         table: The current state of the table.

@@ -118,7 +118,7 @@ class CubeStatement:
 
         Args:
             groups: The relation with the columns `columns` of the groups.
-            rows: The relation with the rows of the other files, or None if there are none.
+            rows: The relation with the rows of the other files, or None if the cube covers all files.
             has_rows: Whether there are rows. Otherwise the query names `rows`, but reads nothing.
             names: The names of the result's columns. By default, expressions have the names that the engine gives them.
         """
@@ -263,19 +263,19 @@ class _Translation:
         ]
         self._dimensions = {one.column.name.lower(): one for one in dimensions if one.transform == IDENTITY}
         self._times = {
-            TimeDimension(one.column.name.lower(), one.transform, one.column.type == "timestamptz"): one
-            for one in dimensions
-            if one.transform != IDENTITY
-            and one.column.name.lower() not in self._dimensions
-            and "." not in one.column.name
-            and (table.uses_zoned_times or one.column.type != "timestamptz")
+            TimeDimension(time.column.name.lower(), time.transform, time.column.type == "timestamptz"): time
+            for time in dimensions
+            if time.transform != IDENTITY
+            and time.column.name.lower() not in self._dimensions
+            and "." not in time.column.name
+            and (table.uses_zoned_times or time.column.type != "timestamptz")
         }
         self._partials = {
             partial.text: f"m{number}"
             for number, partial in enumerate(list_partials(cube.measures))
             if all(
-                one.column_id in by_id and by_id[one.column_id].type == one.kind
-                for one in list_columns(partial.operand)
+                column.column_id in by_id and by_id[column.column_id].type == column.kind
+                for column in list_columns(partial.operand)
             )
         }
         self._used: dict[str, _Output] = {}
@@ -353,7 +353,7 @@ class _Translation:
         return [self._path_of(column) or "" for column in condition.find_all(exp.Column)]
 
     def _check_aliases(self, tree: exp.Select) -> None:
-        """Check that no name may mean an output or a column, because engines resolve such names differently.
+        """Check that no name can refer to both an output and a column, because engines resolve such names differently.
 
         Raises:
             NotFromCube: A name is ambiguous.
@@ -479,7 +479,7 @@ class _Translation:
             return self._combine(measure, where)
         if isinstance(aggregate, exp.Sum) and aggregate.this == exp.Literal.number(1):
             return self._dialect.count_as_sum(self._use_partial(COUNT_ROWS), where)
-        if isinstance(aggregate, exp.Count) and (dimension := self._counted_dimension(aggregate)) is not None:
+        if isinstance(aggregate, exp.Count) and (dimension := self._find_counted_dimension(aggregate)) is not None:
             name = f"{self._dialect.quote_name(self._alias)}.{self._dialect.quote_name(self._use_dimension(dimension))}"
             rows = self._use_partial(COUNT_ROWS)
             counted = f"CASE WHEN {name} IS NULL THEN 0 ELSE {rows} END"
@@ -487,12 +487,12 @@ class _Translation:
         is_distinct = isinstance(aggregate.this, exp.Distinct)
         if isinstance(aggregate, exp.Count | exp.Sum | exp.Avg) and not is_distinct:
             raise NotFromCube(f"{_describe(aggregate)} is not a measure of the cube")
-        # The least, the greatest, and the distinct values of dimensions follow from the groups.
+        # The minimum, the maximum, and the distinct values of dimensions follow from the groups.
         for child in list(aggregate.iter_expressions()):
             self._visit(child)
         return f"{aggregate.sql(dialect=self._dialect.name, comments=False)}{where}"
 
-    def _counted_dimension(self, aggregate: exp.Count) -> _Dimension | None:
+    def _find_counted_dimension(self, aggregate: exp.Count) -> _Dimension | None:
         """Return the dimension of `count(dimension)`, or None for another argument."""
         argument = aggregate.this
         if not isinstance(argument, exp.Column):

@@ -1,4 +1,4 @@
-"""How a query uses cubes, for users and for headers."""
+"""The use of cubes by a query, for users and for headers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ CUBE_USES = (ON, EXACT, OFF)
 
 @dataclass(frozen=True)
 class CubeSummary:
-    """How a query uses cubes of its table.
+    """The use of cubes by a query of one table.
 
     Attributes:
         index: The name of the cube, or None if the query is answered from rows only.
         files: The number of data files that are answered from the cube.
         row_files: The number of data files whose rows are read.
-        reason: Why no cube is used.
+        reason: The reason why no cube is used.
     """
 
     index: str | None

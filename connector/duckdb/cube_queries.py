@@ -18,7 +18,7 @@ from seamark.formats.iceberg.types.schema import ListType, MapType, Schema, Stru
 GROUPS = "seamark_cube_groups"
 """The name of the relation with the groups."""
 _WITHOUT_PUSHDOWN = f"(SELECT * FROM {GROUPS} LIMIT {1 << 62})"  # noqa: S608
-"""A clause after which DuckDB pushes no filter down, because some filters cannot be pushed into an Arrow scan."""
+"""A clause that prevents the pushdown of filters, because DuckDB cannot push some filters into an Arrow scan."""
 
 
 class DuckDBCubeQuery:
@@ -60,7 +60,7 @@ class DuckDBCubeQuery:
             raise NotFromCube(f"the types differ: {', '.join(f'{old} and {new}' for old, new in pairs if old != new)}")
 
     def write(self, rows: str | None) -> str:
-        """Return the query that reads `GROUPS`, and the rows of a plan table unless it is None."""
+        """Return the query that reads `GROUPS` and, if `rows` is not None, the rows of a plan table."""
         return self.statement.write(_WITHOUT_PUSHDOWN, rows, self._names)
 
 

@@ -339,7 +339,7 @@ class _Query:
     def _find_filter(
         self, tables: Mapping[int, _CatalogTable], known_tables: Mapping[int, KnownTable], *, utc: bool
     ) -> Expression | None:
-        """Return a condition that is true for all needed rows of the only table, or None if there is none."""
+        """Return a condition that is true for all needed rows of the only table, or None if no condition is known."""
         try:
             scans = self._find_scans(tables, known_tables, utc=utc)
         except UnsupportedStatement:
@@ -350,7 +350,7 @@ class _Query:
     def _find_filter_of(
         self, table: _CatalogTable, known_table: KnownTable, alias: str, condition: str, *, utc: bool
     ) -> Expression | None:
-        """Return a filter that is true for each row of a table that meets a condition, or None if there is none."""
+        """Return a filter that is true for each row that meets a condition, or None if no filter is known."""
         name = self._statement.text[table.reference.start : table.reference.end]
         try:
             statement = DuckDBStatement(f"SELECT 1 FROM {name} AS {quote_name(alias)} WHERE {condition}")  # noqa: S608

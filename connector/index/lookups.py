@@ -76,11 +76,11 @@ def pin_attributes(client: SeamarkClient, columns: Sequence[str]) -> list[str]:
 
 
 def _find_field(table: OpenTable, name: str, types: frozenset[str]) -> Field:
-    found = next((field for field in table.schema.fields if field.name.lower() == name.lower()), None)
-    if found is None or found.type not in types:
-        kind = "no such column" if found is None else f"the column has the type {found.type}"
+    field = next((field for field in table.schema.fields if field.name.lower() == name.lower()), None)
+    if field is None or field.type not in types:
+        kind = "no such column" if field is None else f"the column has the type {field.type}"
         raise InvalidRequest(f"{'.'.join(table.name)}.{name[:100]}: {kind}; the types are {', '.join(sorted(types))}")
-    return found
+    return field
 
 
 def read_dimensions(client: SeamarkClient, terms: Iterable[Term]) -> Dimensions:

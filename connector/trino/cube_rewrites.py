@@ -1,8 +1,8 @@
 """Rewrites an aggregate query so that Trino reads groups of a cube, which the statement contains as VALUES.
 
-A user can read the text of statements in Trino, and so the groups in it. Therefore the proxy first runs a query without
-rows, by which Trino checks the rights on the table and on each used column (`rights_check`). Users who may see the
-statements of other users see their groups, too, so an operator has to switch cubes on.
+Users can read the text of their statements in Trino, including the groups in the text. Therefore the proxy first runs a
+query without rows, by which Trino checks the rights on the table and on each used column (`rights_check`). Users who
+may see the statements of other users see their groups, too, so an operator has to switch cubes on.
 
 The base table stays in the statement: the files that the cube does not cover are read at a plan snapshot of it, and if
 there are none, a branch that returns no row names it. So Trino checks the rights on the table and on each used column.

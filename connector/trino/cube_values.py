@@ -16,7 +16,7 @@ from seamark.connector.plans.quotes import quote_text
 
 
 def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int) -> str:
-    """Return a relation with the groups, as it follows FROM.
+    """Return a relation with the groups, for a FROM clause.
 
     Args:
         groups: The groups.
@@ -35,7 +35,7 @@ def write_values(groups: pa.Table, statement: CubeStatement, characters_max: int
         write = _write_uuid if is_uuid else _writer_of(column.type)
         try:
             columns.append(["NULL" if value is None else write(value) for value in column.to_pylist()])
-        except (ValueError, OverflowError) as error:  # Python's years end at 9999.
+        except (ValueError, OverflowError) as error:  # Python supports years up to 9999.
             raise NotFromCube(f"{statement.cube.name}: a value cannot be written in SQL: {error}") from None
     size = sum(len(text) + 2 for column in columns for text in column)
     if size > characters_max:

@@ -215,12 +215,12 @@ def _buckets_of(field: PartitionField, count: int, spec: PartitionSpec, partitio
 
 def _find_value(field: PartitionField, spec: PartitionSpec, partition: _PartitionTotals) -> object:
     """Return the partition's value for a field of another spec, or None if the partition's spec has no equal field."""
-    same = (
+    names = (
         candidate.name
         for candidate in spec.fields
         if (candidate.sources, candidate.transform) == (field.sources, field.transform)
     )
-    return partition.values.get(next(same, ""))
+    return partition.values.get(next(names, ""))
 
 
 def _compute_weighted_median(sizes: Sequence[int]) -> int:

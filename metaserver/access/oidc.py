@@ -297,7 +297,7 @@ def read_bearer_token(path: Path) -> str:
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> object:
-    """Return the claim with this name or path; None if there is none.
+    """Return the claim with this name or path, or None if the claims do not have it.
 
     Some issuers nest claims (`realm_access.roles`), and some names have dots (`kubernetes.io.namespace`). Therefore the
     longest name that exists is tried first on each level.

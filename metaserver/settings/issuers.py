@@ -17,7 +17,7 @@ from seamark.metaserver.settings.settings import Settings
 FIRST_ISSUER_NAME = "oidc"
 """The name of the issuer that the settings `oidc_issuer` and `oidc_audience` define."""
 GROUP_SUFFIX = "-group"
-"""What the name of an issuer gets in the principals of its groups: `oidc-group:engineers`."""
+"""The suffix of an issuer's name in the principals of its groups: `oidc-group:engineers`."""
 RESERVED_NAMES = frozenset({"anonymous", "cert", "group", "internal", "job", "role", "service", "statement", "table"})
 ISSUERS_MAX = 32
 _ISSUER_NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
@@ -33,12 +33,15 @@ class IssuerSettings:
     """The value of `iss` in its tokens."""
     audience: str
     jwks_url: str = ""
-    """The URL of its keys. Empty: the discovery document names the URL."""
+    """The URL of its keys. If it is empty, the discovery document names the URL."""
     principal_claim: str = "sub"
     roles_claim: str = ""
     groups_claim: str = ""
     ca_file: str = ""
-    """The authorities (PEM) that sign the certificate of the issuer. Empty: those of the system."""
+    """The authorities (PEM) that sign the certificate of the issuer.
+
+    If it is empty, the authorities of the system are used.
+    """
     token_file: str = ""
     """A file with a bearer token for requests to the issuer. Kubernetes requires one for its keys."""
 
@@ -49,7 +52,10 @@ class IssuerSettings:
 
 
 def is_issuer_name(name: str) -> bool:
-    """Return whether an issuer can have this name. No other kind of principal has it before a colon."""
+    """Return whether an issuer can have this name.
+
+    Principals of other kinds must not begin with the name and a colon.
+    """
     return bool(_ISSUER_NAME.fullmatch(name)) and name not in RESERVED_NAMES and not name.endswith(GROUP_SUFFIX)
 
 

@@ -1,4 +1,4 @@
-"""What a caller appends to stream tables: packed rows, and the producer of the append."""
+"""The input of an append to stream tables: packed rows, and the producer of the append."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class TableRows(NamedTuple):
 
     Attributes:
         loaded: The table, which `check_stream_table` accepts.
-        rows: The rows: of a table without a key as one batch, else by the shard of their keys (`shards_of`).
+        rows: The rows: one batch for a table without a key, batches by the shard of the keys (`shards_of`) for a table
+            with a key.
     """
 
     loaded: LoadedTable
@@ -44,7 +45,10 @@ class ProducerKey(NamedTuple):
     sequence: int
 
     def to_producer(self) -> StreamProducer:
-        """Return the producer as the log knows it, with its owner (`owner_of`). Stored logs have this form."""
+        """Return the producer in the form of the log, which contains a digest of the principal.
+
+        Stored logs have this form.
+        """
         owner = hashlib.sha256(self.principal_name.encode()).hexdigest()[:16]
         return StreamProducer(f"{self.scope}/{owner}/{self.name}", self.sequence)
 
@@ -63,5 +67,5 @@ class TopicProducer(NamedTuple):
     epoch: int
 
     def to_producer(self) -> StreamProducer:
-        """Return the producer as the log knows it. The offsets of messages may have gaps."""
+        """Return the producer in the form of the log. The offsets of messages may have gaps."""
         return StreamProducer(self.name, self.offset, self.epoch, sparse=True)

@@ -93,5 +93,5 @@ class AppendingTables:
             return loaded, None
 
     async def append(self, appends: Sequence[TableRows], producer: TopicProducer) -> Acknowledgement:
-        """Append rows to tables, all or none."""
+        """Append all rows or no rows to the tables."""
         return await self._streams.append(appends, producer)

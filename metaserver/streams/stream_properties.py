@@ -1,4 +1,6 @@
-"""The properties of a stream table: whether rows can be appended, its shards, and the interval of its flushes. Pure."""
+"""The properties of a stream table: whether rows can be appended, its shards, and the interval of its flushes. The
+module is pure.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,7 @@ def check_stream_table(metadata: TableMetadata, subject: str) -> None:
 
 
 def interval_ms_of(metadata: TableMetadata) -> int | None:
-    """Return the table's own flush interval, if it has a valid one."""
+    """Return the table's own flush interval, or None if it has no valid interval."""
     text = metadata.properties.get(FLUSH_INTERVAL, "")
     return max(FLUSH_INTERVAL_MS_MIN, int(text)) if text.isdecimal() and len(text) < 10 else None
 

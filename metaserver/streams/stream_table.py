@@ -225,7 +225,7 @@ class StreamTable:
     async def append(self, batches: Mapping[int, Batch], producer: StreamProducer | None = None) -> Acknowledgement:
         """Append all rows or no rows to the shards. The rows are durable on return.
 
-        The errors are those of `StreamLog.append`.
+        It raises the same errors as `StreamLog.append`.
         """
         return await append_to_tables({self: batches}, producer)
 
@@ -385,7 +385,7 @@ class StreamTable:
 
         Raises:
             CommitConflict: Nothing was committed. The next flush tries again.
-            CommitUnknown: The outcome is unknown. The next flush determines the outcome.
+            CommitUnknown: The outcome is unknown. The next flush determines it.
         """
         async with self._flush_lock:
             await self._log.catch_up()
@@ -518,7 +518,7 @@ async def append_to_tables(
 ) -> Acknowledgement:
     """Append all rows or no rows to shards of tables with one log. The rows are durable on return.
 
-    The errors are those of `StreamLog.append`.
+    It raises the same errors as `StreamLog.append`.
     """
     sizes = {table: sum(batch.size_bytes for batch in rows.values()) for table, rows in batches.items()}
     by_shard = {Shard(table.uuid, number): batch for table, rows in batches.items() for number, batch in rows.items()}

@@ -111,7 +111,7 @@ class _FlushState:
 
 
 class Streams:
-    """The stream tables of a server. Belongs to one event loop; opened by `metaserver/streams/opening.py`."""
+    """The stream tables of a server. An instance belongs to one event loop."""
 
     def __init__(
         self,
@@ -192,7 +192,7 @@ class Streams:
     async def append(
         self, appends: Sequence[TableRows], producer: ProducerKey | TopicProducer | None
     ) -> Acknowledgement:
-        """Append rows to tables, all or none; they are durable on return.
+        """Append all rows or no rows to the tables. The rows are durable on return.
 
         Args:
             appends: The rows, of each table once. Without rows, the append only records the number of its producer.

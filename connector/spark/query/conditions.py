@@ -247,7 +247,7 @@ class _Reading:
                     kinds.get(self._catalyst.kind(side), []).append(node)
         if all(kinds.values()):
             conditions = [
-                SparkExpressions(self._catalyst, self).condition(one) for each in kinds.values() for one in each
+                SparkExpressions(self._catalyst, self).condition(node) for nodes in kinds.values() for node in nodes
             ]
             yield self._read(exp.and_(*conditions))
 

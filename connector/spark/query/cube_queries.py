@@ -64,7 +64,7 @@ class QueryOverCube:
         text: The original query.
         statement: Its translation.
         groups: The groups of the covered files.
-        rows: The plan table with the other files, or None if there are none.
+        rows: The plan table with the other files, or None if the cube covers all files.
     """
 
     text: str

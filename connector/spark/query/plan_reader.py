@@ -498,7 +498,7 @@ class PlanReader:
             yield from range_values(key.reference, [Limit(op, query.output)], query.relation)
 
     def _find_scalar_subquery(self, node: Node) -> _ScalarQuery | None:
-        """Return the scalar subquery that a node is, or one that is cast to a wider type."""
+        """Return a node as a scalar subquery, without casts to wider types, or None if it is another node."""
         node = self._remove_widening(node)
         if self._catalyst.kind(node) != "ScalarSubquery":
             return None
@@ -537,7 +537,7 @@ class PlanReader:
             yield from period_values((source_of[number], str(number)), period.transform, rows.relation, str(partner))
 
     def _read_key(self, node: Node, source_of: Mapping[int, int]) -> _Key | None:
-        """Return the key that an attribute is, or an attribute that is cast to a wider type."""
+        """Return an attribute as a key, without casts to wider types, or None if the node is not an attribute."""
         node = self._remove_widening(node)
         if self._catalyst.kind(node) != "AttributeReference":
             return None

@@ -62,15 +62,15 @@ class JoinedAttributes:
 
 def list_attributes(cube: IndexDefinition) -> list[JoinedAttributes]:
     """Return the attributes of dimension tables that a cube has. Without `has_partner`, they cannot be used."""
-    found: dict[tuple[DimensionSource, int], JoinedAttributes] = {}
+    attributes: dict[tuple[DimensionSource, int], JoinedAttributes] = {}
     for number, term in enumerate(cube.terms):
         lookup = parse_lookup(term.transform)
         if lookup is not None:
             joined = (lookup.source, term.column_id)
-            columns = found[joined].columns if joined in found else {}
+            columns = attributes[joined].columns if joined in attributes else {}
             columns = {**columns, lookup.attribute_id: (f"d{number}", lookup.type)}
-            found[joined] = JoinedAttributes(lookup.source, term.column_id, term.source, columns)
-    return [one for one in found.values() if HAS_PARTNER in one.columns]
+            attributes[joined] = JoinedAttributes(lookup.source, term.column_id, term.source, columns)
+    return [one for one in attributes.values() if HAS_PARTNER in one.columns]
 
 
 def list_sources(tree: exp.Expr) -> list[exp.Expr | None]:
@@ -244,8 +244,8 @@ def _uses_only(tree: exp.Expr, number: int, attributes: Mapping[str, str], condi
     """Return whether the query uses only some columns of a table, except in the condition of the join."""
     joining = {id(column) for column in condition.find_all(exp.Column)}
     return all(
-        found is None or found[0] != number or found[1] in attributes
+        source is None or source[0] != number or source[1] in attributes
         for column in tree.find_all(exp.Column)
         if id(column) not in joining
-        for found in (names.find(column),)
+        for source in (names.find(column),)
     )

@@ -81,11 +81,11 @@ def plan_cube(
     except NotFromCube as why:
         reads = plan(True)
         return reads, CubeSummary(None, 0, _count_files(reads), str(why))
-    # A group answers faster than a join can leave out files.
+    # Reading the groups is faster than requesting the joins, which could only leave out files.
     reads = plan(False)
     try:
-        found = _read_groups(client, query, reads, cube, translated)
-        return found.reads, found
+        cube_plan = _read_groups(client, query, reads, cube, translated)
+        return cube_plan.reads, cube_plan
     except NotFromCube as why:
         reason = str(why)
     except ClientError as error:

@@ -46,7 +46,8 @@ class Coordinators:
         origins = [_read_origin(url) for url in urls]
         if not origins or len(set(origins)) < len(origins):
             raise ValueError(
-                f"The coordinators are {', '.join(origins) or 'none'}; name at least one coordinator, and none twice"
+                f"The coordinators are {', '.join(origins) or 'none'}; name at least one coordinator, and each of "
+                "them once"
             )
         several = len(origins) > 1
         self.all = tuple(Coordinator(origin, _read_prefix(origin) if several else "") for origin in origins)

@@ -126,7 +126,7 @@ class Inflater:
             self._stream = zlib.decompressobj(_ZLIB if packed[0] & 0x0F == zlib.DEFLATED else _RAW_DEFLATE)
         elif self._stream.eof:
             if self._coding != "gzip":
-                raise self._to_bad_request("goes on after its end")
+                raise self._to_bad_request("continues after its end")
             self._members += 1
             if self._members > MEMBERS_MAX:
                 raise BadRequest(f"The gzip request body has more than {MEMBERS_MAX:,} members; send one")

@@ -136,7 +136,7 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     if bytes(body.unless):
         unless = read_filter(msgspec.structs.replace(plan_request, filter=body.unless, predicate=None), loaded.metadata)
         _, bound_unless = bind_request((plan_request, unless), loaded.metadata)
-        # Without `filter`, because it may contain the condition whose opposite `unless` is.
+        # `filter` is left out, because it may contain the condition whose opposite is `unless`.
         excluded = await call.components.planner.plan(bound_unless, loaded.entry)
         # The ids of entries are numbers in the manifest list, so they are the same in both plans.
         is_whole &= ~np.isin(scan_plan.entry_ids, excluded.entry_ids)
@@ -149,11 +149,11 @@ async def make_cube_plan(call: Call, body: MakeCubePlanRequest) -> web.Response:
     if groups.num_rows > body.groups_max:
         reason = f"it has {groups.num_rows:,} groups; the maximum is {body.groups_max:,}"
         return await _encode(no_groups, MakeCubePlanResponse(reason))
-    rest = scan_plan.with_only(scan_plan.entry_ids[~covered])
+    remaining = scan_plan.with_only(scan_plan.entry_ids[~covered])
     holder = None if call.audience is None else Holder(call.audience, body.holder)
     table = PlanTableResponse(None, bound_scan.snapshot_id, None, 0, 0, scan_plan.considered, None)
-    if rest.files:
-        table = await NewPlanTable(call, loaded, plan_request, bound_scan, holder).make_of(rest, is_shared=False)
+    if remaining.files:
+        table = await NewPlanTable(call, loaded, plan_request, bound_scan, holder).make_of(remaining, is_shared=False)
         if table.name is None:
             reason = table.misread or "no plan table can be created for the files that it does not cover"
             return await _encode(no_groups, MakeCubePlanResponse(reason))

@@ -106,7 +106,7 @@ async def check_not_based_on_fresh(
 async def _find_fresh_parent(
     call: Call, entry: Entry, metadata: TableMetadata, snapshot: dict[str, Any]
 ) -> Snapshot | None:
-    """Return the fresh snapshot on which a new snapshot is based; None if there is none."""
+    """Return the fresh snapshot on which a new snapshot is based, or None if its parent is a snapshot of the table."""
     parent_id = snapshot.get("parent-snapshot-id")
     if not isinstance(parent_id, int) or metadata.snapshot(parent_id) is not None:
         return None

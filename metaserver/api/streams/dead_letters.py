@@ -8,7 +8,7 @@ from seamark.metaserver.streams.incoming.dead_letters import DeadLetters, find_d
 
 
 async def load_dead_letters(call: Call, loaded: LoadedTable) -> DeadLetters | None:
-    """Return the dead-letter table of a stream table to which the caller appends rows; None if it has none.
+    """Return the dead-letter table of a stream table to which the caller appends rows, or None.
 
     Raises:
         Forbidden: The caller may not append rows to the dead-letter table.

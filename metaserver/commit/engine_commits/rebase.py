@@ -524,7 +524,7 @@ def _mark_added(entry: ManifestEntry, snapshot_id: int) -> ManifestEntry:
 
 
 def _get_row_id(entry: ManifestEntry) -> int | None:
-    """Return the explicit row id of an entry, or None if it has none."""
+    """Return the explicit row id of an entry, or None if the entry inherits its row id."""
     own = entry.file.first_row_id
     return None if own is None or own < 0 else own
 

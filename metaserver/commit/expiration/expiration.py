@@ -180,7 +180,7 @@ class Expiration:
                     removal = await self._plan(namespace, name, request)
             except TimeoutError:
                 raise CommitConflict(
-                    f"Other commits to {show(namespace, name)} are faster than an expiration can read; try again later"
+                    f"{show(namespace, name)} changes faster than the expiration can read it; try again later"
                 ) from None
             if request.dry_run or removal.after is removal.before:
                 return removal, None

@@ -35,13 +35,16 @@ _CONSUMER = {
     "check.crcs": True,
     "queued.max.messages.kbytes": _READ_AHEAD_KB,
 }
-"""Further properties of consumers. A group is required, and not used: partitions are assigned by hand."""
+"""Further properties of consumers.
+
+The library requires a group, but it is not used: the code assigns the partitions itself.
+"""
 T = TypeVar("T")
 _log = structlog.get_logger("seamark.streams")
 
 
 class KafkaTopics:
-    """Implements `TopicSource`. Use `open_topics`."""
+    """A `TopicSource` that uses librdkafka. Open it with `open_topics`."""
 
     def __init__(self, address: KafkaAddress) -> None:
         self._address = address
@@ -80,7 +83,7 @@ class KafkaTopics:
             await asyncio.get_running_loop().run_in_executor(None, consumer.close)
 
     async def _find(self, future: Future[T]) -> T | None:
-        """Return the description of a topic; None if it is deleted, or if this server may not read it."""
+        """Return the description of a topic, or None if the topic is deleted or this server may not read it."""
         try:
             async with asyncio.timeout(2 * _TIMEOUT_S):
                 return await asyncio.wrap_future(future)
@@ -119,7 +122,7 @@ class _Consumer:
         self._idle_s = _IDLE_S
 
     def begin(self, offsets: Mapping[int, int]) -> None:
-        """Begin at these offsets, or at the first message that Kafka still has; blocks."""
+        """Begin at these offsets, or at the first message that Kafka still has. The call blocks."""
         with self._lock:
             places = [self._find_start(number, offset) for number, offset in offsets.items()]
             self._consumer.assign(places)
@@ -163,7 +166,7 @@ class _Consumer:
         return messages
 
     def close(self) -> None:
-        """Leave the cluster; blocks."""
+        """Leave the cluster. The call blocks."""
         with self._lock:
             self._is_closed = True
             self._consumer.close()

@@ -1,4 +1,4 @@
-"""The port to the input topics of stream tables, to which programs write themselves. `topic_reads.py` implements it."""
+"""The port to the input topics of stream tables, to which other programs write. `topic_reads.py` implements it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class TopicMessage(NamedTuple):
 
     Attributes:
         offset: Kafka's offset in the partition.
-        value: The value; None for a tombstone.
-        headers: The headers. If a name occurs several times, the last header counts.
+        value: The value, or None for a tombstone.
+        headers: The headers. If a name occurs several times, the last value counts.
     """
 
     partition: int
@@ -40,7 +40,7 @@ class TopicConsumer(Protocol):
     """Reads one input topic."""
 
     async def read(self) -> Sequence[TopicMessage]:
-        """Return the next messages, in the order of each partition; none if there are none now.
+        """Return the next messages, in the order of each partition. The result is empty if no message is waiting.
 
         Messages of aborted transactions are left out.
 
@@ -52,7 +52,7 @@ class TopicConsumer(Protocol):
 class TopicSource(Protocol):
     """The input topics in a cluster.
 
-    Every method may raise LogUnavailable: the cluster does not answer.
+    Every method may raise LogUnavailable if the cluster does not answer.
     """
 
     def name_of(self, uuid: str) -> str:
@@ -62,4 +62,4 @@ class TopicSource(Protocol):
         """Return the input topics that exist, by the UUID of the table."""
 
     def open(self, topic: InputTopic, offsets: Mapping[int, int]) -> AbstractAsyncContextManager[TopicConsumer]:
-        """Read a topic from the offset of each partition on, or from the first message that Kafka still has."""
+        """Read a topic from the offset of each partition, or from the first message that Kafka still has."""

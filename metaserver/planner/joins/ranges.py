@@ -11,7 +11,7 @@ The limits of a range are 64-bit integers in the order of the values:
 - texts and longer decimals: twice the rank of the value among all values of the other table. An odd number is a place
   between two values.
 
-Pure.
+The module is pure.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads rows from an Avro object container file, which has the schema of its writer. Pure.
+"""Reads rows from an Avro object container file, which has the schema of its writer. The module is pure.
 
 The input is not trusted. The container is parsed and inflated by the bounded reader of manifests. A schema is accepted
 only if each value of an array, of a map and of the file takes at least one byte, and if the schema is neither recursive
@@ -62,7 +62,7 @@ class _Column(NamedTuple):
         plain: The schema without logical types, by which values are decoded.
         has_bytes: Whether each value takes at least one byte.
         nullable: Whether a value may be null.
-        convert: Converts a decoded value to the value that Arrow takes; None if it is the same.
+        convert: Converts a decoded value to the value for Arrow, or None if no conversion is needed.
     """
 
     type: pa.DataType
@@ -84,7 +84,7 @@ def read_avro(data: bytes, subject: str, *, rows_max: int) -> pa.RecordBatch:
 
     Args:
         data: The file.
-        subject: What the file is, for messages.
+        subject: The description of the file, for messages.
         rows_max: The maximum number of rows.
 
     Raises:
@@ -246,10 +246,10 @@ class _Compiler:
         return column
 
     def _read_union(self, schema: list[Any], depth: int) -> _Column:
-        others = [each for each in schema if each != "null"]
-        if len(others) != 1 or len(schema) > 2:
+        value_types = [each for each in schema if each != "null"]
+        if len(value_types) != 1 or len(schema) > 2:
             raise BadRequest("The Avro schema has a union other than of null and one type; use a nullable column")
-        column = self.read_type(others[0], depth + 1)
+        column = self.read_type(value_types[0], depth + 1)
         plain = ["null" if each == "null" else column.plain for each in schema]
         return column._replace(plain=plain, has_bytes=True, nullable=True)
 
@@ -324,7 +324,7 @@ def _read_primitive(name: str, schema: Mapping[str, Any]) -> _Column:
 
 
 def _read_decimal(schema: Mapping[str, Any], plain: Any) -> _Column | None:
-    """Return the type of decimals that are stored as bytes; None for other bytes."""
+    """Return the type of decimals that are stored as bytes, or None for other bytes."""
     precision, scale = schema.get("precision"), schema.get("scale", 0)
     if schema.get("logicalType") != "decimal" or not isinstance(precision, int) or not isinstance(scale, int):
         return None
@@ -334,7 +334,7 @@ def _read_decimal(schema: Mapping[str, Any], plain: Any) -> _Column | None:
     def convert(value: bytes) -> Decimal:
         if len(value) > 17:
             raise ValueError(f"a decimal of {len(value)} bytes")
-        # From text, because arithmetic of decimals rounds to 28 digits.
+        # The number is parsed from text, because decimal arithmetic rounds to 28 digits.
         return Decimal(f"{int.from_bytes(value, 'big', signed=True)}E-{scale}")
 
     return _Column(pa.decimal128(precision, scale), plain, convert=convert)

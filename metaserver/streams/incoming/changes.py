@@ -143,7 +143,7 @@ class DebeziumValue(NamedTuple):
 def list_debezium_values(message: Any, names: AbstractSet[str]) -> list[DebeziumValue]:
     """Return the values of the row that a message inserts or updates, of the columns that are not in `names`.
 
-    A message that is no valid envelope has none: `read_debezium` reports it.
+    A message that is not a valid envelope has no columns; `read_debezium` reports it.
     """
     envelope, schema = _open_message(message)
     is_change = isinstance(envelope, dict) and envelope.get("op") in ("c", "r", "u")

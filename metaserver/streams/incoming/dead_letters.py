@@ -26,7 +26,7 @@ _COLUMNS = {
     "producer": frozenset({"string"}),
     "table": frozenset({"string"}),
 }
-"""The columns that are written, with their possible types. Only `raw` and `reason` have to be in the table."""
+"""The columns that are written, with their possible types. The table must have `raw` and `reason`."""
 
 
 class Letter(NamedTuple):
@@ -92,7 +92,7 @@ def pack_letters(
 
 
 def parse_dead_letter_table(properties: Mapping[str, Any]) -> tuple[NamespacePath, str] | None:
-    """Return the namespace and the name of the dead-letter table that properties name; None without one.
+    """Return the namespace and the name of the dead-letter table in the properties, or None if they name no table.
 
     Raises:
         BadRequest: The name has no namespace, or is invalid.
@@ -109,7 +109,7 @@ def parse_dead_letter_table(properties: Mapping[str, Any]) -> tuple[NamespacePat
 
 
 async def find_dead_letters(catalog: Catalog, loaded: LoadedTable) -> DeadLetters | None:
-    """Return the dead-letter table of a stream table; None if it has none.
+    """Return the dead-letter table of a stream table, or None if it has no dead-letter table.
 
     Raises:
         BadRequest: The dead-letter table is missing, or its columns do not fit.

@@ -121,7 +121,7 @@ def find_debezium_columns(messages: Sequence[Any], names: AbstractSet[str]) -> d
     """Return the columns that changed rows have and that are not in `names`, with their types.
 
     A column has the type that the schemas of the messages state. Messages without a schema are treated as JSON rows.
-    The type is None if all values are null. Messages that are no valid envelopes have no columns here.
+    The type is None if all values are null. Invalid envelopes have no columns here.
 
     Raises:
         BadRequest: A column has no common primitive type in all messages.

@@ -12,16 +12,16 @@ from seamark.metaserver.streams.incoming.arrow_expansion import estimate_expande
 from seamark.metaserver.streams.incoming.rows import count_leaves
 
 DECODED_BYTES_MAX = 64 << 20
-"""The maximum size of the decoded rows of one request. The log takes no larger append."""
+"""The maximum size of the decoded rows of one request. The log accepts no larger append."""
 _VALUE_BYTES = 4
-"""The least size of a value of most types in the log, also of a null."""
+"""The minimum size of a value of most types in the log, including a null."""
 
 
 def check_size(batches: Sequence[pa.RecordBatch], metadata: TableMetadata) -> None:
     """Check that the decoded rows have at most `DECODED_BYTES_MAX`, before they are decoded.
 
     Raises:
-        TooLarge: They have more.
+        TooLarge: The rows have more bytes.
         BadRequest: A column has a form whose size is not estimated.
     """
     check_columns(sum(batch.num_rows for batch in batches), metadata)

@@ -1,1 +1,1 @@
-"""Fresh snapshots that requests name: of this process, and of the other processes over the same storage."""
+"""Fresh snapshots that requests name: snapshots of this process, and of the other processes on the same storage."""

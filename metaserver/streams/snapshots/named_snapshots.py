@@ -79,7 +79,7 @@ class NamedSnapshots:
         self._encoding: SingleFlight[tuple[object, ...], Snapshot] = SingleFlight()
 
     async def find(self, uuid: str, snapshot_id: int, folder: str) -> Snapshot | None:
-        """Return a fresh snapshot of a table; None if there is none with this id, or if it can no longer be named.
+        """Return a fresh snapshot of a table, or None if requests cannot name this id.
 
         Args:
             uuid: The UUID of the table.

@@ -1,4 +1,4 @@
-"""Shares fresh snapshots with the other processes over the same storage: a record of each, beside its manifests.
+"""Shares fresh snapshots with the other processes on the same storage: each has a record beside its manifests.
 
 A client may load a table at one process, and plan the fresh snapshot of the answer at another. The other process reads
 the record, whose name has the id of the snapshot. The record is signed with a key that all replicas have: a principal
@@ -39,7 +39,7 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 class SharedSnapshots:
-    """Encodes and finds the records of fresh snapshots. Belongs to one event loop."""
+    """Encodes and finds the records of fresh snapshots. An instance belongs to one event loop."""
 
     def __init__(self, objects: ObjectStore, keyring: Keyring, clock: Clock) -> None:
         self._objects = objects
@@ -62,7 +62,7 @@ class SharedSnapshots:
         return _location(folder, snapshot.snapshot_id), key_id + _compute_mac(key, uuid, body) + body
 
     async def find(self, uuid: str, snapshot_id: int, folder: str) -> Snapshot | None:
-        """Return the fresh snapshot with an id that any process has made; None if requests may not name one.
+        """Return the fresh snapshot of any process with an id, or None if requests may not name this id.
 
         Args:
             uuid: The UUID of the table.
@@ -88,7 +88,7 @@ class SharedSnapshots:
         return record.snapshot if self._clock.now_ms() <= record.until_ms else None
 
     def _decode(self, data: bytes, uuid: str) -> _Record | None:
-        """Return a record; None if no replica has signed it for this table."""
+        """Return a record, or None if no replica has signed it for this table."""
         key = self._keyring.verifying_key(_PURPOSE, data[:ID_BYTES])
         mac, body = data[ID_BYTES : ID_BYTES + _MAC_BYTES], data[ID_BYTES + _MAC_BYTES :]
         if key is None or not hmac.compare_digest(mac, _compute_mac(key, uuid, body)):

@@ -1,13 +1,13 @@
 """Reads the input topic of one table, and appends its rows to the log, each message once.
 
 The log has a producer for each partition of the topic. The number of an append is Kafka's offset of its last message.
-So the log itself has the position: it moves with the rows, and a process that takes over continues after the last
-message whose rows are in the log. A process begins with a session of the producers (`StreamLog.fence`), after which the
-log refuses appends of the process before it.
+So the log contains the position, which moves with the rows. A process that takes over continues after the last message
+whose rows are in the log. A process begins with a session of the producers (`StreamLog.fence`), after which the log
+refuses appends of the previous process.
 
-No message stops the messages after it. If the log cannot take rows now, the intake waits and repeats the append. If the
-rows of several messages are refused, they are appended message by message, and a message that is refused alone becomes
-a dead letter, or is skipped with a line in the server's log.
+A message never blocks the messages after it. If the log cannot accept rows now, the intake waits and repeats the
+append. If the rows of several messages are refused, they are appended message by message, and a message that is refused
+alone becomes a dead letter, or is skipped with a line in the server's log.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class TopicTables(Protocol):
         """
 
     async def append(self, appends: Sequence[TableRows], producer: TopicProducer) -> Acknowledgement:
-        """Append rows to tables, all or none. The errors are those of `Streams.append`."""
+        """Append all rows or no rows to the tables. It raises the same errors as `Streams.append`."""
 
 
 class TopicIntake:
-    """The intake of one table. Belongs to one event loop."""
+    """The intake of one table. An instance belongs to one event loop."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class TopicIntake:
         Raises:
             ProducerFenced: Another process reads the topic now.
             NoSuchTable: The table was dropped.
-            RetryLater: The table is no stream table now, or Kafka does not answer.
+            RetryLater: The table is not a stream table now, or Kafka does not answer.
         """
         await self._load()
         offsets: dict[int, int] = {}
@@ -139,7 +139,7 @@ class TopicIntake:
         self._counts.messages += len(messages)
 
     async def _store(self, partition: int, run: MessageRun) -> None:
-        """Append the rows of a run; repeat the append until the log has it, or refuses the rows.
+        """Append the rows of a run. Repeat the append until the log has the rows or refuses them.
 
         Raises:
             ProducerFenced: Another process reads the topic now.
@@ -183,7 +183,7 @@ class TopicIntake:
         elif run.row_count:
             (message,) = run.messages
             await self._store(partition, MessageRun([message], rejected=[reject(message, reason)]))
-        elif run.rejected:  # The dead-letter table does not take the message.
+        elif run.rejected:  # The dead-letter table does not accept the message.
             self._report_skipped(run.messages[0], reason)
             await self._store(partition, MessageRun(run.messages))
         else:
@@ -194,7 +194,7 @@ class TopicIntake:
 
         Raises:
             NoSuchTable: The table was dropped.
-            RetryLater: The table takes no rows now. Its messages wait.
+            RetryLater: The table accepts no rows now. Its messages wait.
         """
         try:
             loaded, dead_letters = await self._tables.load(self._uuid)

@@ -1,7 +1,7 @@
-"""The intakes of a server: finds the input topics in Kafka, and reads those of the tables that this process owns.
+"""The intakes of a server: finds the input topics in Kafka, and reads the topics of the tables that this process owns.
 
-A table has an input topic if the topic with its name exists. Each intake has a separate task, so that a topic that
-waits holds up no other.
+A table has an input topic if the topic with its name exists. Each intake has a separate task, so that a waiting topic
+does not delay the others.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from seamark.metaserver.streams.stream_counts import TopicCounts
 from seamark.metaserver.streams.topics.intake import TopicIntake
 
 LOOK_S = 5.0
-"""The time between two looks at the topics and their owners."""
+"""The time between two checks of the topics and their owners."""
 _AGAIN_S = 30.0
-"""The pause before an intake begins again after an error that is not of Kafka."""
+"""The pause before an intake begins again after an error that does not come from Kafka."""
 _log = structlog.get_logger("seamark.streams")
 
 
@@ -34,7 +34,7 @@ class _Running(NamedTuple):
 
 
 class TopicIntakes:
-    """Starts and ends intakes. Belongs to one event loop."""
+    """Starts and ends intakes. An instance belongs to one event loop."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class TopicIntakes:
             source: The topics.
             owners: Says which tables this process owns.
             clock: The clock.
-            counts: Gets the reasons why topics are not read.
+            counts: Receives the reasons why topics are not read.
             make_intake: Returns the intake of a table and its topic.
         """
         self._source = source
@@ -77,7 +77,7 @@ class TopicIntakes:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def look(self) -> None:
-        """Start the intakes that are missing, and end those of tables of other processes.
+        """Start the missing intakes, and end the intakes of tables that other processes own.
 
         Raises:
             LogUnavailable: Kafka does not answer.

@@ -1,8 +1,8 @@
-"""Reads the rows of messages of an input topic. Pure.
+"""Reads the rows of messages of an input topic. The module is pure.
 
 A message is JSON (an object, or an array of objects), JSON lines, an Arrow IPC stream, or an Avro object container
-file. Its header `content-type` states the format; without it, the first bytes do. A message that cannot be read is
-rejected with the reason, and never fails the messages beside it.
+file. Its header `content-type` states the format. Without this header, the first bytes show the format. A message that
+cannot be read is rejected with the reason, and never fails the messages beside it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from seamark.metaserver.streams.incoming.sizes import check_columns, check_size
 MESSAGE_BYTES_MAX = 8 << 20
 """The maximum size of a message."""
 RUN_BYTES_MAX = 4 << 20
-"""The size of the messages of a run from which no further message is added."""
+"""The size of the messages of a run at which no further message is added."""
 RAW_CHARACTERS_MAX = 64 << 10
 """The maximum number of characters of a rejected message in a dead letter."""
 CONTENT_TYPE = "content-type"
