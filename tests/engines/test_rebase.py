@@ -192,7 +192,8 @@ def test_rows_of_rebased_appends_have_unique_row_ids_in_version_3(
     properties = REBASE | {"format-version": "3"} | (MERGE if merge else {"commit.manifest-merge.enabled": "false"})
     table_properties = ", ".join(f"'{key}'='{value}'" for key, value in properties.items())
     spark.sql(
-        f"CREATE TABLE {catalog}.db.{name} (writer bigint, number bigint) USING iceberg TBLPROPERTIES ({table_properties})"
+        f"CREATE TABLE {catalog}.db.{name} (writer bigint, number bigint) USING iceberg "
+        f"TBLPROPERTIES ({table_properties})"
     )
     expected = _append_at_once([SparkWriter(spark, server, name, writer) for writer in range(6)], times=4)
     metadata = _metadata(server, name)
