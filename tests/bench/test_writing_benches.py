@@ -42,7 +42,7 @@ def test_expected_table_equals_a_dict_of_its_rows(tmp_path: Path) -> None:
         assert sum(key in model for key in keys) >= 90
         model |= dict.fromkeys(keys, batch.number)
     counted = {version: list(model.values()).count(version) for version in sorted(set(model.values()))}
-    assert batches.expected([1, 4, 5]) == counted
+    assert batches.expected_rows([1, 4, 5]) == counted
 
 
 def test_keys_are_distinct_uuids_as_text() -> None:
