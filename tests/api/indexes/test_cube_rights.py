@@ -10,7 +10,7 @@ from seamark.metaserver.store.model import Grant
 from seamark.metaserver.store.open import open_store
 from seamark.metaserver.store.operations import CreateNamespace
 from tests.api.client import SCHEMA
-from tests.api.plans.test_plan_tables import As
+from tests.api.plans.test_plan_tables import UserApi
 from tests.server.rig import running
 
 ATTRIBUTE = "lookup[secret.names@5:1:2:string](id)"
@@ -23,7 +23,7 @@ async def test_groups_require_the_right_to_read_the_dimension_table(tmp_path: Pa
             secrets[name] = await create_token(store, clock, name, None, [Grant(name, role, path)])
         await store.transact([CreateNamespace(path=("db",), properties={})])
     async with running(tmp_path, auth="token") as server:
-        root, rita = (As(server, secrets[name]) for name in ("root", "rita"))
+        root, rita = (UserApi(server, secrets[name]) for name in ("root", "rita"))
         assert (await root("POST", "/v1/namespaces/db/tables", {"name": "t", "schema": SCHEMA})).status == 200
         statuses = {}
         for columns in (["id"], [ATTRIBUTE]):
